@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+import types
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import is_dataclass
+from functools import cache, wraps
+from numbers import Integral, Real
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
+import torch
 from typing_extensions import Self
 
-__all__ = ["KeepsArguments", "constructor_parameters", "shown_arguments"]
+from lit_sparse.errors import ConfigurationError, LitSparseError, full_name
+
+__all__ = ["KeepsArguments", "check_types", "checked", "constructor_parameters", "shown_arguments"]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+#: Type of an argument -> what a message calls it.
+WORDS = {bool: "True or False", int: "an integer", float: "a number", str: "text", type(None): "None"}
 
 
 class KeepsArguments:
@@ -75,3 +88,117 @@ def _bind(cls: type, self: object, args: tuple[Any, ...], options: dict[str, Any
     defaults = {name: each.default for name, each in parameters.items() if each.default is not each.empty}
     given = {name: value for name, value in bound.arguments.items() if name in parameters}
     return {**defaults, **given, **options}
+
+
+def check_types(namespace: Mapping[str, Any]) -> None:
+    """Let the constructors of a subpackage's public classes, and of their bases, be :func:`checked`.
+
+    Args:
+        namespace: globals of the subpackage.
+    """
+    for made in (namespace[name] for name in namespace["__all__"]):
+        for kind in inspect.getmro(made) if isinstance(made, type) else ():
+            init = vars(kind).get("__init__")
+            is_output = is_dataclass(kind) and not hasattr(kind, "__post_init__")  # the package makes many in each step
+            if isinstance(init, types.FunctionType) and kind.__module__.startswith("lit_sparse.") and not is_output:
+                kind.__init__ = checked(init)  # type: ignore[misc]
+
+
+def checked(function: Function) -> Function:
+    """Return a function that refuses arguments of other types than its annotations.
+
+    The function itself runs first, so that its own messages count. Then, also if it has raised another error, each argument is
+    compared with its annotation.
+    """
+    if hasattr(function, "__wrapped__"):
+        return function
+
+    @wraps(function)
+    def called(*args: Any, **options: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return function(*args, **options)
+        try:
+            result = function(*args, **options)
+        except LitSparseError:
+            raise
+        except Exception as error:
+            _compare(function, args, options, error)
+            raise
+        _compare(function, args, options)
+        return result
+
+    return called  # type: ignore[return-value]
+
+
+def _compare(function: Any, args: tuple[Any, ...], options: dict[str, Any], cause: Exception | None = None) -> None:
+    """Refuse the first argument that does not fit its annotation.
+
+    Raises:
+        ConfigurationError: with the name of the argument.
+    """
+    signature, hints = _hints(function)
+    try:
+        given = signature.bind_partial(*args, **options).arguments
+    except TypeError:
+        return
+    if cause is not None and any(map(_lacks_values, given.values())):
+        raise ConfigurationError("Expected dense tensors with values, not sparse, nested or on the meta device.") from cause
+    for name, hint in hints.items():
+        value = given.get(name, signature.parameters[name].default)
+        if value is not signature.parameters[name].default and not _fits(value, hint):
+            shown = repr(value) if type(value) in WORDS else full_name(value)
+            raise ConfigurationError(f"Expected argument `{name}` to be {_words(hint)} but got {shown}.") from cause
+
+
+@cache
+def _hints(function: Any) -> tuple[inspect.Signature, dict[str, Any]]:
+    """Return the signature of a function, and parameter -> type, without those that only type checkers import."""
+    signature = inspect.signature(function)
+    hints = {}
+    for name, parameter in signature.parameters.items():
+        if isinstance(parameter.annotation, str) and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+            with suppress(NameError):
+                hints[name] = eval(parameter.annotation, function.__globals__)
+    return signature, hints
+
+
+def _lacks_values(value: Any) -> bool:
+    """Return whether a value is a tensor of another layout, or without numbers."""
+    layout = str(getattr(value, "layout", "torch.strided"))
+    return layout != "torch.strided" or getattr(value, "is_nested", False) is True or getattr(value, "is_meta", False) is True
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Return whether a value is of a type, for the types that constructors have; others fit."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return any(_fits(value, one) for one in inner)
+    if origin is Literal:
+        return any(type(value) is type(one) and value == one for one in inner)
+    if hint is None or hint is bool:
+        return value is None if hint is None else type(value).__name__ in ("bool", "bool_")
+    if hint is int or hint is float:
+        scalar = getattr(value, "ndim", None) == 0  # of numpy or torch
+        return scalar or (isinstance(value, Integral if hint is int else Real) and not isinstance(value, bool))
+    if isinstance(origin, type) and issubclass(origin, Sequence | tuple):
+        listed = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+        numbers = inner[0] in (int, float) and getattr(value, "ndim", 0) > 0
+        return numbers or (listed and all(_fits(one, inner[0]) for one in value))
+    if isinstance(origin, type):
+        return isinstance(value, origin)
+    checkable = isinstance(hint, type) and hint is not Any and not getattr(hint, "_is_protocol", False)
+    return not checkable or not getattr(hint, "exclusive", True) or isinstance(value, hint)
+
+
+def _words(hint: Any) -> str:
+    """Return what a message calls a type."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return " or ".join(dict.fromkeys(_words(one) for one in inner))
+    if origin is Literal:
+        return f"one of {inner}"
+    if isinstance(origin, type) and issubclass(origin, Sequence | tuple):
+        return f"a list, each entry {_words(inner[0])}"
+    if origin is Callable:
+        return "a function"
+    return WORDS.get(hint) or f"a {getattr(hint, '__name__', hint)}"

@@ -18,9 +18,11 @@ __all__ = [
     "MOST_FEATURES",
     "MOST_INPUTS",
     "MOST_LAYERS",
+    "MOST_SEED",
     "check_choice",
     "check_count",
     "check_dim",
+    "check_flag",
     "check_indices",
     "check_integer",
     "check_mask",
@@ -37,6 +39,8 @@ FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 #: Largest numbers of layers (Python objects), of features or draws, of numbers per example, and of generated examples.
 #: Larger numbers are mistakes that would end in a hang or run out of memory.
 MOST_LAYERS, MOST_FEATURES, MOST_INPUTS, MOST_EXAMPLES = 1_000, 1_000_000, 10_000_000, 100_000_000
+#: Largest size of a seed from which others are made, of epochs for example, that are numbers of 64 bits.
+MOST_SEED = 2**32
 # Smallest and largest strengths that float32 can divide by and multiply with.
 LEAST, MOST = 1e-30, 1e30
 
@@ -56,6 +60,17 @@ def _plain(value: Any) -> Any:
 def _readable(tensor: Tensor) -> bool:
     """Return whether the values of a tensor can be read: no transform, trace or meta device prevents it."""
     return can_read_values() and not (tensor.is_meta or is_fake(tensor))
+
+
+def check_flag(name: str, value: bool) -> bool:
+    """Return a boolean.
+
+    Raises:
+        ConfigurationError: for any other value.
+    """
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"Expected argument `{name}` to be True or False but got {value!r}.")
+    return value
 
 
 def check_positive(name: str, value: float) -> float:
@@ -219,8 +234,8 @@ def check_mask(mask: Tensor, meaning: str) -> Tensor:
     Raises:
         ConfigurationError: if it is not a boolean tensor.
     """
-    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-        got = mask.dtype if isinstance(mask, Tensor) else full_name(mask)
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.layout != torch.strided or mask.is_nested:
+        got = f"{mask.dtype} {mask.layout}" if isinstance(mask, Tensor) else full_name(mask)
         advice = " Convert it with `.bool()`." if isinstance(mask, Tensor) and not mask.is_floating_point() else ""
         raise ConfigurationError(f"Expected a boolean mask in a torch tensor, True where {meaning}, but got {got}.{advice}")
     return mask

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
+from lit_sparse.arguments import checked
 from lit_sparse.checks import check_count
 from lit_sparse.errors import ConfigurationError, MissingExtraError, full_name
 from lit_sparse.kernels.row_kernel import ROW_KERNELS
@@ -46,6 +47,7 @@ def decompose(program: ExportedProgram) -> ExportedProgram:
     return plain
 
 
+@checked
 def export_onnx(
     module: nn.Module,
     args: tuple[Any, ...],

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.torch_internals import call_operator, is_jit_tracing
 
 __all__ = ["example_keys", "seed_generator", "seeded_normal", "seeded_uniform"]
@@ -119,12 +120,22 @@ def seeded_uniform(seed: int, index: Tensor, shape: tuple[int, ...] = (), *, str
         >>> bool((a[1] == seeded_uniform(0, torch.tensor([3]), (2,))[0]).all())
         True
     """
-    return _whole_uniform(seed, index, shape, stream)
+    return _whole_uniform(_seed_for(index, seed), index, shape, stream)
 
 
 def seeded_normal(seed: int, index: Tensor, shape: tuple[int, ...] = (), *, stream: int = 0) -> Tensor:
     """Sample from the standard normal distribution by the Box-Muller method; arguments as for :func:`seeded_uniform`."""
-    return _whole_normal(seed, index, shape, stream)
+    return _whole_normal(_seed_for(index, seed), index, shape, stream)
+
+
+def _seed_for(index: Tensor, seed: int) -> int:
+    """Return a seed that is an integer; text times a large number would fill the memory."""
+    if not isinstance(index, Tensor) or index.is_floating_point() or index.is_complex():
+        got = index.dtype if isinstance(index, Tensor) else full_name(index)
+        raise ConfigurationError(f"Expected an index of integers in a tensor but got {got}.")
+    if not hasattr(seed, "__index__"):
+        raise ConfigurationError(f"Expected argument `seed` to be an integer but got {seed!r}.")
+    return seed
 
 
 def seed_generator(seed: int, device: torch.device) -> None:

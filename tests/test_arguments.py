@@ -3,12 +3,31 @@
 from __future__ import annotations
 
 import copy
+import importlib
+import inspect
+import math
 import pickle
+from dataclasses import is_dataclass
 from typing import Any
 
 import pytest
+import torch
 
 from lit_sparse.arguments import KeepsArguments, constructor_parameters
+from lit_sparse.callbacks import ClassSamplesPlot
+from lit_sparse.coresets import GIGA, Coreset, Examples, FunctionVectors, GaussianPosterior, Selection
+from lit_sparse.data import DigitsDataModule, EpochLoader, Images, Points, RadialBases, Ragged, VocabularyOptions
+from lit_sparse.errors import ConfigurationError, DataError, LitSparseError
+from lit_sparse.estimators import Marginalize
+from lit_sparse.export import export_onnx
+from lit_sparse.hf import SparseAttentionPooling
+from lit_sparse.mappings import HoyerProjection, Sparsemax
+from lit_sparse.metrics import hoyer_sparseness
+from lit_sparse.nn import MultiheadAttention, attention
+from lit_sparse.random import seeded_normal
+from lit_sparse.structures import Sequence, Tree
+
+SUBPACKAGES = ["callbacks", "coresets", "data", "estimators", "hf", "mappings", "metrics", "models", "nn", "risks", "transport"]
 
 
 class Base(KeepsArguments):
@@ -69,3 +88,78 @@ def test_a_constructor_that_takes_anything_keeps_its_options() -> None:
         def __init__(self, **options: Any) -> None: ...
 
     assert "kwargs" in constructor_parameters(Anything)
+
+
+def public_constructors() -> list[type]:
+    """Return the public classes that can be built; dataclasses check their own fields."""
+    modules = [importlib.import_module(f"lit_sparse.{name}") for name in SUBPACKAGES]
+    made = dict.fromkeys(getattr(module, name) for module in modules for name in module.__all__)
+    built = (cls for cls in made if isinstance(cls, type) and cls.__init__ is not object.__init__)  # type: ignore[misc]
+    return [cls for cls in built if not inspect.isabstract(cls) and not is_dataclass(cls)]
+
+
+@pytest.mark.parametrize("cls", public_constructors(), ids=lambda cls: cls.__name__)
+def test_public_constructors_refuse_arguments_of_another_type(cls: type) -> None:
+    for name, parameter in inspect.signature(cls).parameters.items():  # a base's are tested with the base
+        anything = any(word in str(parameter.annotation) for word in ("Any", "VocabularyOptions"))  # a vocabulary may be any
+        if parameter.kind is parameter.VAR_KEYWORD or anything:
+            continue
+        with pytest.raises(LitSparseError):
+            cls(**{name: object()})
+
+
+@pytest.mark.parametrize("value", ["false", None, 1.5, [True]])
+def test_flags_are_not_read_as_truths(value: Any) -> None:
+    with pytest.raises(ConfigurationError, match="Expected argument `nonneg` to be True or False but got"):
+        HoyerProjection(0.5, nonneg=value)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: VocabularyOptions(lowercase="no"),  # type: ignore[arg-type]
+        lambda: Tree(single_root="no"),  # type: ignore[arg-type]
+        lambda: Sequence(length=3, tags=10**12),
+        lambda: Selection(torch.tensor([0]), torch.ones(1), trace="x"),  # type: ignore[arg-type]
+        lambda: Selection(torch.tensor([0]), torch.tensor([math.inf])),
+        lambda: GaussianPosterior(torch.zeros(3), torch.eye(2)),
+        lambda: GaussianPosterior(torch.zeros(2), torch.tensor([[1.0, 5.0], [0.0, 1.0]])),
+        lambda: GaussianPosterior(torch.zeros(2), torch.full((2, 2), math.nan)),
+        lambda: Images(torch.zeros(3, 4), torch.zeros(3)),
+        lambda: Ragged(torch.tensor([1, 2, 3]), torch.tensor([1, 1])),
+        lambda: Ragged(torch.tensor([1, 2, 3]), torch.tensor([-1, 4])),
+        lambda: RadialBases(scales=()),
+        lambda: DigitsDataModule(labelled=math.inf),
+        lambda: DigitsDataModule(val_size=math.nan).setup(),
+        lambda: DigitsDataModule(seed=2**62),
+        lambda: seeded_normal("seed", torch.arange(3)),  # type: ignore[arg-type]
+        lambda: seeded_normal(0, torch.tensor([0.5])),
+        lambda: attention(*torch.randn(3, 2, 4), Sparsemax(), is_causal="no"),  # type: ignore[call-overload]
+        lambda: attention(*torch.randn(3, 2, 4), Sparsemax(), need_weights="no"),  # type: ignore[call-overload]
+        lambda: MultiheadAttention(4, 2)(*torch.randn(3, 2, 4), need_weights="no"),  # type: ignore[arg-type]
+        lambda: Marginalize(Sparsemax())([[1.0]], lambda latent: latent.values.sum(-1)),  # type: ignore[arg-type]
+        lambda: Marginalize(Sparsemax())(torch.zeros(2, 3), None),  # type: ignore[arg-type]
+        lambda: Marginalize(Sparsemax())(torch.zeros(2, 0), lambda latent: latent.values.sum(-1)),
+        lambda: EpochLoader(lambda epoch: [], lambda epoch, indices: {}, num_workers=-1),
+        lambda: ClassSamplesPlot(columns=0),
+        lambda: SparseAttentionPooling(4)(torch.ones(2, 3, 4, dtype=torch.int64)),
+        lambda: hoyer_sparseness(torch.ones(2, 3), (0, -2)),
+        lambda: Points.of([[1.0], [1.0, 2.0]]),
+        lambda: Coreset(torch.tensor([0]), torch.ones(1), True, size=2),
+        lambda: GIGA()(torch.randn(9, 3), 2, state="x"),  # type: ignore[arg-type]
+        lambda: export_onnx(Sparsemax(), torch.zeros(2, 3), "x.onnx"),  # type: ignore[arg-type]
+    ],
+)
+def test_records_and_functions_check_what_they_get(make: Any) -> None:
+    with pytest.raises(LitSparseError):
+        make()
+
+
+@pytest.mark.parametrize("output", [torch.zeros(2, 3), torch.zeros(9), torch.zeros(9, 3, dtype=torch.int64), None])
+def test_a_projection_makes_a_vector_for_each_example(output: Any) -> None:
+    """Rows that a function leaves out would be memory that nobody wrote."""
+    examples, projection = Examples(lambda indices: indices, 9), FunctionVectors(lambda batch: output)
+    with pytest.raises(DataError):
+        projection(examples)
+    with pytest.raises(DataError):
+        projection.streamed(examples)

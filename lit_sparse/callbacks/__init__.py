@@ -1,6 +1,7 @@
 """Callbacks: thin hooks that log, draw and write what the models return."""
 
 from lit_sparse import train_extra  # noqa: F401
+from lit_sparse.arguments import check_types
 from lit_sparse.callbacks.logging import CountLogger, SecondsLogger
 from lit_sparse.callbacks.pictures import (
     ActivityHistogram,
@@ -43,3 +44,5 @@ __all__ = [
     "TransportPlot",
     "draw_attention",
 ]
+
+check_types(globals())

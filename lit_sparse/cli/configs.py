@@ -44,15 +44,17 @@ def read_config(path: str | Path) -> str:
         raise ConfigurationError(
             f"Expected to read the config {name} but got: {error.strerror}. Check the path and its permissions."
         ) from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
+    except ConfigurationError:
+        raise
+    except (yaml.YAMLError, ValueError) as error:  # the latter of bytes, of an impossible date, of thousands of digits
         raise ConfigurationError(unreadable(error, name)) from error
     if not isinstance(content, dict):
         raise ConfigurationError(f"Expected lines of `key: value` but got none in {name}. Check the path, or add the keys.")
     return text
 
 
-def unreadable(error: UnicodeDecodeError | yaml.YAMLError, name: str) -> str:
-    """Return the message for a text that is not YAML in UTF-8."""
+def unreadable(error: yaml.YAMLError | ValueError, name: str) -> str:
+    """Return the message for a text that is not YAML in UTF-8, or has values that are none."""
     if isinstance(error, UnicodeDecodeError):
         byte = hex(error.object[error.start])
         return (

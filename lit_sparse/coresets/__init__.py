@@ -1,5 +1,6 @@
 """Bayesian coresets: a few weighted examples that represent a data set."""
 
+from lit_sparse.arguments import check_types
 from lit_sparse.coresets.coreset import Coreset
 from lit_sparse.coresets.examples import Examples
 from lit_sparse.coresets.file_vectors import FileVectors
@@ -50,3 +51,5 @@ __all__ = [
     "Vectors",
     "select_by_group",
 ]
+
+check_types(globals())

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lit_sparse.arguments import checked
 from lit_sparse.errors import DataError
 from lit_sparse.runs import replaced
 from lit_sparse.stored import check_members, largest_unpacked, open_plain
@@ -57,11 +58,14 @@ class Coreset:
             raise DataError("Expected tensors of indices, weights and objectives.")
         if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 0:
             raise DataError(f"Expected the size to be a whole number, at least 0, but got {self.size!r}.")
-        if not isinstance(self.objective, int | float) or not 0 <= self.objective < math.inf:
+        whole = isinstance(self.objective, bool) or not isinstance(self.objective, int | float)
+        if whole or not 0 <= self.objective < math.inf:
             raise DataError(f"Expected the objective to be a finite number of at least 0 but got {self.objective!r}.")
         for name, numbers in (("weights", self.weights), ("objectives", self.trace)):
             if numbers.dtype == torch.bool or numbers.is_complex():
                 raise DataError(f"Expected {name} that are real numbers but got {numbers.dtype}.")
+        if self.trace.ndim != 1:
+            raise DataError(f"Expected objectives (T,) but got shape {tuple(self.trace.shape)}.")
         if self.indices.dtype != torch.int64 or self.indices.ndim != 1 or self.indices.shape != self.weights.shape:
             raise DataError(
                 f"Expected indices (k,) int64 and as many weights but got {tuple(self.indices.shape)} {self.indices.dtype} and"
@@ -90,6 +94,7 @@ class Coreset:
         """Return the coreset with its tensors on another device."""
         return Coreset(self.indices.to(device), self.weights.to(device), self.objective, self.trace.to(device), self.size)
 
+    @checked
     def save(self, path: str | Path) -> None:
         """Write the coreset to a file for :meth:`load` and ``numpy.load``.
 
@@ -102,6 +107,7 @@ class Coreset:
             np.savez(file, **arrays)  # type: ignore[arg-type]
 
     @classmethod
+    @checked
     def load(cls, path: str | Path) -> Coreset:
         """Read a coreset.
 

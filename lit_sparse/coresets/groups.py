@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from lit_sparse.arguments import checked
 from lit_sparse.coresets.coreset import Coreset
 from lit_sparse.coresets.selector import CoresetSelector, squared_distance
 from lit_sparse.coresets.state import Kept, SelectionState
@@ -18,6 +19,7 @@ from lit_sparse.errors import ConfigurationError
 __all__ = ["select_by_group"]
 
 
+@checked
 def select_by_group(
     selector: CoresetSelector,
     vectors: Vectors | Tensor,

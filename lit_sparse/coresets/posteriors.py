@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from lit_sparse.checks import check_positive
+from lit_sparse.checks import FLOATS, check_positive
 from lit_sparse.coresets.likelihoods import Likelihood, NormalLikelihood
 from lit_sparse.errors import DataError
 
@@ -40,10 +40,22 @@ class GaussianPosterior:
     Attributes:
         mean: (D,), also the most probable parameters (MAP).
         covariance: (D, D), positive definite.
+
+    Raises:
+        DataError: if the shapes do not fit, or the covariance is not finite and symmetric.
     """
 
     mean: Tensor
     covariance: Tensor
+
+    def __post_init__(self) -> None:
+        for name, part, dims in (("mean", self.mean, 1), ("covariance", self.covariance, 2)):
+            if part.dtype not in FLOATS or part.shape != self.mean.shape[:1] * dims:
+                raise DataError(
+                    f"Expected a floating mean (D,) and covariance (D, D) but got a {name} {part.dtype} {tuple(part.shape)}."
+                )
+        if not bool((self.covariance - self.covariance.mT).abs().sum() <= 1e-4 * self.covariance.abs().sum()):
+            raise DataError("Expected a covariance that is finite and symmetric but got another. Check its factors.")
 
     @classmethod
     def isotropic(cls, features: int, variance: float = 1.0, mean: float = 0.0) -> Self:

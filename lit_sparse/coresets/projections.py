@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_sparse.checks import MOST_FEATURES, check_count, check_number, check_positive
+from lit_sparse.checks import FLOATS, MOST_FEATURES, check_count, check_number, check_positive
 from lit_sparse.coresets.examples import Examples
 from lit_sparse.coresets.likelihoods import Likelihood
 from lit_sparse.coresets.posteriors import GaussianPosterior, gaussian_mean_posterior, laplace_posterior
 from lit_sparse.coresets.vectors import BlockVectors, VectorSource
-from lit_sparse.errors import ConfigurationError, DataError
+from lit_sparse.errors import ConfigurationError, DataError, full_name
 
 __all__ = [
     "ExactGaussianVectors",
@@ -74,7 +74,7 @@ class Projection(VectorSource, ABC):
         whole: Tensor | None = None
         place = 0
         for batch in examples.batches(self.batch_size):
-            made = self.project(batch)
+            made = self._vectors(batch, min(self.batch_size, len(examples) - place))
             whole = made.new_empty(len(examples), made.shape[1]) if whole is None else whole
             whole[place : place + len(made)] = made
             place += len(made)
@@ -90,10 +90,20 @@ class Projection(VectorSource, ABC):
 
         @torch.no_grad()
         def rows(indices: Tensor) -> Tensor:
-            made = [self.project(examples[some]).to(device) for some in torch.split(indices.cpu(), self.batch_size)]
+            made = [self._vectors(examples[some], len(some)).to(device) for some in torch.split(indices.cpu(), self.batch_size)]
             return torch.cat(made) if len(made) > 1 else made[0]
 
         return BlockVectors(rows, len(examples), block_size=self.batch_size)
+
+    def _vectors(self, batch: Any, count: int) -> Tensor:
+        """Return the vectors (count, S) of a batch."""
+        made = self.project(batch)
+        if made.dim() != 2 or len(made) != count or made.dtype not in FLOATS:
+            raise DataError(
+                f"Expected {type(self).__name__} to make a floating vector for each of {count} examples but got {made.dtype}"
+                f" {tuple(made.shape)}. Correct it."
+            )
+        return made
 
     def weighted(self, examples: Examples) -> Callable[[Tensor, Tensor, torch.Generator], Tensor]:
         """Return a function that resamples the vectors from the posterior of a coreset, for :class:`SparseVI`.
@@ -209,7 +219,11 @@ class FunctionVectors(Projection):
 
     @override
     def project(self, batch: Any) -> Tensor:
-        return centred(self.log_likelihood(batch))
+        found = self.log_likelihood(batch)
+        if not isinstance(found, Tensor) or found.dim() != 2 or found.dtype not in FLOATS:
+            got = f"{found.dtype} {tuple(found.shape)}" if isinstance(found, Tensor) else full_name(found)
+            raise DataError(f"Expected `log_likelihood` to return a floating tensor (B, S) but got {got}.")
+        return centred(found)
 
 
 class ExactGaussianVectors(Projection):
@@ -240,6 +254,11 @@ class ExactGaussianVectors(Projection):
     def fit(self, examples: Examples) -> None:
         """Compute the posterior of all examples."""
         (x,) = _all(examples, self.batch_size, self.x)
+        size = x.shape[-1]
+        if self.covariance is not None and self.covariance.shape != (size, size):
+            raise ConfigurationError(f"Expected a `covariance` {(size, size)} but got {tuple(self.covariance.shape)}.")
+        if self.prior is not None and len(self.prior.mean) != size:
+            raise ConfigurationError(f"Expected a `prior` of {size} numbers but got {len(self.prior.mean)}.")
         posterior = gaussian_mean_posterior(x, prior=self.prior, covariance=self.covariance)
         noise = torch.eye(x.shape[1]).to(x) if self.covariance is None else self.covariance.to(x)
         factor = torch.linalg.cholesky(noise)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self, override
 
-from lit_sparse.arguments import shown_arguments
+from lit_sparse.arguments import checked, shown_arguments
 from lit_sparse.checks import FLOATS, check_count
 from lit_sparse.coresets.coreset import Coreset
 from lit_sparse.coresets.pursuit import nonnegative_least_squares
@@ -56,7 +56,7 @@ class Selection:
             raise ConfigurationError(f"Expected {len(indices)} floating weights of a selection but got {_shown(weights)}.")
         if len(set(indices.tolist())) < len(indices) or bool((indices < 0).any()):
             raise ConfigurationError(f"Expected different indices >= 0 of a selection but got {indices.tolist()}.")
-        wrong = ~(weights >= 0)
+        wrong = ~((weights >= 0) & (weights < torch.inf))
         if bool(wrong.any()):
             raise ConfigurationError(f"Expected nonnegative weights of a selection but got {float(weights[wrong][0]):g}.")
 
@@ -122,6 +122,7 @@ class CoresetSelector(nn.Module, ABC):
         return shown_arguments(self)
 
     @torch.no_grad()
+    @checked
     def forward(
         self,
         vectors: Vectors | Tensor,

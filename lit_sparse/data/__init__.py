@@ -1,6 +1,7 @@
 """Data modules with seeded augmentation and loaders that resume in the middle of an epoch."""
 
 from lit_sparse import train_extra  # noqa: F401
+from lit_sparse.arguments import check_types
 from lit_sparse.data.base import ResumableDataModule
 from lit_sparse.data.coreset import CoresetDataModule
 from lit_sparse.data.images import (
@@ -70,3 +71,5 @@ __all__ = [
     "Vocabulary",
     "VocabularyOptions",
 ]
+
+check_types(globals())

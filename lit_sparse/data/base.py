@@ -13,7 +13,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from lit_sparse.checkpoint_files import load_module
-from lit_sparse.checks import check_count
+from lit_sparse.checks import MOST_EXAMPLES, MOST_SEED, check_count, check_number
 from lit_sparse.data.loader import Batch, EpochLoader
 from lit_sparse.errors import CheckpointError, ConfigurationError, DataError
 from lit_sparse.lightning import check_pairing, pl, rank_zero_warn
@@ -54,7 +54,7 @@ def held_out(name: str, size: float, total: int, rest: int) -> int:
         >>> held_out("val_size", 0.1, 50, 40), held_out("val_size", 7, 50, 40)
         (5, 7)
     """
-    count = round(size * total) if size < 1 else int(size)
+    count = round(check_number(name, size, 0.0, MOST_EXAMPLES) * total) if not size >= 1 else int(min(size, MOST_EXAMPLES))
     if not 0 < count < rest:
         raise ConfigurationError(
             f"Expected `{name}` to hold out 1 .. {rest - 1} examples but got {size:g}, which is {count}. Change it."
@@ -122,6 +122,7 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
             ("updates_per_batch", updates_per_batch, 1),
         ):
             check_count(name, value, least)
+        check_count("seed", seed, -MOST_SEED, MOST_SEED)
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
         self.num_workers = num_workers
@@ -315,8 +316,9 @@ class _TrainLoader(EpochLoader):
 
         self.data, self.rank, self.processes, self.count, self.trainer = data, rank, processes, count, trainer
         self.division = (data.batch_size, processes)
+        self.repeats = trainer is not None and bool(trainer.overfit_batches)  # type: ignore[attr-defined]
         super().__init__(
-            lambda epoch: self._joined(data.train_batches(epoch, rank, processes)),
+            lambda epoch: self._joined(data.train_batches(self._order(epoch), rank, processes)),
             fetch,
             num_workers=data.num_workers,
             pin_memory=torch.cuda.is_available(),
@@ -355,7 +357,11 @@ class _TrainLoader(EpochLoader):
                 f"Epoch {epoch} began with a batch size of {last[0]} on {last[1]} processes, and is continued with"
                 f" {self.division[0]} on {self.division[1]}: what is left of it is divided anew, and each example comes once."
             )
-        return self._joined(self.data._rest_of_epoch(epoch, parts, self.rank, self.processes))
+        return self._joined(self.data._rest_of_epoch(self._order(epoch), parts, self.rank, self.processes))
+
+    def _order(self, epoch: int) -> int:
+        """Return the epoch whose order an epoch has: always the first with ``overfit_batches``, which repeats a few batches."""
+        return 0 if self.repeats else epoch
 
     def _joined(self, updates: Sequence[Tensor]) -> Sequence[Tensor]:
         """Return the indices of batches that have several updates each."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from lit_sparse.checks import check_count
 from lit_sparse.errors import CheckpointError, ConfigurationError
 
 __all__ = ["Batch", "BatchIndices", "EpochLoader", "Fetch"]
@@ -64,9 +65,9 @@ class EpochLoader:
     ) -> None:
         self.batch_indices = batch_indices
         self.fetch = fetch
-        self.num_workers = num_workers
+        self.num_workers = check_count("num_workers", num_workers, 0)
         self.pin_memory = pin_memory
-        self.rows_per_fetch = rows_per_fetch
+        self.rows_per_fetch = check_count("rows_per_fetch", rows_per_fetch, 0)
         self.epoch = 0
         self.batch = 0  # number of batches of the epoch so far
         self._restored = False

@@ -16,7 +16,7 @@ from lit_sparse.checks import MOST_EXAMPLES, check_count
 from lit_sparse.data.base import ResumableDataModule, Split
 from lit_sparse.data.loader import Batch
 from lit_sparse.data.readers.arrays import check_real, read_npy
-from lit_sparse.errors import ConfigurationError, DataError
+from lit_sparse.errors import ConfigurationError, DataError, full_name
 from lit_sparse.stored import open_plain
 from lit_sparse.transport.measures import Measure, draw_rows, normalized_weights
 
@@ -97,6 +97,11 @@ class TransportDataModule(ResumableDataModule):
         source, target = (
             measure.sample(seed, indices) for measure, seed in zip((self.source, self.target), seeds, strict=True)
         )
+        for measure, points in ((self.source, source), (self.target, target)):
+            if points.shape != (len(indices), measure.dim):
+                raise DataError(
+                    f"Expected {full_name(measure)} to draw points {(len(indices), measure.dim)} but got {tuple(points.shape)}."
+                )
         return {"source": source, "target": target, "index": indices}
 
     def train_indices(self) -> Tensor:
@@ -131,7 +136,11 @@ class Points(Measure):
     def of(cls, points: Any, weights: Sequence[float] | Tensor | None = None) -> Self:
         """Return the empirical measure of an array of points (N, d) or (N,), with weights (N,)."""
         made = cls("(an array)")
-        made._keep(np.asarray(points), None if weights is None else np.asarray(weights))
+        try:
+            arrays = np.asarray(points), None if weights is None else np.asarray(weights)
+        except ValueError as error:
+            raise DataError(f"Expected points (N, d) but got rows of different lengths: {error}.") from error
+        made._keep(*arrays)
         return made
 
     @property

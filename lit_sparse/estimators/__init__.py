@@ -1,5 +1,6 @@
 """Expected losses under a discrete latent variable, and their gradients."""
 
+from lit_sparse.arguments import check_types
 from lit_sparse.estimators.base import Estimator, Expectation, LatentBatch
 from lit_sparse.estimators.gumbel_softmax import GumbelSoftmax
 from lit_sparse.estimators.latents import LatentDistribution
@@ -31,3 +32,5 @@ __all__ = [
     "marginal_likelihood",
     "with_gradient_of",
 ]
+
+check_types(globals())

@@ -147,7 +147,11 @@ class Estimator(nn.Module, ABC):
             ConfigurationError: if a required mapping is missing, the scores are not (B, K) or (B, D), or the losses are
                 not (R,).
         """
-        if scores.dim() != 2 or not scores.is_floating_point():
+        if not isinstance(scores, Tensor) or not callable(loss_fn):
+            raise ConfigurationError(
+                f"Expected scores in a tensor and a function `loss_fn` but got {full_name(scores)} and {full_name(loss_fn)}."
+            )
+        if scores.dim() != 2 or not scores.is_floating_point() or not scores.shape[1]:
             second = "values" if self.latent == "categorical" else "bits"
             raise ConfigurationError(
                 f"Expected floating scores of shape (batch, {second}) but got {tuple(scores.shape)} of {scores.dtype}."

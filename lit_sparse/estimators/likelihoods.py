@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as nnf
 
+from lit_sparse.arguments import checked
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.estimators.base import LatentBatch, LossFunction
 from lit_sparse.random import seeded_uniform
@@ -44,6 +45,7 @@ class MarginalLikelihood:
 
 
 @torch.no_grad()
+@checked
 def marginal_likelihood(
     loss_fn: LossFunction,
     support: LatentBatch,

@@ -15,7 +15,7 @@ from lit_sparse.allocation import Limits
 from lit_sparse.checkpoint_files import read_torch_file, restoring_error
 from lit_sparse.checks import MOST_FEATURES, check_count
 from lit_sparse.descriptions import describe, plan_arguments
-from lit_sparse.errors import CheckpointError, ConfigurationError
+from lit_sparse.errors import CheckpointError, ConfigurationError, full_name
 from lit_sparse.mappings import SparseMapping, Sparsemax
 from lit_sparse.mappings.base import check_mapping
 from lit_sparse.runs import replaced
@@ -76,6 +76,9 @@ class SparseAttentionPooling(nn.Module):
 
     def pool(self, tokens: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the vectors (B, D) and the weights (B, L) of the tokens; see :meth:`forward`."""
+        if not isinstance(tokens, Tensor) or not tokens.is_floating_point():
+            got = tokens.dtype if isinstance(tokens, Tensor) else full_name(tokens)
+            raise ConfigurationError(f"Expected tokens in a floating tensor but got {got}.")
         if tokens.dim() != 3 or tokens.shape[-1] != self.dim:
             raise ConfigurationError(f"Expected tokens (B, L, {self.dim}) but got shape {tuple(tokens.shape)}.")
         if mask is not None and mask.shape != tokens.shape[:2]:

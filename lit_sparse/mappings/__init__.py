@@ -12,6 +12,7 @@ Example:
     True
 """
 
+from lit_sparse.arguments import check_types
 from lit_sparse.mappings.base import SparseMapping
 from lit_sparse.mappings.capped_softmax import CappedSoftmax
 from lit_sparse.mappings.entmax import Entmax, LearnableEntmax
@@ -49,3 +50,5 @@ __all__ = [
     "SqPNormMax",
     "TopKSparsemax",
 ]
+
+check_types(globals())

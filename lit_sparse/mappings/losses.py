@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
-from lit_sparse.checks import check_number
-from lit_sparse.errors import ConfigurationError
+from lit_sparse.checks import check_integer, check_number
+from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.kernels.row_kernel import HALVES
 from lit_sparse.mappings.base import SparseMapping, check_mapping
 from lit_sparse.mappings.masking import allowed_scores
@@ -72,7 +72,7 @@ class FenchelYoungLoss(nn.Module):
         if weight is not None and not weight.is_meta and not bool(((weight >= 0) & (weight < torch.inf)).all()):
             raise ConfigurationError(f"Expected `weight` to be finite and not negative but got {weight!r}.")
         self.mapping = mapping
-        self.ignore_index = ignore_index
+        self.ignore_index = check_integer("ignore_index", ignore_index)
         self.register_buffer("weight", weight)
         self.reduction = reduction
         self.label_smoothing = check_number("label_smoothing", label_smoothing, 0.0, 1.0)
@@ -102,6 +102,9 @@ class FenchelYoungLoss(nn.Module):
                 f"Expected scores with {len(self.weight)} classes, as `weight` has, along dimension {min(1, scores.dim() - 1)}"
                 f" but got shape {tuple(scores.shape)}."
             )
+        if not isinstance(target, Tensor) or target.layout != torch.strided or target.is_nested:
+            got = f"a tensor of layout {target.layout}" if isinstance(target, Tensor) else full_name(target)
+            raise ConfigurationError(f"Expected a target in a dense torch tensor but got {got}.")
         if target.is_floating_point():
             if target.shape != scores.shape:
                 raise ConfigurationError(
@@ -171,6 +174,8 @@ class FenchelYoungLoss(nn.Module):
         target = self.mapping.admissible(target, dim, allowed)
         score = torch.where(allowed | (target != 0), target * scores, 0.0).sum(dim)
         losses = value + self.mapping.gamma * self.mapping.regularizer(target, dim, allowed) - score
+        if soft:
+            losses = torch.where((target < 0).any(dim), torch.inf, losses)  # outside of every Omega's domain
         return losses if mass is None else mass * losses
 
     def labels(self, target: Tensor, shape: tuple[int, ...], classes: int) -> tuple[Tensor, Tensor]:
@@ -180,8 +185,9 @@ class FenchelYoungLoss(nn.Module):
             ConfigurationError: if the target has another shape or is not of an integer type, or a label that can be read is not
                 a class.
         """
-        if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
-            raise ConfigurationError(f"Expected class labels of an integer type but got {target.dtype}.")
+        if not isinstance(target, Tensor) or target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
+            got = target.dtype if isinstance(target, Tensor) else full_name(target)
+            raise ConfigurationError(f"Expected class labels of an integer type but got {got}.")
         if target.shape != shape:
             hint = " Classes are dimension 1 of the scores." if shape else ""
             raise ConfigurationError(f"Expected class labels of shape {tuple(shape)} but got {tuple(target.shape)}.{hint}")

@@ -55,8 +55,9 @@ def allowed_scores(scores: Tensor, mask: Tensor | None, dim: int = -1) -> Tensor
     """
     if not isinstance(scores, Tensor):
         raise ConfigurationError(f"Expected scores in a torch tensor but got {full_name(scores)}.")
-    if scores.layout != torch.strided:
-        raise ConfigurationError(f"Expected dense scores but got a tensor of layout {scores.layout}. Call its to_dense().")
+    if scores.layout != torch.strided or scores.is_nested:
+        kind = "a nested tensor" if scores.is_nested else f"a tensor of layout {scores.layout}"
+        raise ConfigurationError(f"Expected dense scores but got {kind}. Pad it, or call its to_dense().")
     if scores.dtype not in FLOATS:
         raise ConfigurationError(f"Expected scores of a floating dtype, one of {FLOATS}, but got {scores.dtype}.")
     if mask is not None:
@@ -90,6 +91,10 @@ def align_parameter(parameter: Tensor, shape: tuple[int, ...], dim: int) -> Tens
 
 def _masked(scores: Tensor, mask: Tensor) -> Tensor:
     mask = check_mask(mask, "an entry is allowed")
+    if mask.device.type != scores.device.type and mask.dim():
+        raise ConfigurationError(
+            f"Expected a mask on the device {scores.device} of the scores but got one on {mask.device}. Move it."
+        )
     try:
         shape = torch.broadcast_shapes(scores.shape, mask.shape)  # type: ignore[no-untyped-call]
     except RuntimeError:

@@ -5,9 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lit_sparse.arguments import checked
+from lit_sparse.checks import check_mask
+from lit_sparse.errors import ConfigurationError
+
 __all__ = ["group_counts", "support_sizes", "tied_groups"]
 
 
+@checked
 def support_sizes(weights: Tensor, allowed: Tensor | None = None) -> Tensor:
     """Return the number of nonzero entries of each row, (...,) int64.
 
@@ -24,6 +29,7 @@ def support_sizes(weights: Tensor, allowed: Tensor | None = None) -> Tensor:
     return _present(weights, allowed).sum(-1)
 
 
+@checked
 def group_counts(weights: Tensor, allowed: Tensor | None = None) -> Tensor:
     """Return the number of groups of fused neighbours in each row, (...,) int64.
 
@@ -46,6 +52,7 @@ def group_counts(weights: Tensor, allowed: Tensor | None = None) -> Tensor:
     return present.sum(-1) - goes_on.sum(-1)
 
 
+@checked
 def tied_groups(weights: Tensor, allowed: Tensor | None = None) -> Tensor:
     """Return the number of different nonzero weights in each row, (...,) int64: the clusters of oscarmax.
 
@@ -66,5 +73,15 @@ def tied_groups(weights: Tensor, allowed: Tensor | None = None) -> Tensor:
 
 def _present(weights: Tensor, allowed: Tensor | None) -> Tensor:
     """Return which entries (..., S) are allowed and not zero."""
+    if not weights.dim() or weights.is_complex():
+        raise ConfigurationError(f"Expected real weights (..., S) but got {weights.dtype} {tuple(weights.shape)}.")
     present = weights.isfinite() & (weights != 0)
-    return present if allowed is None else present & allowed
+    if allowed is None:
+        return present
+    check_mask(allowed, "an entry counts")
+    if (
+        any(m not in (1, s) for m, s in zip(allowed.shape[::-1], weights.shape[::-1], strict=False))
+        or allowed.dim() > weights.dim()
+    ):
+        raise ConfigurationError(f"Expected a mask for weights {tuple(weights.shape)} but got shape {tuple(allowed.shape)}.")
+    return present & allowed

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_sparse.checks import check_count, check_integer
+from lit_sparse.arguments import checked
+from lit_sparse.checks import MOST_LAYERS, check_count, check_flag
 from lit_sparse.errors import ConfigurationError, DataError, MissingExtraError, did_you_mean
-from lit_sparse.metrics.text import TextMetric, check_flag, check_name, check_texts
+from lit_sparse.metrics.text import TextMetric, check_name, check_texts
 
 if TYPE_CHECKING:
     from sacrebleu.metrics.bleu import BLEU
@@ -130,7 +131,7 @@ class ChrF(TextMetric):
     """
 
     def __init__(self, word_order: int = 0, lowercase: bool = False, name: str = "chrf", **options: Any) -> None:
-        super().__init__(3 * (6 + check_count("word_order", word_order, least=0)), **options)
+        super().__init__(3 * (6 + check_count("word_order", word_order, 0, MOST_LAYERS)), **options)
         self.word_order = word_order
         self.lowercase = check_flag("lowercase", lowercase)
         self.name = check_name("name", name)
@@ -166,6 +167,7 @@ class PairedBootstrap(NamedTuple):
     score_b: float
 
 
+@checked
 def paired_bootstrap(
     metric: TextMetric,
     hypotheses_a: Sequence[str],
@@ -230,7 +232,7 @@ def resampled_scores(
     The arguments are those of :func:`paired_bootstrap`.
     """
     check_count("samples", samples)
-    generator = np.random.default_rng(check_integer("seed", seed))
+    generator = np.random.default_rng(check_count("seed", seed, 0))
     check_texts(hypotheses, references)
     if not hypotheses:
         raise DataError("Expected texts to compare but got none.")

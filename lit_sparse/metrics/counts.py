@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lit_sparse.checks import MOST_INPUTS, check_count
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.metrics.exact_metric import ExactMetric
 
@@ -36,9 +37,7 @@ class CountHistogram(ExactMetric):
 
     def __init__(self, max_count: int = 1024, **options: Any) -> None:
         super().__init__(**options)
-        if isinstance(max_count, bool) or not isinstance(max_count, int) or max_count < 1:
-            raise ConfigurationError(f"Expected argument `max_count` to be a positive integer but got {max_count!r}.")
-        self.max_count = max_count
+        self.max_count = check_count("max_count", max_count, most=MOST_INPUTS)
         self.add_state("counts", torch.zeros(max_count + 1, dtype=torch.int64), dist_reduce_fx="sum")
         self.add_state("total", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from hashlib import blake2b
 from typing import Any
 
+import torch
 from torch import Tensor
 from torchmetrics import Metric
 from typing_extensions import Self, override
 
-from lit_sparse.arguments import KeepsArguments
+from lit_sparse.arguments import KeepsArguments, checked
+from lit_sparse.errors import ConfigurationError
 
 __all__ = ["ExactMetric"]
 
@@ -56,6 +59,21 @@ class ExactMetric(KeepsArguments, Metric):
         name = f"made_by_{blake2b(made.encode(), digest_size=8).hexdigest()}"
         self.add_state(name, [], dist_reduce_fx="sum")
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "update" in vars(cls) and cls.__module__.startswith("lit_sparse."):
+            cls.update = _of_numbers(checked(cls.update))  # type: ignore[method-assign]
+
+    @override
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Add a batch and return its value; after an error the metric is as before."""
+        before = {**vars(self), **self._copy_state_dict()}
+        try:
+            return super().forward(*args, **kwargs)
+        except Exception:
+            vars(self).update(before)
+            raise
+
     @property
     @override
     def update_called(self) -> bool:
@@ -70,3 +88,19 @@ class ExactMetric(KeepsArguments, Metric):
 
         super()._apply(moved, *args, **kwargs)
         return self
+
+
+def _of_numbers(update: Callable[..., None]) -> Callable[..., None]:
+    """Return an ``update`` that refuses tensors without real numbers to sum."""
+
+    @wraps(update)
+    def called(self: ExactMetric, *args: Any, **options: Any) -> None:
+        for value in (one for one in (*args, *options.values()) if isinstance(one, Tensor)):
+            if value.layout != torch.strided or value.is_nested or value.is_meta or value.is_complex():
+                raise ConfigurationError(
+                    f"Expected {type(self).__name__} to get real numbers in dense tensors but got {value.dtype} {value.layout}"
+                    f" on {value.device}. Convert them."
+                )
+        update(self, *args, **options)
+
+    return called

@@ -8,7 +8,9 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from lit_sparse.arguments import checked
 from lit_sparse.checks import MOST_FEATURES, MOST_INPUTS, check_choice, check_count
+from lit_sparse.errors import ConfigurationError
 from lit_sparse.metrics.exact_metric import ExactMetric
 
 __all__ = [
@@ -28,6 +30,7 @@ COLUMNS = 20_000
 ROUNDING = 1e-12
 
 
+@checked
 def topographic_similarity(
     inputs: Tensor,
     messages: Tensor,
@@ -61,6 +64,7 @@ def topographic_similarity(
     """
     check_choice("input_distance", input_distance, get_args(InputDistance))
     check_choice("message_distance", message_distance, get_args(MessageDistance))
+    _check_rows("inputs (N, F)", inputs, messages)
     first, second = torch.triu_indices(len(inputs), len(inputs), 1, device=inputs.device)
     if input_distance == "cosine":
         directions = torch.nn.functional.normalize(inputs.double(), dim=-1)
@@ -70,6 +74,15 @@ def topographic_similarity(
     between = _edit_distances if message_distance == "edit" else _hamming_distances
     of_messages = between(messages[first], messages[second])
     return _correlation(_ranks(of_inputs.double()), _ranks(of_messages.double()))
+
+
+def _check_rows(what: str, rows: Tensor, messages: Tensor) -> None:
+    """Refuse what is not one real row for each message."""
+    if rows.dim() != 2 or messages.dim() != 2 or len(rows) != len(messages) or rows.is_complex() or messages.is_complex():
+        raise ConfigurationError(
+            f"Expected {what} and messages (N, L), real numbers, but got {rows.dtype} {tuple(rows.shape)} and"
+            f" {messages.dtype} {tuple(messages.shape)}."
+        )
 
 
 def _hamming_distances(first: Tensor, second: Tensor) -> Tensor:
@@ -90,6 +103,7 @@ def _edit_distances(first: Tensor, second: Tensor) -> Tensor:
     return above[-1]
 
 
+@checked
 def positional_disentanglement(attributes: Tensor, messages: Tensor) -> Tensor:
     """Return how exclusively each position of a message depends on a single attribute, a scalar in [0, 1] (posdis).
 
@@ -110,6 +124,7 @@ def positional_disentanglement(attributes: Tensor, messages: Tensor) -> Tensor:
     return _disentanglement(messages, attributes)
 
 
+@checked
 def bag_of_symbols_disentanglement(attributes: Tensor, messages: Tensor) -> Tensor:
     """Return how exclusively the count of each symbol depends on a single attribute, a scalar in [0, 1] (bosdis).
 
@@ -123,14 +138,16 @@ def bag_of_symbols_disentanglement(attributes: Tensor, messages: Tensor) -> Tens
         >>> round(float(bag_of_symbols_disentanglement(every, swapped)), 6)
         1.0
     """
+    _check_rows("attributes (N, A)", attributes, messages)
     symbols = torch.unique(messages)
     return _disentanglement((messages.unsqueeze(-1) == symbols).sum(1), attributes)
 
 
 def _disentanglement(parts: Tensor, attributes: Tensor) -> Tensor:
     """Return the mean over the varying parts (N, P); see :func:`positional_disentanglement`."""
+    _check_rows("attributes (N, A)", attributes, parts)
     nothing = torch.tensor(torch.nan, dtype=torch.float64, device=parts.device)
-    if attributes.shape[-1] < 2 or not len(parts):
+    if attributes.shape[-1] < 2 or not len(parts) or not parts.shape[1]:
         return nothing
     entropies, informations = _informations(parts, attributes)
     varies = entropies > 1e-12
@@ -201,6 +218,13 @@ def _correlation(first: Tensor, second: Tensor) -> Tensor:
     return (first * second).sum() / (first.square().sum() * second.square().sum()).sqrt()
 
 
+def _check_range(what: str, values: Tensor, size: int | None) -> None:
+    """Refuse values (B,) on the CPU below 0, or of ``size`` or more."""
+    least, most = (int(end) for end in values.aminmax())
+    if least < 0 or (size is not None and most >= size):
+        raise ConfigurationError(f"Expected {what} in 0 .. {'' if size is None else size - 1} but got {least} .. {most}.")
+
+
 class MessageCounts(ExactMetric):
     """Counts of the symbols sent for inputs of each class, summed over processes.
 
@@ -233,8 +257,19 @@ class MessageCounts(ExactMetric):
         Args:
             messages: (B,) symbols.
             labels: (B,) classes of the inputs.
+
+        Raises:
+            ConfigurationError: for other shapes, or, on the CPU, a symbol outside the vocabulary or a negative class.
         """
         classes, vocabulary = self.counts.shape
+        if messages.dim() != 1 or messages.shape != labels.shape or messages.is_floating_point() or labels.is_floating_point():
+            raise ConfigurationError(
+                f"Expected whole numbers, messages (B,) and labels (B,), but got {messages.dtype} {tuple(messages.shape)} and"
+                f" {labels.dtype} {tuple(labels.shape)}."
+            )
+        if messages.device.type == "cpu" and len(messages):
+            _check_range("symbols", messages, vocabulary)
+            _check_range("classes", labels, None)
         pairs = labels.clamp(0, classes - 1) * vocabulary + messages
         self.counts += torch.bincount(pairs, minlength=classes * vocabulary).view(classes, vocabulary)
 
@@ -311,12 +346,26 @@ class MessageStructure(ExactMetric):
             messages: (B, L).
             attributes: (B, A), or None without attributes.
         """
+        _check_rows("inputs (N, F)", inputs, messages)
+        known = attributes if attributes is not None else self.attributes.new_zeros(len(inputs), self.attributes.shape[1])
+        expected = (*self.inputs.shape[1:], *self.messages.shape[1:], *self.attributes.shape[1:])
+        if (*inputs.shape[1:], *messages.shape[1:], *known.shape[1:]) != expected or index.shape != inputs.shape[:1]:
+            raise ConfigurationError(
+                f"Expected inputs, messages and attributes of widths {expected}, and an index (B,), but got"
+                f" {tuple(inputs.shape)}, {tuple(messages.shape)}, {tuple(known.shape)} and {tuple(index.shape)}."
+            )
+        whole = not any(part.is_floating_point() or part.dtype == torch.bool for part in (index, messages, known))
+        if not whole or len(known) != len(inputs):
+            raise ConfigurationError("Expected an index, messages and attributes that are whole numbers, with a row per input.")
+        index, messages, known = index.long(), messages.long(), known.long()
+        if index.device.type == "cpu" and len(index):
+            _check_range("indices", index, None)
         some = index < len(self.seen)
         place = index[some]
         self.inputs[place] = inputs[some].to(self.inputs)
         self.messages[place] = messages[some]
         if attributes is not None:
-            self.attributes[place] = attributes[some]
+            self.attributes[place] = known[some]
         self.seen[place] = 1
 
     def compute(self) -> dict[str, Tensor]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lit_sparse.checks import check_count
+from lit_sparse.errors import DataError
 from lit_sparse.metrics.exact_metric import ExactMetric
 
 __all__ = ["BitsPerDim"]
@@ -53,7 +54,15 @@ class BitsPerDim(ExactMetric):
         Args:
             log_likelihoods: (B,) log p(x) in nats.
             standard_errors: (B,) standard error of each estimate, in nats; None for exact values.
+
+        Raises:
+            DataError: for standard errors of another shape.
         """
+        if standard_errors is not None and standard_errors.shape != log_likelihoods.shape:
+            raise DataError(
+                f"Expected a standard error per log likelihood {tuple(log_likelihoods.shape)} but got shape "
+                f"{tuple(standard_errors.shape)}."
+            )
         self.total -= log_likelihoods.detach().double().sum()
         self.count += log_likelihoods.numel()
         if standard_errors is not None:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lit_sparse.checks import check_choice, check_count
+from lit_sparse.checks import MOST_FEATURES, check_choice, check_count
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.metrics.exact_metric import ExactMetric
 
@@ -74,7 +74,7 @@ class GroupMeans(ExactMetric):
         super().__init__(**options)
         self.value = value
         self.worst = check_choice("worst", worst, ("max", "min"))
-        self.max_groups = check_count("max_groups", max_groups)
+        self.max_groups = check_count("max_groups", max_groups, most=MOST_FEATURES)
         self.add_state("totals", torch.zeros(max_groups, dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("counts", torch.zeros(max_groups, dtype=torch.int64), dist_reduce_fx="sum")
 
@@ -89,6 +89,11 @@ class GroupMeans(ExactMetric):
         Raises:
             ConfigurationError: for a group that is too large; on an accelerator such groups are ignored.
         """
+        if groups.is_floating_point() or values.shape != groups.shape:
+            raise ConfigurationError(
+                f"Expected a group, a whole number, for each of the values {tuple(values.shape)} but got {groups.dtype}"
+                f" {tuple(groups.shape)}."
+            )
         if groups.device.type == "cpu" and len(groups) and int(groups.max()) >= self.max_groups:
             raise ConfigurationError(
                 f"Expected at most {self.max_groups} groups, numbered from 0, but got {int(groups.max())}. Number them anew."

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_sparse.checks import check_choice, check_count, check_number
+from lit_sparse.checks import check_choice, check_count, check_flag, check_number
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.metrics.text import TextMetric, check_flag, check_name
+from lit_sparse.metrics.text import TextMetric, check_name
 
 __all__ = ["Overlap", "Rouge", "RougeScore", "combine", "first_bytes", "overlaps", "rouge_w", "weighted_lcs"]
 

@@ -7,12 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lit_sparse.arguments import checked
 from lit_sparse.checks import check_dim, check_integer
+from lit_sparse.errors import ConfigurationError
 from lit_sparse.metrics.exact_metric import ExactMetric
 
 __all__ = ["HoyerSparseness", "hoyer_sparseness"]
 
 
+@checked
 def hoyer_sparseness(x: Tensor, dim: int | tuple[int, ...] = -1) -> Tensor:
     """Return ``(sqrt(d) - ||x||_1 / ||x||_2) / (sqrt(d) - 1)`` of vectors of d numbers: 0 for equal magnitudes, 1 for one-hot.
 
@@ -30,6 +33,8 @@ def hoyer_sparseness(x: Tensor, dim: int | tuple[int, ...] = -1) -> Tensor:
         [0.0, 1.0]
     """
     dims = tuple(check_dim(one, x, "vectors") for one in (dim if isinstance(dim, tuple) else (dim,)))
+    if len({one % x.dim() for one in dims}) < len(dims):
+        raise ConfigurationError(f"Expected argument `dim` without repetition but got {dim}.")
     size = 1
     for one in dims:
         size *= x.shape[one]

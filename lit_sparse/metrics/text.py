@@ -13,7 +13,7 @@ from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.kernels.row_sums import add_exactly
 from lit_sparse.metrics.exact_metric import ExactMetric
 
-__all__ = ["TextMetric", "check_flag", "check_name", "check_texts"]
+__all__ = ["TextMetric", "check_name", "check_texts"]
 
 
 class TextMetric(ExactMetric, ABC):
@@ -155,15 +155,4 @@ def check_name(name: str, value: str) -> str:
     """
     if not isinstance(value, str) or not value:
         raise ConfigurationError(f"Expected argument `{name}` to be a name for log keys but got {value!r}.")
-    return value
-
-
-def check_flag(name: str, value: bool) -> bool:
-    """Return a boolean.
-
-    Raises:
-        ConfigurationError: for any other value.
-    """
-    if not isinstance(value, bool):
-        raise ConfigurationError(f"Expected argument `{name}` to be True or False but got {value!r}.")
     return value

@@ -6,7 +6,7 @@ import copy
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from typing_extensions import Self, override
 
 from lit_sparse.arguments import KeepsArguments, constructor_parameters
 from lit_sparse.checkpoint_files import check_kinds, load_module
+from lit_sparse.checks import check_choice
 from lit_sparse.descriptions import class_path, describe_all
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.lightning import (
@@ -30,7 +31,7 @@ from lit_sparse.lightning import (
 from lit_sparse.lightning_internals import after_restore, given_hyperparameters, limits_of, sets_rates
 from lit_sparse.lightning_restoring import guard_restoring, prepare_to_continue, start_training, store_training
 from lit_sparse.lightning_states import is_tuning, unmask
-from lit_sparse.models.data_protocols import Batch, column_of, place_of, rows_of, size_of
+from lit_sparse.models.data_protocols import Batch, check_batch, column_of, place_of, rows_of, size_of
 from lit_sparse.models.loaded_weights import load_initial_weights, match_risk, not_given
 from lit_sparse.models.optimizers import build_optimizer, clips_by_itself, renew_dual_rates, warn_of_other_rates
 from lit_sparse.models.schedulers import check_end, describe_scheduler
@@ -204,6 +205,8 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         Raises:
             BrokenLossError: if a loss is NaN, or infinite and the risk is not the mean; it names the example.
         """
+        check_choice("stage", stage, get_args(Stage))
+        check_batch(batch)
         try:
             output = self.step(batch, batch_idx, stage)
         except KeyError as error:

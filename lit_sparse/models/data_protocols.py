@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol, TypeAlias, TypeGuard
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from lit_sparse.errors import ConfigurationError
+from lit_sparse.errors import ConfigurationError, full_name
 
 __all__ = [
     "Batch",
     "HasRows",
+    "apply_network",
+    "check_batch",
     "check_columns",
     "check_entries",
     "check_features",
     "check_keys",
+    "check_labels",
     "column_of",
     "has_rows",
     "place_of",
@@ -24,6 +28,9 @@ __all__ = [
 ]
 
 Batch: TypeAlias = dict[str, Any]
+#: Entries of a batch with a row per example, and the ones with whole numbers.
+ROWS = ("pixels", "features", "target", "label", "true_label", "weight", "group")
+WHOLE = ("label", "true_label", "group")
 
 
 class HasRows(Protocol):
@@ -84,15 +91,41 @@ def check_columns(features: Tensor, in_features: int) -> None:
 
 
 def check_features(pixels: Tensor, in_features: int) -> None:
-    """Check that images (B, D) have the size of the model's input.
+    """Check that images (B, D) are floating and have the size of the model's input.
 
     Raises:
-        ConfigurationError: if D is not ``in_features``.
+        ConfigurationError: if D is not ``in_features``, or they are not a floating tensor.
     """
+    if not isinstance(pixels, Tensor) or not pixels.is_floating_point() or not pixels.dim():
+        got = pixels.dtype if isinstance(pixels, Tensor) else full_name(pixels)
+        raise ConfigurationError(f"Expected images in a floating tensor (B, D) but got {got}.")
     if pixels.shape[-1] != in_features:
         raise ConfigurationError(
             f"Expected images of in_features={in_features} features but got {pixels.shape[-1]}."
             f" Train a model with in_features={pixels.shape[-1]}, or use other data."
+        )
+
+
+def check_batch(batch: Any) -> None:
+    """Check that a batch is a dict whose known entries have equally many rows.
+
+    Raises:
+        ConfigurationError: if it is not.
+    """
+    if not isinstance(batch, dict):
+        raise ConfigurationError(f"Expected batches that are dicts of tensors but got {full_name(batch)}. Use a data module.")
+    known = {name: batch[name] for name in ROWS if name in batch}
+    sizes = {len(value) if isinstance(value, Tensor) and value.dim() else None for value in known.values()}
+    fractions = [
+        name for name in WHOLE if name in known and isinstance(known[name], Tensor) and known[name].is_floating_point()
+    ]
+    if len(sizes) > 1 or None in sizes or fractions:
+        shown = ", ".join(
+            f"{name} {value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else f"{name} {full_name(value)}"
+            for name, value in known.items()
+        )
+        raise ConfigurationError(
+            f"Expected tensors with a row per example, and whole numbers as {', '.join(WHOLE)}, but got {shown}."
         )
 
 
@@ -131,3 +164,36 @@ def place_of(row: int, batch: Batch) -> str:
     """Return the index of an example for messages, or nothing if batches have no indices."""
     index = batch.get("index")
     return f" (number {int(index[row])} of the training data)" if isinstance(index, Tensor) else ""
+
+
+def check_labels(label: Tensor, classes: int) -> None:
+    """Check that the labels (B,) of a batch are classes, if they are on the CPU; negative ones mark unlabelled examples.
+
+    Raises:
+        ConfigurationError: for another shape, or a label that is too large.
+    """
+    if label.dim() != 1:
+        raise ConfigurationError(f"Expected labels (B,) but got {tuple(label.shape)}.")
+    if label.device.type == "cpu" and len(label) and int(label.max()) >= classes:
+        raise ConfigurationError(
+            f"Expected labels below classes={classes} but got {int(label.max())}. Set `classes` to their number."
+        )
+
+
+def apply_network(network: nn.Module, inputs: Tensor) -> Tensor:
+    """Return the output of a network that the user gives.
+
+    Raises:
+        ConfigurationError: if it does not take inputs of this shape.
+    """
+    if torch.compiler.is_compiling():
+        return network(inputs)  # type: ignore[no-any-return]
+    try:
+        output: Tensor = network(inputs)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise ConfigurationError(
+            f"Expected a `network` for inputs {tuple(inputs.shape)} but {full_name(network)} does not take them: {error}."
+        ) from error
+    return output

@@ -12,7 +12,7 @@ from typing_extensions import override
 from lit_sparse.checks import MOST_FEATURES, MOST_INPUTS, check_count
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, mean_metrics
-from lit_sparse.models.data_protocols import check_features, check_keys, rows_of
+from lit_sparse.models.data_protocols import apply_network, check_features, check_keys, check_labels, rows_of
 from lit_sparse.nn import ConvNet
 
 __all__ = ["RobustClassifier"]
@@ -71,7 +71,7 @@ class RobustClassifier(LitSparseModule):
     def forward(self, pixels: Tensor) -> Tensor:
         """Return scores (B, classes) of images (B, D)."""
         check_features(pixels, self.in_features)
-        scores: Tensor = self.network(pixels)
+        scores = apply_network(self.network, pixels)
         if scores.shape != (len(pixels), self.classes):
             raise ConfigurationError(
                 f"Expected {full_name(self.network)} to return scores {(len(pixels), self.classes)} but got"
@@ -96,7 +96,8 @@ class RobustClassifier(LitSparseModule):
     def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
         rows = self._labelled(batch)
         batch = batch if rows is None else rows_of(batch, rows)
-        label = batch["label"]
+        check_labels(batch["label"], self.classes)
+        label = batch["label"].long()
 
         def losses_at(pixels: Tensor) -> Tensor:
             return nnf.cross_entropy(self(pixels), label, reduction="none")

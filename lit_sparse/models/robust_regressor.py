@@ -13,7 +13,7 @@ from lit_sparse.checks import MOST_INPUTS, check_choice, check_count, check_posi
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.metrics import LogMeanExp
 from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, mean_metrics
-from lit_sparse.models.data_protocols import check_entries, has_rows
+from lit_sparse.models.data_protocols import apply_network, check_entries, has_rows
 
 __all__ = ["RobustRegressor"]
 
@@ -103,7 +103,7 @@ class RobustRegressor(LitSparseModule):
 
     def forward(self, features: Tensor) -> Tensor:
         """Return predictions (B,) for features (B, D)."""
-        predictions: Tensor = self.network(features)
+        predictions = apply_network(self.network, features)
         if predictions.shape not in ((len(features),), (len(features), 1)):
             raise ConfigurationError(
                 f"Expected {full_name(self.network)} to return one prediction per row, {(len(features), 1)}, but got"

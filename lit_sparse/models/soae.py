@@ -17,7 +17,7 @@ from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.lightning import OptimizerCallable, rank_zero_info
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, mean_metrics
-from lit_sparse.models.data_protocols import check_features, has_rows
+from lit_sparse.models.data_protocols import check_features, check_labels, has_rows
 from lit_sparse.nn import InitialBases, SampleBases, sparse_decode, sparse_encode
 
 __all__ = ["SupervisedOnlineAutoencoder"]
@@ -284,10 +284,7 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
 
     def _check_labels(self, label: Tensor, stage: Stage) -> None:
         """Check the labels (B,) of the first batch of an epoch, and report missing ones."""
-        if int(label.max()) >= self.classes:
-            raise ConfigurationError(
-                f"Expected labels below classes={self.classes} but got {int(label.max())}. Set `classes` to their number."
-            )
+        check_labels(label.cpu(), self.classes)
         missing = int((label < 0).sum())
         if stage == "train" and missing == len(label):
             raise ConfigurationError(

@@ -14,10 +14,11 @@ from typing_extensions import override
 
 from lit_sparse.checks import MOST_FEATURES, MOST_INPUTS, check_count, check_number, check_widths
 from lit_sparse.distributed import world_size
+from lit_sparse.errors import ConfigurationError
 from lit_sparse.estimators import Estimator, LatentBatch
 from lit_sparse.mappings import FenchelYoungLoss, SparseMapping
 from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, mean_metrics
-from lit_sparse.models.data_protocols import check_features
+from lit_sparse.models.data_protocols import check_features, check_labels
 from lit_sparse.nn import MLP, ClassPredictor
 from lit_sparse.random import seeded_normal
 from lit_sparse.risks import Mean
@@ -119,6 +120,9 @@ class SemiSupervisedVAE(LitSparseModule):
 
     def generate(self, styles: Tensor, classes: Tensor) -> Tensor:
         """Return the pixels' means (B, D) for styles (B, H) and classes (B,)."""
+        check_labels(classes, self.classes)
+        if styles.shape != (len(classes), self.style_features):
+            raise ConfigurationError(f"Expected styles {(len(classes), self.style_features)} but got {tuple(styles.shape)}.")
         dtype = next(self.generator.parameters()).dtype
         one_hot = nnf.one_hot(classes, self.classes).to(dtype)
         logits: Tensor = self.generator(torch.cat([styles.to(dtype), one_hot], -1))
@@ -136,6 +140,7 @@ class SemiSupervisedVAE(LitSparseModule):
     def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
         pixels, label = batch["pixels"], batch["label"]
         check_features(pixels, self.in_features)
+        check_labels(label, self.classes)
         scores = self(pixels)
         if stage == "train":
             return self._training_output(batch, scores)

@@ -174,7 +174,7 @@ class EntropicTransport(LitSparseModule):
         """
         a, b = weights or (None, None)
         source, target = self._given(source), self._given(target)
-        u, v = self.potentials.source_potential(source), self.potentials.target_potential(target)
+        u, v = self._source(source), self._target(target)
         return dual_value(
             u, v, source, target, eps=self.eps, rho=self.rho, objective=self.form, source_weights=a, target_weights=b
         )
@@ -187,7 +187,7 @@ class EntropicTransport(LitSparseModule):
         """
         a, b = weights or (None, None)
         source, target = self._given(source), self._given(target)
-        u = self.potentials.source_potential(source)
+        u = self._source(source)
         return semi_dual_value(u, source, target, eps=self.eps, source_weights=a, target_weights=b)
 
     def optimality_gap(
@@ -229,7 +229,7 @@ class EntropicTransport(LitSparseModule):
         x, y = self._points(batch)
         if stage != "train":
             self._held = [*(self._held if batch_idx else ()), (x, y)]
-            sums = self.potentials.source_potential(x) + self.potentials.target_potential(y)
+            sums = self._source(x) + self._target(y)
             losses = self._losses(sums, (x - y).square().sum(1))
             return StepOutput(losses)
         if isinstance(self.potentials, KernelPotentials):
@@ -238,7 +238,7 @@ class EntropicTransport(LitSparseModule):
                 raise self._breakdown(batch, broken)
             losses = self._losses(sums, (x - y).square().sum(1).to(sums))
             return StepOutput(losses)
-        u, v = self.potentials.source_potential(x), self.potentials.target_potential(y)
+        u, v = self._source(x), self._target(y)
         surplus = self._surplus(x, y, u, v)
         loss = plan_penalty(surplus, self.eps, self.rho, self.form).mean() - u.mean() - v.mean() - self.eps
         if not bool(loss.isfinite()):  # synchronizes a GPU, but NaN weights would spoil the next checkpoint
@@ -301,9 +301,15 @@ class EntropicTransport(LitSparseModule):
         for name, value in (("objective", self.dual(source, target)), ("semi_dual", self.semi_dual(source, target))):
             self.log(f"{stage}/{name}", torch.tensor(value, dtype=torch.float64), prog_bar=True, **AGREED)
 
+    def _source(self, x: Tensor) -> Tensor:
+        return _per_point(self.potentials.source_potential(x), x)
+
+    def _target(self, y: Tensor) -> Tensor:
+        return _per_point(self.potentials.target_potential(y), y)
+
     def _surplus(self, x: Tensor, y: Tensor, u: Tensor | None = None, v: Tensor | None = None) -> Tensor:
-        u = self.potentials.source_potential(x) if u is None else u
-        v = self.potentials.target_potential(y) if v is None else v
+        u = self._source(x) if u is None else u
+        v = self._target(y) if v is None else v
         return (u.unsqueeze(1) + v - squared_distances(x, y)) / self.eps
 
     def _losses(self, sums: Tensor, cost: Tensor) -> Tensor:
@@ -348,3 +354,11 @@ class _KernelSGD(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         return None if closure is None else closure()
+
+
+def _per_point(values: Tensor, points: Tensor) -> Tensor:
+    """Refuse what is not one value (B,) per point: (B, 1) would broadcast to all pairs."""
+    if not isinstance(values, Tensor) or values.shape != points.shape[:1]:
+        shown = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        raise ConfigurationError(f"Expected `potentials` to return a value per point ({len(points)},) but got {shown}.")
+    return values

@@ -1,5 +1,6 @@
 """Plain torch building blocks, without Lightning."""
 
+from lit_sparse.arguments import check_types
 from lit_sparse.nn.attend import MultiheadAttention, attention
 from lit_sparse.nn.beams import Hypothesis, beam_search
 from lit_sparse.nn.conv import ConvNet
@@ -43,3 +44,5 @@ __all__ = [
     "sparse_decode",
     "sparse_encode",
 ]
+
+check_types(globals())

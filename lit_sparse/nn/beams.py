@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lit_sparse.checks import check_count
+from lit_sparse.arguments import checked
+from lit_sparse.checks import MOST_FEATURES, check_count, check_number
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.nn.encoder_decoder.base import State
 
@@ -35,6 +36,7 @@ class Hypothesis:
 
 
 @torch.no_grad()
+@checked
 def beam_search(
     step: Step,
     memory: State,
@@ -72,11 +74,22 @@ def beam_search(
         Sequences of each row, the best first.
 
     Raises:
-        ConfigurationError: for a beam size below 1, or ``n_best`` above it.
+        ConfigurationError: for a beam size below 1, ``n_best`` above it, a token or penalty outside its range, or a memory or
+            state without a row for each limit.
 
     Source: Wu et al. (2016), Google's Neural Machine Translation System, section 7 (the penalty).
     """
-    check_count("beam_size", beam_size)
+    check_count("beam_size", beam_size, most=MOST_FEATURES)
+    for name, token in (("bos", bos), ("eos", eos), *(("forbidden", token) for token in forbidden)):
+        check_count(name, token, 0)
+    check_number("length_penalty", length_penalty, -100.0, 100.0)
+    if limits.dim() != 1 or limits.is_floating_point() or limits.is_complex():
+        raise ConfigurationError(
+            f"Expected the limit of each row, whole numbers (B,), but got {limits.dtype} {tuple(limits.shape)}."
+        )
+    for name, tensor in {**memory, **state}.items():
+        if len(tensor) != len(limits):
+            raise ConfigurationError(f"Expected {len(limits)} rows of {name!r}, one per limit, but got {tuple(tensor.shape)}.")
     if not 1 <= check_count("n_best", n_best) <= beam_size:
         raise ConfigurationError(f"Expected `n_best` to be at most `beam_size`={beam_size} but got {n_best}.")
     device, rows = limits.device, len(limits)
@@ -93,6 +106,10 @@ def beam_search(
         log_probs, weights, state = step(tokens[:, :, -1].flatten(), memory, state)
         log_probs = log_probs.masked_fill(log_probs.isnan(), -torch.inf)
         if forbidden:
+            if max(forbidden) >= log_probs.shape[-1]:
+                raise ConfigurationError(
+                    f"Expected `forbidden` tokens in 0 .. {log_probs.shape[-1] - 1} but got {max(forbidden)}."
+                )
             log_probs[:, list(forbidden)] = -torch.inf
         size = log_probs.shape[-1]
         totals = (scores.unsqueeze(-1) + log_probs.view(len(open_rows), beam_size, size)).flatten(1)

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from typing_extensions import override
 
-from lit_sparse.checks import FLOATS, MOST_FEATURES, check_count
-from lit_sparse.errors import ConfigurationError
+from lit_sparse.checks import FLOATS, MOST_FEATURES, MOST_INPUTS, check_count
+from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.mappings import FenchelYoungLoss, Softmax, SparseMapping
 from lit_sparse.nn.linear_losses import linear_losses, list_alpha, needs_all_scores
 from lit_sparse.nn.linear_scores import rows_at_a_time
@@ -72,7 +72,9 @@ class LinearFenchelYoungLoss(nn.Linear):
         reduction: Literal["mean", "sum", "none"] = "mean",
         label_smoothing: float = 0.0,
     ) -> None:
-        super().__init__(check_count("in_features", in_features, most=MOST_FEATURES), check_count("classes", classes), bias)
+        super().__init__(
+            check_count("in_features", in_features, most=MOST_FEATURES), check_count("classes", classes, most=MOST_INPUTS), bias
+        )
         self.criterion = FenchelYoungLoss(mapping, ignore_index, class_weight, reduction, label_smoothing)
         if type(mapping) is not Softmax and list_alpha(mapping) is None:
             raise ConfigurationError(
@@ -126,6 +128,9 @@ class LinearFenchelYoungLoss(nn.Linear):
     def sample(self, hidden: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Return a random class (N,) int64 for each row (N, F), drawn with its probability."""
         self._check(hidden)
+        broken = (~hidden.isfinite()).any(1).nonzero().flatten().tolist()
+        if broken:
+            raise ConfigurationError(f"Expected finite hidden vectors to sample from but got NaN or inf in row {broken[0]}.")
         drawn = []
         for part in torch.split(hidden, rows_at_a_time(self.out_features)):
             classes, weights = self.probabilities(part)
@@ -152,8 +157,9 @@ class LinearFenchelYoungLoss(nn.Linear):
         return hidden.to(wide), self.weight.to(wide), None if self.bias is None else self.bias.to(wide)
 
     def _check(self, hidden: Tensor) -> None:
-        if hidden.dtype not in FLOATS:
-            raise ConfigurationError(f"Expected floating hidden vectors but got {hidden.dtype}. Convert them.")
+        if not isinstance(hidden, Tensor) or hidden.dtype not in FLOATS:
+            got = hidden.dtype if isinstance(hidden, Tensor) else full_name(hidden)
+            raise ConfigurationError(f"Expected floating hidden vectors but got {got}. Convert them.")
         if hidden.dim() != 2 or hidden.shape[1] != self.in_features:
             raise ConfigurationError(
                 f"Expected hidden vectors (N, {self.in_features}) but got {tuple(hidden.shape)}. Flatten other dimensions."

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
-from lit_sparse.checks import FLOATS
+from lit_sparse.checks import FLOATS, MOST_INPUTS, check_count
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.kernels.shared_categorical import log_likelihood
 from lit_sparse.torch_internals import can_read_values, forward_mode_active, is_legacy_batch
@@ -38,7 +38,7 @@ class SharedCategorical(nn.Linear):
     """
 
     def __init__(self, features: int, values: int) -> None:
-        super().__init__(features, values)
+        super().__init__(check_count("features", features, 0, MOST_INPUTS), check_count("values", values, most=MOST_INPUTS))
 
     def forward(self, features: Tensor, values: Tensor) -> Tensor:  # type: ignore[override]
         """Return the log-likelihood (R,) in nats, in float32 or float64.

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from lit_sparse.checks import check_choice
+from lit_sparse.checks import MOST_INPUTS, check_choice, check_count, check_positive
 
 __all__ = ["Receiver", "Sender"]
 
@@ -46,12 +46,15 @@ class Sender(nn.Module):
         bias: bool = True,
     ) -> None:
         super().__init__()
-        self.features, self.vocabulary, self.embedding, self.filters = features, vocabulary, embedding, filters
+        sizes = {"features": features, "vocabulary": vocabulary, "embedding": embedding, "filters": filters}
+        self.features, self.vocabulary, self.embedding, self.filters = (
+            check_count(name, size, most=MOST_INPUTS) for name, size in sizes.items()
+        )
         self.embed = nn.Linear(features, embedding, bias=False)
         self.widen = nn.Linear(1, filters, bias)  # a 1 x 1 convolution over the embedded features, as is the next
         self.narrow = nn.Linear(filters, 1, bias)
         self.score = nn.Linear(embedding, vocabulary, bias)
-        self.scale, self.bias = scale, bias
+        self.scale, self.bias = check_positive("scale", scale), bias
 
     def forward(self, image: Tensor) -> Tensor:
         """Return scores (B, V) of the symbols for images (B, F)."""
@@ -91,7 +94,10 @@ class Receiver(nn.Module):
     ) -> None:
         super().__init__()
         self.init = check_choice("init", init, ("normal", "linear"))
-        self.features, self.vocabulary, self.embedding = features, vocabulary, embedding
+        sizes = {"features": features, "vocabulary": vocabulary, "embedding": embedding}
+        self.features, self.vocabulary, self.embedding = (
+            check_count(name, size, most=MOST_INPUTS) for name, size in sizes.items()
+        )
         self.see = nn.Linear(features, embedding, bias=False)
         self.hear = nn.Linear(vocabulary, embedding, bias=False)  # an embedding, of one-hot messages and of relaxed ones
         if init == "normal":

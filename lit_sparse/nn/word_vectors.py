@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lit_sparse.checks import MOST_FEATURES, MOST_INPUTS, check_count
 from lit_sparse.errors import ConfigurationError
 
 __all__ = ["WordVectors"]
@@ -38,8 +39,10 @@ class WordVectors(nn.Embedding):
     fixed: Tensor
 
     def __init__(self, words: int, features: int, padding: int) -> None:
+        check_count("words", words, most=MOST_INPUTS)
+        check_count("features", features, most=MOST_FEATURES)
+        self.padding = check_count("padding", padding, 0, words - 1)
         super().__init__(words, features, padding_idx=padding)
-        self.padding = padding
         self.register_buffer("fixed", torch.tensor(False))
         self.register_load_state_dict_post_hook(_train_unless_fixed)  # type: ignore[no-untyped-call]
 

@@ -177,9 +177,11 @@ class Risk(nn.Module, ABC):
         return not self.unbiased
 
     def _weights(self, weights: Tensor, losses: Tensor, readable: bool) -> Tensor:
-        if not isinstance(weights, Tensor) or weights.shape != losses.shape:
+        if not isinstance(weights, Tensor) or weights.shape != losses.shape or weights.is_complex():
             got = tuple(weights.shape) if isinstance(weights, Tensor) else full_name(weights)
-            raise ConfigurationError(f"Expected one weight per example, of shape {tuple(losses.shape)}, but got {got}.")
+            raise ConfigurationError(
+                f"Expected one weight per example, real and of shape {tuple(losses.shape)}, but got {got}."
+            )
         weights = weights.to(losses.dtype)
         if readable and losses.device.type == "cpu":
             wrong = ~((weights >= 0) & (weights < torch.inf))

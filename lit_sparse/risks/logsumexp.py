@@ -22,7 +22,7 @@ ROUNDED = 1e-6
 #: Smallest rho; its inverse must be finite in every dtype.
 LEAST = 1e-30
 
-__all__ = ["check_rho", "safe_logsumexp", "safe_threshold_of", "softplus"]
+__all__ = ["check_rho", "mass_tolerance", "safe_logsumexp", "safe_threshold_of", "softplus"]
 
 
 def check_rho(rho: float, *, open_high: bool = False) -> float:

@@ -12,7 +12,7 @@ from typing_extensions import Self, override
 
 from lit_sparse.checks import check_choice, check_number, check_positive
 from lit_sparse.risks.base import Risk, gathered_losses
-from lit_sparse.risks.logsumexp import check_rho, safe_threshold_of, softplus
+from lit_sparse.risks.logsumexp import check_rho, mass_tolerance, safe_threshold_of, softplus
 from lit_sparse.risks.mean import mean_of
 from lit_sparse.torch_internals import can_read_values, outside_graphs
 
@@ -191,10 +191,10 @@ def mean_threshold(scores: Tensor, rho: float, weights: Tensor | None) -> Tensor
 
 
 def _measure(scores: Tensor, rho: float, weights: Tensor | None) -> Tensor:
-    """Return the mass of each score; a total mass of at most rho, which has no minimizing a, is scaled to one."""
+    """Return the mass of each score; a total of at most rho up to rounding, without a minimizing a, is scaled to 1."""
     measure = (torch.ones_like(scores) if weights is None else weights.to(scores.dtype)) / scores.shape[0]
     mass = measure.sum()
-    return torch.where(mass > rho, measure, measure / mass)
+    return torch.where(mass > rho * (1 + mass_tolerance(scores.dtype)), measure, measure / mass)
 
 
 def _capped_threshold(scores: Tensor, rho: float, weights: Tensor | None) -> Tensor:

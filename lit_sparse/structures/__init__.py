@@ -7,6 +7,7 @@ Example:
     [[0.0, 1.0, 0.0]]
 """
 
+from lit_sparse.arguments import check_types
 from lit_sparse.structures.assignment import Assignment
 from lit_sparse.structures.base import Structure
 from lit_sparse.structures.bit_vector import BitVector, Budget
@@ -30,3 +31,5 @@ __all__ = [
     "Tree",
     "Xor",
 ]
+
+check_types(globals())

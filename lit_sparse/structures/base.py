@@ -10,7 +10,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from lit_sparse.arguments import shown_arguments
-from lit_sparse.errors import ConfigurationError
+from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.kernels.oracles import FINE, STEP, TIE, CompiledOracle
 from lit_sparse.structures.count import CountConstraint
 
@@ -165,6 +165,8 @@ class Structure(ABC):
         Raises:
             ConfigurationError: with the expected shape.
         """
+        if not isinstance(scores, Tensor):
+            raise ConfigurationError(f"Expected scores in a tensor but got {full_name(scores)}.")
         if scores.dim() != 2:
             raise ConfigurationError(f"Expected scores of shape (rows, entries) but got {tuple(scores.shape)}.")
         self.check(scores.shape[-1])

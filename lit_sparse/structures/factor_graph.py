@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_sparse.checks import check_count
+from lit_sparse.checks import MOST_FEATURES, check_count
 from lit_sparse.errors import ConfigurationError, did_you_mean
 from lit_sparse.structures.base import Structure, as_structure
 from lit_sparse.structures.count import CountConstraint
@@ -123,7 +123,7 @@ class FactorGraph:
 
     def __post_init__(self) -> None:
         if self.variables is not None:
-            check_count("variables", self.variables)
+            check_count("variables", self.variables, most=MOST_FEATURES)
         given: Any = self.factors
         if not isinstance(given, list | tuple) or not given or not all(isinstance(factor, Factor) for factor in given):
             raise ConfigurationError(

@@ -70,8 +70,7 @@ class OnePerRow(Structure):
         chosen, found = search(grids)
         if not found.all():
             raise ConfigurationError(
-                f"Expected forbidden entries that leave {what} but those of row {int(found.argmin())} of the batch do not."
-                f" {advice}"
+                f"Expected forbidden entries that leave {what} but row {int(found.argmin())} of the batch has none. {advice}"
             )
         return torch.from_numpy(chosen).reshape(scores.shape).to(scores)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self, override
 
-from lit_sparse.checks import check_count
+from lit_sparse.checks import MOST_FEATURES, check_count
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.kernels.oracles import SEQUENCE, TIE, CompiledOracle
 from lit_sparse.structures.one_per_row import OnePerRow
@@ -54,7 +54,7 @@ class Sequence(OnePerRow):
     select: int | None = None
 
     def __post_init__(self) -> None:
-        check_count("tags", self.tags)
+        check_count("tags", self.tags, most=MOST_FEATURES)
         if self.length is not None:
             check_count("length", self.length)
         if self.select is not None and (type(self.select) is not int or not 0 <= self.select < self.tags):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from lit_sparse.checks import check_choice
 from lit_sparse.errors import ConfigurationError
@@ -30,6 +31,9 @@ class VocabularyOptions:
     Raises:
         ConfigurationError: for an unknown kind or a number below 1. :meth:`make` raises it for a file of another kind or case.
     """
+
+    #: Whether a parameter of this type takes nothing else; a given vocabulary may stand in its place.
+    exclusive: ClassVar[bool] = False
 
     kind: Kind = "words"
     lowercase: bool = True

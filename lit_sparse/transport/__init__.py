@@ -1,5 +1,6 @@
 """Entropic optimal transport: measures, the dual problem, and potentials that solve it."""
 
+from lit_sparse.arguments import check_types
 from lit_sparse.transport.dual import (
     TransportObjective,
     dual_value,
@@ -30,3 +31,5 @@ __all__ = [
     "sinkhorn_potentials",
     "squared_distances",
 ]
+
+check_types(globals())

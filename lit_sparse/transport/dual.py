@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lit_sparse.checks import check_count, check_positive
-from lit_sparse.errors import ConfigurationError
+from lit_sparse.arguments import checked
+from lit_sparse.checks import MOST_FEATURES, MOST_INPUTS, check_choice, check_count, check_number, check_positive
+from lit_sparse.errors import ConfigurationError, full_name
 
 __all__ = [
     "TransportObjective",
@@ -34,6 +35,8 @@ __all__ = [
 TransportObjective: TypeAlias = Literal["safe", "dual"]
 #: Pairs of points per block.
 PAIRS = 1 << 22
+#: How far the sum of weights may be from 1: many float32 numbers add up to it roughly.
+SUM = 1e-3
 
 
 def squared_distances(x: Tensor, y: Tensor) -> Tensor:
@@ -46,7 +49,9 @@ def squared_distances(x: Tensor, y: Tensor) -> Tensor:
         >>> distance.dtype, bool(distance.sub(2).abs() < 1e-6)
         (torch.float32, True)
     """
-    x, y = (points.to(torch.promote_types(points.dtype, torch.float32)) for points in (x, y))
+    _check_points(x, y)
+    dtype = torch.promote_types(torch.promote_types(x.dtype, y.dtype), torch.float32)
+    x, y = x.to(dtype), y.to(dtype)
     # The matrix-product form is faster but imprecise for nearby points, and dividing by eps amplifies the error.
     return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist").square()
 
@@ -59,19 +64,23 @@ def plan_penalty(surplus: Tensor, eps: float, rho: float, objective: TransportOb
         eps: strength of the entropy.
         rho: inverse of the bound on the plan's density; unused for ``"dual"``.
         objective: ``"safe"`` or ``"dual"``.
+
+    Raises:
+        ConfigurationError: for another objective, or a ``rho`` that is not positive and used.
     """
-    if objective == "dual":
+    if _is_dual(objective, rho):
         return eps * surplus.exp()
     return (eps / rho) * F.softplus(surplus + math.log(rho), threshold=40.0)
 
 
 def log_plan_density(surplus: Tensor, rho: float, objective: TransportObjective) -> Tensor:
     """Return the logarithm of the plan's density with respect to the product: s, or ``ln(sigmoid(s + ln rho) / rho)``."""
-    if objective == "dual":
+    if _is_dual(objective, rho):
         return surplus
     return F.logsigmoid(surplus + math.log(rho)) - math.log(rho)
 
 
+@checked
 def dual_value(
     u: Tensor,
     v: Tensor,
@@ -97,11 +106,16 @@ def dual_value(
         source_weights: (n,) of sum 1; None for equal ones.
         target_weights: (m,) of sum 1; None for equal ones.
 
+    Raises:
+        ConfigurationError: for arguments outside their range, or that do not fit together.
+
     Source: Genevay, Cuturi, Peyre & Bach (2016), Stochastic optimization for large-scale optimal transport, eq. (D_eps); for
     ``"safe"`` Gladin et al. (2025), LogSumExp approximation, eq. (15).
     """
-    a, b = _weights(source_weights, source), _weights(target_weights, target)
-    u, v = u.double(), v.double()
+    check_positive("eps", eps)
+    _check_points(source, target)
+    a, b = _weights("source", source_weights, source), _weights("target", target_weights, target)
+    u, v = _potential("u", u, a), _potential("v", v, b)
     penalty = torch.zeros((), dtype=torch.float64, device=u.device)
     for part, cost in _costs(source, target):
         surplus = (u.unsqueeze(1) + v[part] - cost) / eps
@@ -109,6 +123,7 @@ def dual_value(
     return float(a @ u + b @ v - penalty + eps)
 
 
+@checked
 def semi_dual_value(
     u: Tensor,
     source: Tensor,
@@ -130,6 +145,9 @@ def semi_dual_value(
         source_weights: (n,) of sum 1; None for equal ones.
         target_weights: (m,) of sum 1; None for equal ones.
 
+    Raises:
+        ConfigurationError: for arguments outside their range, or that do not fit together.
+
     Source: Genevay, Cuturi, Peyre & Bach (2016), eq. (S_eps).
 
     Example:
@@ -138,13 +156,16 @@ def semi_dual_value(
         >>> semi_dual_value(u, x, y, eps=0.5) > semi_dual_value(torch.zeros(50), x, y, eps=0.5)
         True
     """
-    a, b = _weights(source_weights, source), _weights(target_weights, target)
-    u = u.double()
+    check_positive("eps", eps)
+    _check_points(source, target)
+    a, b = _weights("source", source_weights, source), _weights("target", target_weights, target)
+    u = _potential("u", u, a)
     start = (u / eps + a.log()).unsqueeze(1)
     smooth = sum(float(b[part] @ (start - cost / eps).logsumexp(0)) for part, cost in _costs(source, target))
     return float(a @ u) - eps * smooth
 
 
+@checked
 def sinkhorn_potentials(
     source: Tensor,
     target: Tensor,
@@ -167,14 +188,16 @@ def sinkhorn_potentials(
         max_iter: largest number of iterations; a warning tells when they were too few.
 
     Raises:
-        ConfigurationError: for an ``eps`` or ``tolerance`` that is not positive, or a ``max_iter`` below 1.
+        ConfigurationError: for an ``eps`` or ``tolerance`` that is not positive, a ``max_iter`` below 1, points that are not
+            finite, or weights that are negative or have another sum.
 
     Source: Cuturi (2013), Sinkhorn Distances, arXiv:1306.0895.
     """
     check_positive("eps", eps)
     check_positive("tolerance", tolerance)
     check_count("max_iter", max_iter)
-    a, b = _weights(source_weights, source), _weights(target_weights, target)
+    _check_points(source, target)
+    a, b = _weights("source", source_weights, source), _weights("target", target_weights, target)
     scaled = squared_distances(source.double(), target.double()) / eps
     u, value = torch.zeros_like(a), -math.inf
     v = torch.zeros_like(b)
@@ -194,6 +217,7 @@ def sinkhorn_potentials(
     return u, v
 
 
+@checked
 def semi_discrete_potentials(
     source: Tensor,
     target: Tensor,
@@ -223,9 +247,11 @@ def semi_discrete_potentials(
 
     Source: Genevay, Cuturi, Peyre & Bach (2016), algorithm 2, with minibatches.
     """
-    for name, count in (("runs", runs), ("steps", steps), ("batch_size", batch_size)):
-        check_count(name, count)
+    for name, count, most in (("runs", runs, MOST_FEATURES), ("steps", steps, None), ("batch_size", batch_size, MOST_INPUTS)):
+        check_count(name, count, most=most)
     check_positive("eps", eps)
+    _check_points(source, target)
+    _weights("source", None, source), _weights("target", None, target)
     x = source.double()
     u = torch.zeros(runs, len(x), dtype=torch.float64, device=x.device)
     mean = torch.zeros_like(u)
@@ -241,6 +267,7 @@ def semi_discrete_potentials(
     return mean
 
 
+@checked
 def grid_measure(log_prob: Callable[[Tensor], Tensor], low: float, high: float, size: int = 601) -> tuple[Tensor, Tensor]:
     """Return a measure on the line as points (size, 1) of a grid and their weights (size,), float64.
 
@@ -251,24 +278,70 @@ def grid_measure(log_prob: Callable[[Tensor], Tensor], low: float, high: float, 
         size: number of points.
 
     Raises:
-        ConfigurationError: for an empty grid.
+        ConfigurationError: for an empty grid, or densities that are NaN, or zero everywhere.
 
     Example:
         >>> points, weights = grid_measure(lambda x: -0.5 * x[:, 0] ** 2, -8.0, 8.0)
         >>> round(float(weights @ points[:, 0] ** 2), 6)
         1.0
     """
-    check_count("size", size, 2)
+    check_count("size", size, 2, MOST_INPUTS)
+    for name, end in (("low", low), ("high", high)):
+        check_number(name, end, -math.inf, math.inf, open_low=True, open_high=True)
     if not low < high:
         raise ConfigurationError(f"Expected a grid with `low` < `high` but got {low} and {high}.")
     points = torch.linspace(low, high, size, dtype=torch.float64).unsqueeze(1)
-    return points, log_prob(points).double().softmax(0)
+    found = log_prob(points)
+    weights = found.double().softmax(0) if isinstance(found, Tensor) and found.shape == (size,) else None
+    if weights is None or not bool(weights.isfinite().all()):
+        raise ConfigurationError(
+            f"Expected `log_prob` to return {size} log densities, not NaN and not all -inf, but got others."
+        )
+    return points, weights
 
 
-def _weights(weights: Tensor | None, points: Tensor) -> Tensor:
+def _is_dual(objective: str, rho: float) -> bool:
+    """Return whether an objective is ``"dual"``; check it, and the ``rho`` of the other one."""
+    check_choice("objective", objective, get_args(TransportObjective))
+    return objective == "dual" or not check_positive("rho", rho)
+
+
+def _check_points(source: Tensor, target: Tensor) -> None:
+    """Refuse what is not two arrays of points with equally many real coordinates, on one device."""
+    shown = []
+    for points in (source, target):
+        real = isinstance(points, Tensor) and points.layout == torch.strided and not points.is_nested
+        real = real and not points.is_complex() and points.dtype != torch.bool
+        shown.append(
+            f"{points.dtype} {tuple(points.shape)} on {points.device}" if isinstance(points, Tensor) else full_name(points)
+        )
+        if not real or points.dim() != 2 or points.shape[1] != source.shape[1] or points.device != source.device:
+            raise ConfigurationError(
+                f"Expected points (n, d) and (m, d) with equally many real coordinates but got {' and '.join(shown)}."
+            )
+
+
+def _weights(name: str, weights: Tensor | None, points: Tensor) -> Tensor:
+    """Return the weights (n,) float64 of points (n, d), after a check of both."""
+    if points.is_meta or not len(points) or not bool(points.isfinite().all()):
+        raise ConfigurationError(f"Expected finite `{name}` points, one or more, but got {len(points)} of which some are not.")
     if weights is None:
-        return torch.full((len(points),), 1.0 / max(1, len(points)), dtype=torch.float64, device=points.device)
+        return torch.full((len(points),), 1.0 / len(points), dtype=torch.float64, device=points.device)
+    real = isinstance(weights, Tensor) and not weights.is_complex() and weights.shape == (len(points),)
+    if not real or not bool((weights >= 0).all()) or not abs(float(weights.double().sum()) - 1.0) < SUM:
+        got = f"{tuple(weights.shape)} of sum {weights.sum():g}" if isinstance(weights, Tensor) else full_name(weights)
+        raise ConfigurationError(
+            f"Expected `{name}_weights` to be {len(points)} numbers >= 0 of sum 1 but got {got}. Divide them by their sum."
+        )
     return weights.double()
+
+
+def _potential(name: str, potential: Tensor, weights: Tensor) -> Tensor:
+    """Return a potential (n,) in float64."""
+    if not isinstance(potential, Tensor) or potential.shape != weights.shape or potential.is_complex():
+        got = f"{potential.dtype} {tuple(potential.shape)}" if isinstance(potential, Tensor) else full_name(potential)
+        raise ConfigurationError(f"Expected the potential `{name}` at each of {len(weights)} points but got {got}.")
+    return potential.double()
 
 
 def _costs(source: Tensor, target: Tensor) -> Iterator[tuple[slice, Tensor]]:

@@ -89,6 +89,8 @@ class GaussianMixture(Measure):
 
     def log_prob(self, x: Tensor) -> Tensor:
         """Return the log density (B,) at points (B, d)."""
+        if x.dim() != 2 or x.shape[1] != self.dim:
+            raise ConfigurationError(f"Expected points (B, {self.dim}) but got {tuple(x.shape)}.")
         means, variances, log_shares = (part.to(x) for part in (self._means, self._variances, self._log_shares))
         away = (x.unsqueeze(1) - means).square() / variances
         each = -0.5 * (away + variances.log() + math.log(2.0 * math.pi)).sum(-1)

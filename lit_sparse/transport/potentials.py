@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import Self, override
 
-from lit_sparse.checks import MOST_EXAMPLES, MOST_FEATURES, check_count, check_positive, check_widths
+from lit_sparse.checks import MOST_EXAMPLES, MOST_FEATURES, check_choice, check_count, check_positive, check_widths
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.kernels.kernel_sgd import gaussian_sum, run_kernel_sgd
 from lit_sparse.nn.mlp import MLP
@@ -160,6 +160,10 @@ class KernelPotentials(Potentials):
         Raises:
             ConfigurationError: if the capacity does not suffice.
         """
+        check_choice("objective", objective, get_args(TransportObjective))
+        check_positive("eps", eps)
+        if x.shape != y.shape or x.shape[1:] != (self.dim,):
+            raise ConfigurationError(f"Expected pairs of points (B, {self.dim}) but got {tuple(x.shape)} and {tuple(y.shape)}.")
         first = int(self.count)
         last = first + len(x)
         if last > self.capacity:

@@ -278,6 +278,14 @@ def test_an_epoch_may_go_on_with_other_processes(name: str, before: int, after: 
             assert name == "half labelled" or len(set(seen)) == len(seen)
 
 
+def test_overfit_batches_are_the_same_in_each_epoch() -> None:
+    seen = Seen()
+    trainer = pl.Trainer(max_epochs=3, overfit_batches=2, callbacks=[seen], enable_checkpointing=False, **QUIET)
+    trainer.fit(Free(), datamodule=digits())
+    assert seen.epochs[0] == seen.epochs[1] == seen.epochs[2]
+    assert len(seen.epochs[0]) == 2
+
+
 def test_several_updates_per_batch_may_become_one() -> None:
     first, path = stopped(classifier(), digits(updates_per_batch=4), 8)
     rest = continued(classifier(), digits(), path)

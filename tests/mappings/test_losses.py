@@ -377,3 +377,10 @@ def test_parameters_of_a_mapping_lie_as_the_scores_do() -> None:
     for i in range(3):
         expected = FenchelYoungLoss(Fusedmax(float(lam[i])), reduction="none")(x[:, :, i], target[:, i])
         torch.testing.assert_close(got[:, i], expected)
+
+
+@pytest.mark.parametrize("mapping", [Softmax(), Sparsemax(), Entmax(1.5), SqPNormMax()], ids=repr)
+def test_a_negative_probability_has_infinite_loss(mapping: SparseMapping) -> None:
+    targets = torch.tensor([[-1.0, 1.0, 1.0], [0.5, 0.5, 0.0]])
+    losses = FenchelYoungLoss(mapping, reduction="none")(torch.zeros(2, 3), targets)
+    assert losses.isinf().tolist() == [True, False]

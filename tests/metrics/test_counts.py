@@ -61,7 +61,7 @@ def test_nothing_counted() -> None:
 
 @pytest.mark.parametrize("bad", [0, -1, 1.5, True])
 def test_bad_max_count(bad: object) -> None:
-    with pytest.raises(ConfigurationError, match="`max_count` to be a positive integer"):
+    with pytest.raises(ConfigurationError, match="`max_count` to be an integer of at least 1"):
         SupportSize(bad)  # type: ignore[arg-type]
 
 

@@ -200,3 +200,50 @@ def test_structure_by_other_distances() -> None:
 def test_bad_arguments_are_explained(make: Callable[[], object], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         make()
+
+
+WHOLE = torch.tensor([[0, 1], [1, 1], [0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("messages", "labels"),
+    [
+        (torch.tensor([4, 0]), torch.tensor([0, 0])),  # it would count for the next class
+        (torch.tensor([-1, 0]), torch.tensor([0, 0])),
+        (torch.tensor([1, 0]), torch.tensor([-1, 0])),
+        (torch.tensor([1, 0]), torch.tensor([0])),
+        (torch.tensor([1.5, 0.0]), torch.tensor([0, 0])),
+    ],
+)
+def test_symbols_outside_the_vocabulary_are_refused(messages: Tensor, labels: Tensor) -> None:
+    metric = MessageCounts(vocabulary=4, classes=2)
+    with pytest.raises(ConfigurationError):
+        metric.update(messages, labels)
+    assert not int(metric.counts.sum())
+
+
+@pytest.mark.parametrize(
+    ("inputs", "messages"), [(WHOLE, WHOLE[:2]), (WHOLE[:2], WHOLE), (WHOLE, WHOLE[:, 0]), (WHOLE.unsqueeze(0), WHOLE)]
+)
+def test_analyses_take_a_row_per_message(inputs: Tensor, messages: Tensor) -> None:
+    for analyse in (topographic_similarity, positional_disentanglement, bag_of_symbols_disentanglement):
+        with pytest.raises(ConfigurationError, match="messages"):
+            analyse(inputs, messages)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"index": torch.tensor([-1, 0, 1])},  # it would be the last place
+        {"index": torch.tensor([0.0, 1.0, 2.0])},
+        {"inputs": torch.rand(3, 5)},
+        {"messages": WHOLE[:, :1]},
+        {"messages": WHOLE + 0.5},
+        {"attributes": WHOLE[:2]},
+    ],
+    ids=",".join,
+)
+def test_structures_refuse_rows_that_do_not_fit(wrong: dict[str, Tensor]) -> None:
+    given = {"index": torch.arange(3), "inputs": torch.rand(3, 4), "messages": WHOLE, "attributes": WHOLE} | wrong
+    with pytest.raises(ConfigurationError):
+        MessageStructure(features=4, attributes=2, length=2).update(**given)

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from lit_sparse.errors import ConfigurationError
+from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.metrics import BitsPerDim
 
 
@@ -47,3 +47,10 @@ def test_before_any_example() -> None:
 def test_bad_dimensions(bad: int) -> None:
     with pytest.raises(ConfigurationError, match="`dimensions`"):
         BitsPerDim(bad)
+
+
+def test_errors_of_other_examples() -> None:
+    metric = BitsPerDim(3)
+    with pytest.raises(DataError, match="a standard error per log likelihood"):
+        metric.update(torch.zeros(3), torch.zeros(2))
+    assert int(metric.count) == 0

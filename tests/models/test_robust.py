@@ -250,3 +250,43 @@ def test_a_coreset_and_a_risk() -> None:
         run = trainer()
         run.fit(regressor(risk), datamodule=data)
         assert bool(run.callback_metrics["train/risk"].isfinite())
+
+
+def test_labels_and_networks_that_do_not_fit_are_told() -> None:
+    batch = {"pixels": torch.rand(3, 4), "label": torch.tensor([0, 5, 1]), "index": torch.arange(3)}
+    with pytest.raises(ConfigurationError, match="labels below classes=3 but got 5"):
+        RobustClassifier(network=torch.nn.Linear(4, 3), in_features=4, classes=3).run_step(batch, 0, "val")
+    with pytest.raises(ConfigurationError, match=r"a `network` for inputs \(3, 4\) but .*Linear does not take them"):
+        RobustClassifier(network=torch.nn.Linear(5, 3), in_features=4, classes=3)(batch["pixels"])
+    with pytest.raises(ConfigurationError, match=r"a `network` for inputs \(3, 4\)"):
+        RobustRegressor(network=torch.nn.Linear(5, 1), in_features=4)(batch["pixels"])
+    with pytest.raises(ConfigurationError, match="1 x 16 x 8 numbers for this ConvNet"):
+        ConvNet(16, 8, channels=[4])(torch.rand(2, 64))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"label": torch.tensor([0, 1])},  # the rows without one would be left out
+        {"label": torch.rand(3)},
+        {"label": torch.zeros(3, 1, dtype=torch.int64)},
+        {"weight": torch.ones(2)},
+        {"weight": [1.0, 1.0, 1.0]},
+        {"pixels": None},
+        {"pixels": torch.ones(3, 4, dtype=torch.uint8)},
+    ],
+    ids=str,
+)
+def test_batches_whose_rows_do_not_fit_are_told(wrong: dict[str, Any]) -> None:
+    batch = {"pixels": torch.rand(3, 4), "label": torch.tensor([0, 2, 1]), "index": torch.arange(3)} | wrong
+    sizes: dict[str, Any] = {"classifier_hidden": [4], "inference_hidden": [4], "generator_hidden": [4]}
+    for model in (
+        RobustClassifier(network=torch.nn.Linear(4, 3), in_features=4, classes=3),
+        SemiSupervisedVAE(Sparsemax(), Marginalize(), in_features=4, classes=3, **sizes),
+    ):
+        with pytest.raises(ConfigurationError):
+            model.run_step(batch, 0, "train")
+        with pytest.raises(ConfigurationError, match="dicts of tensors"):
+            model.run_step((batch["pixels"], batch["label"]), 0, "train")  # type: ignore[arg-type]
+        with pytest.raises(ConfigurationError, match="stage"):
+            model.run_step(batch, 0, "training")  # type: ignore[arg-type]

@@ -360,3 +360,71 @@ def test_potentials_that_have_not_converged_say_so() -> None:
     for wrong in ({"eps": 0.0}, {"eps": 0.5, "max_iter": 0}, {"eps": 0.5, "tolerance": -1.0}):
         with pytest.raises(ConfigurationError, match=f"`{list(wrong)[-1]}`"):
             sinkhorn_potentials(x, y, **wrong)  # type: ignore[arg-type]
+
+
+GOOD = {"source": torch.zeros(3, 2), "target": torch.ones(4, 2), "eps": 0.5, "u": torch.zeros(3), "v": torch.zeros(4)}
+BAD_MEASURES: list[dict[str, Any]] = [
+    {"source": torch.full((3, 2), math.nan)},
+    {"source": torch.zeros(3, 3)},
+    {"source": torch.zeros(1, 3, 2)},
+    {"source": torch.zeros(3, 2, dtype=torch.complex64)},
+    {"source": [[0.0, 0.0]]},
+    {"target": torch.ones(4, 2, device="meta")},  # torch returns memory that nobody wrote
+    {"target": torch.ones(4, 2).to_sparse()},
+    {"target": torch.ones(0, 2)},
+    {"source_weights": torch.ones(3)},
+    {"source_weights": torch.tensor([1.5, -0.5, 0.0])},
+    {"source_weights": torch.ones(1)},
+    {"target_weights": torch.full((4,), math.nan)},
+    {"eps": -0.5},
+    {"eps": math.nan},
+    {"eps": "0.5"},
+]
+
+
+@pytest.mark.parametrize("wrong", BAD_MEASURES, ids=",".join)
+def test_functions_of_measures_refuse_what_is_none(wrong: dict[str, Any]) -> None:
+    given = GOOD | wrong
+    measures = {name: value for name, value in given.items() if name not in "uv"}
+    with pytest.raises(ConfigurationError):
+        sinkhorn_potentials(**measures)
+    with pytest.raises(ConfigurationError):
+        semi_dual_value(u=given["u"], **measures)
+    with pytest.raises(ConfigurationError):
+        dual_value(u=given["u"], v=given["v"], **measures)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"u": torch.zeros(1)}, {"v": torch.zeros(4, 1)}, {"objective": "save"}, {"u": None}], ids=str
+)
+def test_dual_values_refuse_other_potentials_and_objectives(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError):
+        dual_value(**(GOOD | wrong))
+
+
+def test_densities_of_grids_are_numbers() -> None:
+    for log_prob in (
+        lambda x: x[:, 0] * math.nan,
+        lambda x: x[:, 0] - math.inf,
+        lambda x: x[:2, 0],
+        lambda x: x[:, 0].numpy(),
+        None,
+    ):
+        with pytest.raises(ConfigurationError, match="log_prob"):
+            grid_measure(log_prob, -1.0, 1.0, 5)
+    with pytest.raises(ConfigurationError, match="high"):
+        grid_measure(lambda x: -x[:, 0], 0.0, math.inf)
+
+
+class Column(Quadratic):
+    def source_potential(self, x: Tensor) -> Tensor:
+        return super().source_potential(x).unsqueeze(-1)
+
+
+def test_potentials_are_a_value_per_point() -> None:
+    """A column (B, 1) would be broadcast over all pairs, and train in silence."""
+    model, points = EntropicTransport(Column(), dim=1), torch.zeros(3, 1)
+    batch = {"source": points, "target": points}
+    for call in (lambda: model(points, points), lambda: model.step(batch, 0, "train"), lambda: model.step(batch, 0, "val")):
+        with pytest.raises(ConfigurationError, match=r"a value per point \(3,\) but got \(3, 1\)"):
+            call()

@@ -148,3 +148,19 @@ def test_forbidden_and_impossible_tokens_are_never_taken() -> None:
 def test_bad_sizes_are_refused(options: dict[str, int], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         found_by_beam(random_table(1), [3], **options)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"length_penalty": math.nan}, {"length_penalty": 1e300}, {"forbidden": (SIZE,)}, {"forbidden": 3}, {"beam_size": 2**62}],
+    ids=",".join,
+)
+def test_wrong_options_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(wrong))):
+        found_by_beam(random_table(2), [3, 3], **wrong)
+
+
+@pytest.mark.parametrize("limits", [[3], [3, 3, 3], [[3, 3]], [3.0, 3.0]], ids=str)
+def test_limits_are_a_whole_number_per_row(limits: list[int]) -> None:
+    with pytest.raises(ConfigurationError):
+        found_by_beam(random_table(2), limits)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -122,6 +123,16 @@ def test_the_dual_variable_is_a_minimizer_at_every_scale(
     steps = spread * torch.tensor([10.0**-power for power in range(10)], dtype=torch.float64)
     for moved in (*(found + steps), *(found - steps)):
         assert value <= risk.objective(losses, moved, weights) + 1e-12 * (spread + float(losses.abs().max())) / rho
+
+
+@pytest.mark.parametrize("link", ["softplus", "capped_exp"])
+def test_weights_whose_mean_is_rho_up_to_rounding_are_scaled(link: Literal["softplus", "capped_exp"]) -> None:
+    risk = SafeKLDRO(1.0, 0.8, link).double()
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        losses, weights = torch.rand(2, 7, generator=generator, dtype=torch.float64)
+        at_rho, at_one = weights / weights.mean() * 0.8, weights / weights.mean()
+        torch.testing.assert_close(risk.solve(losses, at_rho), risk.solve(losses, at_one))
 
 
 @given(

@@ -44,6 +44,8 @@ class BasesPlot(Picture):
     def __init__(self, count: int = 100, shape: tuple[int, int] | None = None, folder: str | None = None) -> None:
         super().__init__(folder)
         self.count = check_count("count", count)
+        for side in shape or ():
+            check_count("shape", side)
         self.shape = shape
 
     @override

@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from lit_sparse.callbacks.base import Stage, artifacts_of
 from lit_sparse.callbacks.pictures.base import Picture, new_figure
+from lit_sparse.checks import check_count
 from lit_sparse.lightning import pl
 from lit_sparse.state_checks import Kind, OneOf
 
@@ -81,7 +82,7 @@ class ClassSamplesPlot(Picture):
 
     def __init__(self, columns: int = 10, folder: str | None = None) -> None:
         super().__init__(folder)
-        self.columns = columns
+        self.columns = check_count("columns", columns)
 
     @override
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from lit_sparse.callbacks.base import Stage, artifacts_of
 from lit_sparse.callbacks.pictures.base import Picture, new_figure
-from lit_sparse.checks import check_choice
+from lit_sparse.checks import check_choice, check_count
 from lit_sparse.errors import CheckpointError
 from lit_sparse.figure_text import literal
 from lit_sparse.lightning import AGREED, pl
@@ -72,7 +72,7 @@ class LanguageLogger(Picture):
 
     def __init__(self, examples: int = 1000, folder: str | None = None, input_distance: InputDistance = "cosine") -> None:
         super().__init__(folder)
-        self.examples = examples
+        self.examples = check_count("examples", examples)
         self.input_distance = check_choice("input_distance", input_distance, get_args(InputDistance))
         self._counts: MessageCounts | None = None
         self._structure: MessageStructure | None = None

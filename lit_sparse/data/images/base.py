@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_sparse.checks import MOST, check_count, check_number, check_positive
+from lit_sparse.checks import MOST, MOST_EXAMPLES, check_count, check_number, check_positive
 from lit_sparse.data.base import ResumableDataModule, Split, in_batches, shuffled
 from lit_sparse.data.images.label_noise import LabelNoise
 from lit_sparse.data.loader import Batch
@@ -43,6 +43,8 @@ class Images:
     groups: Tensor | None = None
 
     def __post_init__(self) -> None:
+        if self.labels.is_floating_point():
+            raise DataError(f"Expected whole numbers as labels but got {self.labels.dtype}. Convert them.")
         if len(self.pixels) != len(self.labels):
             raise DataError(f"Expected as many labels as images, {len(self.pixels)}, but got {len(self.labels)}. Add the rest.")
 
@@ -118,7 +120,7 @@ class ImageDataModule(ResumableDataModule):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        if not labelled >= 0:
+        if not check_number("labelled", labelled, -MOST_EXAMPLES, MOST_EXAMPLES) >= 0:
             raise ConfigurationError(f"Expected argument `labelled` to be at least 0 but got {labelled}. Use 0 for no labels.")
         if labelled == 0 and labelled_only:
             raise ConfigurationError(

@@ -18,7 +18,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_sparse.arguments import shown_arguments
-from lit_sparse.checks import check_integer, check_number
+from lit_sparse.checks import MOST_SEED, check_count, check_number
 from lit_sparse.data.readers.arrays import open_arrays
 from lit_sparse.data.readers.idx import read_idx
 from lit_sparse.data.readers.text_files import ending_of, in_folder, read_lines
@@ -83,7 +83,7 @@ class SymmetricNoise(LabelNoise):
 
     def __init__(self, rate: float, seed: int = 0) -> None:
         self.rate = check_number("rate", rate, 0.0, 1.0)
-        self.seed = check_integer("seed", seed)
+        self.seed = check_count("seed", seed, -MOST_SEED, MOST_SEED)
 
     @override
     def __call__(self, pixels: Tensor, labels: Tensor, classes: int) -> Tensor:
@@ -128,7 +128,7 @@ class FeatureDependentNoise(LabelNoise):
 
     def __init__(self, rate: float = 0.25, seed: int = 0, cache: str | None = None) -> None:
         self.rate = check_number("rate", rate, 0.0, 1.0)
-        self.seed = check_integer("seed", seed)
+        self.seed = check_count("seed", seed, -MOST_SEED, MOST_SEED)
         self.cache = cache
 
     @override

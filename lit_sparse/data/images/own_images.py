@@ -292,4 +292,4 @@ def _intensities(pixels: np.ndarray[Any, Any]) -> Tensor:
 
 
 def _is_image(path: Path) -> bool:
-    return path.suffix.lower() in ENDINGS and path.is_file() and not path.name.startswith(".")
+    return path.suffix.lower() in ENDINGS and not path.is_dir() and not path.name.startswith(".")  # a broken link is told

@@ -41,6 +41,8 @@ class RadialBases:
         constant_scale: float = 100.0,
     ) -> None:
         self.scales = tuple(check_positive("scales", float(scale)) for scale in scales)
+        if not self.scales:
+            raise ConfigurationError("Expected argument `scales` to hold a width or more but got none.")
         self.per_scale = check_count("per_scale", per_scale, most=MOST_FEATURES)
         self.constant_scale = check_positive("constant_scale", constant_scale)
 

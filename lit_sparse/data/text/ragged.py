@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lit_sparse.errors import DataError
+
 __all__ = ["Ragged"]
 
 
@@ -19,6 +21,9 @@ class Ragged:
         flat: (M,) int32, the concatenated sequences.
         lengths: (N,) int64 lengths of the sequences, with the sum M.
 
+    Raises:
+        DataError: if the lengths have another sum, or one is negative.
+
     Example:
         >>> ragged = Ragged.of([[5, 6], [], [7]])
         >>> ragged.padded(torch.tensor([2, 0]), 0)
@@ -27,6 +32,12 @@ class Ragged:
     """
 
     def __init__(self, flat: Tensor, lengths: Tensor) -> None:
+        if flat.is_floating_point() or flat.dim() != 1 or lengths.dim() != 1 or int(lengths.sum()) != len(flat):
+            raise DataError(
+                f"Expected lengths (N,) of the sum {len(flat)}, the number of integers, but got {int(lengths.sum())}."
+            )
+        if len(lengths) and int(lengths.min()) < 0:
+            raise DataError(f"Expected lengths of at least 0 but got {int(lengths.min())}.")
         self.flat = flat
         self.lengths = lengths
         self._starts = lengths.cumsum(0) - lengths

@@ -6,7 +6,7 @@ import math
 
 from torch import Tensor
 
-from lit_sparse.checks import check_choice, check_mask, check_number, check_positive
+from lit_sparse.checks import check_choice, check_flag, check_mask, check_number, check_positive
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.mappings.base import check_mapping, warn_off_simplex
@@ -96,6 +96,8 @@ def attention(
     check_mapping(mapping)
     warn_off_simplex(mapping)
     check_choice("method", method, METHODS)
+    check_flag("is_causal", is_causal)
+    check_flag("need_weights", need_weights)
     check_number("dropout", dropout, 0.0, 1.0)
     if scale is not None:
         check_number("scale", scale, -math.inf, math.inf, open_low=True, open_high=True)

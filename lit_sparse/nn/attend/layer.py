@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lit_sparse.checks import MOST_FEATURES, check_choice, check_count
+from lit_sparse.checks import MOST_FEATURES, check_choice, check_count, check_flag, check_number
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import Softmax, SparseMapping
 from lit_sparse.mappings.base import check_mapping, warn_off_simplex
@@ -83,15 +83,14 @@ class MultiheadAttention(nn.MultiheadAttention):
         method: Method = "auto",
     ) -> None:
         for name, size in (("embed_dim", embed_dim), ("num_heads", num_heads), ("kdim", kdim), ("vdim", vdim)):
-            if size is not None or name == "embed_dim":
+            if size is not None or name in ("embed_dim", "num_heads"):
                 check_count(name, size, most=MOST_FEATURES)  # type: ignore[arg-type]
         if embed_dim % num_heads:
             divisors = [n for n in range(1, embed_dim + 1) if embed_dim % n == 0]
             raise ConfigurationError(
                 f"Expected `num_heads` to divide `embed_dim`={embed_dim} but got {num_heads}. Allowed: {divisors}."
             )
-        if not 0.0 <= dropout <= 1.0:
-            raise ConfigurationError(f"Expected argument `dropout` to be a probability in 0 .. 1 but got {dropout!r}.")
+        dropout = check_number("dropout", dropout, 0.0, 1.0)
         if mapping is not None:
             check_mapping(mapping)
             warn_off_simplex(mapping)
@@ -141,10 +140,13 @@ class MultiheadAttention(nn.MultiheadAttention):
             ConfigurationError: if the shapes or dtypes do not fit, a mask is neither boolean nor floating, or ``is_causal``
                 stands alone.
         """
-        if query.is_nested:
+        if isinstance(query, Tensor) and query.is_nested:
             if not (key_padding_mask is None and attn_mask is None and self.batch_first):
                 raise ConfigurationError("Expected nested tensors to come without masks and with `batch_first=True`.")
             return self._attend_nested(query, key, value, need_weights, average_attn_weights)
+        flags = {"need_weights": need_weights, "average_attn_weights": average_attn_weights, "is_causal": is_causal}
+        for name, flag in flags.items():
+            check_flag(name, flag)
         self._check_inputs(query, key, value, key_padding_mask, attn_mask, is_causal)
         query_is_key, unbatched, batch_dim = query is key, query.dim() == 2, 0 if self.batch_first else 1
         if unbatched:

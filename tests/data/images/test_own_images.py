@@ -159,6 +159,12 @@ def test_a_file_that_is_not_an_image_is_named(by_class: Path, content: bytes, wo
     assert "3.png" in str(caught.value)
 
 
+def test_a_broken_link_to_an_image_is_not_left_out_in_silence(by_class: Path) -> None:
+    (next(folder for folder in sorted(by_class.iterdir()) if folder.is_dir()) / "gone.png").symlink_to("nowhere.png")
+    with pytest.raises(DataError, match=r"gone\.png"):
+        ImageFolderDataModule(str(by_class)).setup()
+
+
 def test_folders_that_do_not_fit_are_explained(by_split: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     with pytest.raises(DataError, match="does not exist"):
         made(ImageFolderDataModule(str(by_split / "nowhere")))
