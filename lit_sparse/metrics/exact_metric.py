@@ -62,7 +62,7 @@ class ExactMetric(KeepsArguments, Metric):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "update" in vars(cls) and cls.__module__.startswith("lit_sparse."):
-            cls.update = _of_numbers(checked(cls.update))  # type: ignore[method-assign]
+            cls.update = _of_numbers(cls.update)  # type: ignore[method-assign]
 
     @override
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -91,16 +91,19 @@ class ExactMetric(KeepsArguments, Metric):
 
 
 def _of_numbers(update: Callable[..., None]) -> Callable[..., None]:
-    """Return an ``update`` that refuses tensors without real numbers to sum."""
+    """Return an ``update`` that refuses tensors without real numbers to sum, and arguments of another type."""
+    other = checked(update)
 
     @wraps(update)
     def called(self: ExactMetric, *args: Any, **options: Any) -> None:
-        for value in (one for one in (*args, *options.values()) if isinstance(one, Tensor)):
+        values = (*args, *options.values())
+        tensors = [value for value in values if isinstance(value, Tensor)]
+        for value in tensors:
             if value.layout != torch.strided or value.is_nested or value.is_meta or value.is_complex():
                 raise ConfigurationError(
                     f"Expected {type(self).__name__} to get real numbers in dense tensors but got {value.dtype} {value.layout}"
                     f" on {value.device}. Convert them."
                 )
-        update(self, *args, **options)
+        (update if len(tensors) == len(values) else other)(self, *args, **options)
 
     return called
