@@ -95,7 +95,7 @@ class ShardedVectors(Vectors):
         return mine, indices[mine] - self.first
 
     def _collected(self, indices: Tensor, of_share: Callable[[Tensor], Tensor], *width: int) -> Tensor:
-        """Return what each process has for those of some indices (n,) that it owns, (n, *width)."""
+        """Return the values (n, *width) for some indices (n,), each from the process that owns the index."""
         # Each comes from one process; the others add zeros, which is exact.
         found = torch.zeros(len(indices), *width, dtype=self.dtype, device=self.device)
         mine, own = self._own(indices)

@@ -54,7 +54,7 @@ class RowFunction:
 
     @staticmethod
     def product_arguments(*args: Any) -> tuple[Any, ...]:
-        """Return those of the arguments of :meth:`jvp` after ``y`` that the kernel of the product takes."""
+        """Return which arguments of :meth:`jvp` after ``y`` the kernel of the product takes."""
         return args
 
     @classmethod
