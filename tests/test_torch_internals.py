@@ -1,4 +1,4 @@
-"""Few modules depend on the internals of other packages, and the conditions of torch follow what is active."""
+"""Few modules depend on the internals of other packages; the conditions on torch's internals follow what is active."""
 
 from __future__ import annotations
 

@@ -89,13 +89,13 @@ class ShardedVectors(Vectors):
         return is_first(self.group)
 
     def _own(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the positions, among some indices (n,), of the indices that this process owns, and these as local indices."""
+        """Return the positions, among some indices (n,), of those of this process, and the local indices of these."""
         check_indices(indices, self.shape[0])
         mine = ((indices >= self.first) & (indices < self.first + self.share.shape[0])).nonzero().squeeze(-1)
         return mine, indices[mine] - self.first
 
     def _collected(self, indices: Tensor, of_share: Callable[[Tensor], Tensor], *width: int) -> Tensor:
-        """Return what the processes have for some indices (n,), each for the indices that it owns, (n, *width)."""
+        """Return the values (n, *width) for some indices (n,), each from the process that owns the index."""
         # Each comes from one process; the others add zeros, which is exact.
         found = torch.zeros(len(indices), *width, dtype=self.dtype, device=self.device)
         mine, own = self._own(indices)
