@@ -89,7 +89,7 @@ class ShardedVectors(Vectors):
         return is_first(self.group)
 
     def _own(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the positions, among some indices (n,), of those of this process, and the local indices of these."""
+        """Return the positions, among some indices (n,), of the indices that this process owns, and these as local indices."""
         check_indices(indices, self.shape[0])
         mine = ((indices >= self.first) & (indices < self.first + self.share.shape[0])).nonzero().squeeze(-1)
         return mine, indices[mine] - self.first

@@ -144,7 +144,7 @@ class RowFunction:
     def traced(cls, x: Tensor, *args: Any, gamma: float | None = None, shift: bool = True) -> Tensor:
         """Return the same for ``torch.compile`` and ``torch.export``: one opaque operator, and plain operations around it.
 
-        The operator sees detached tensors. The derivative is that of a Taylor polynomial around them, right to second
+        The operator sees detached tensors. They are differentiated as a Taylor polynomial around them, right to second
         order, whose value is the operator's.
 
         Args:
@@ -273,7 +273,7 @@ class _Derivative(torch.autograd.Function):
 def constant_in(y: Tensor, grad: Tensor) -> Tensor:
     """Return a gradient that has the derivative zero in ``y``, where a graph is made of it, rather than none.
 
-    A penalty on the gradient of a piecewise linear function can then be differentiated, as that of torch's ReLU.
+    A penalty on the gradient of a piecewise linear function can then be differentiated, as with torch's ReLU.
     """
     if transforms_active() or not (torch.is_grad_enabled() and y.requires_grad):
         return grad
