@@ -109,7 +109,7 @@ def test_one_number_a_word(tmp_path: Path) -> None:
         (TEXT, 4, r"width 4 but got 3 in '.*some\.txt'"),
         (TEXT, 2, r"width 2 but got 3 in '.*some\.txt'"),
         (f"7 3\n{TEXT}", 4, "width 4 but got 3 in "),
-        (f"9 3\n{TEXT}", None, "declares 9 words but holds 8"),
+        (f"9 3\n{TEXT}", None, "holds 8 of the 9 word vectors"),
         (f"7 5\n{TEXT}", None, "declares vectors of width 5, but line 2 is 'the .*' with 3 numbers"),
         (
             "a 1 2\nb 1\n",
