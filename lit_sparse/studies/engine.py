@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,9 @@ from lit_sparse.studies.cluster import Cluster, forget_job
 from lit_sparse.studies.jobs import JobFailedError, call, locked, naming_failure, run_all, try_lock
 from lit_sparse.studies.load import check_names
 from lit_sparse.studies.rows import Row, Rows, provenance
-from lit_sparse.studies.study import Study, changes, digest, written
+from lit_sparse.studies.study import Cell, Change, Study, changes, digest, written
 
-__all__ = ["Runner", "read_metrics", "summarized"]
+__all__ = ["RunOf", "Runner", "read_metrics", "summarized"]
 
 #: ``sum(train/NAME)`` and its like.
 SUMMARY = re.compile(r"(first|last|sum|min|max|count|argmax|argmin)\((.+)\)")
@@ -86,6 +86,10 @@ class Runner:
         )
         return rows, curves, samples
 
+    def of(self, name: str, seed: int) -> RunOf:
+        """Return the run of a cell with a seed."""
+        return RunOf(self, name, seed)
+
     def run(self, cells: Sequence[str] | None = None, seeds: Sequence[int] | None = None) -> list[str]:
         """Run what is not finished; return the messages of what failed.
 
@@ -98,62 +102,41 @@ class Runner:
         chosen = self.study.schedules[self.schedule].cells if self.schedule in self.study.schedules else []
         visible = [name for name, cell in self.study.cells.items() if not cell.hidden and written(name) in (chosen or known)]
         asked = visible if not cells else [name for name in self.study.cells if {name, written(name)} & set(cells)]
-        pairs = [(name, seed) for name in asked for seed in seeds or self.study.seeds_of(name, self.schedule)]
-        pairs.sort(key=lambda pair: pair[1])  # all cells with the first seed come first
-        pending = [pair for pair in pairs if not self.finished(*pair)]
+        runs = [self.of(name, seed) for name in asked for seed in seeds or self.study.seeds_of(name, self.schedule)]
+        runs.sort(key=lambda run: run.seed)  # all cells with the first seed come first
+        pending = [run for run in runs if not run.finished]
         changed = self.changed(asked)
         if changed:
             return changed
         if self.folder.is_dir():
             check_plain(self.folder)
-        levels = self._sources(pending)
-        self._check_options(dict.fromkeys(name for level in (*levels, pending) for name, _ in level))
-        if len(pending) < len(pairs):
-            print(f"{len(pairs) - len(pending)} of {len(pairs)} runs have rows in {self.rows.path}", flush=True)
+        levels: list[list[RunOf]] = []  # whose checkpoints others need, those that need none first
+        above = pending
+        while above := list({run.place: run for below in above for run in below.sources()}.values()):
+            levels.insert(0, above)
+        for run in {run.name: run for level in (*levels, pending) for run in level}.values():
+            run.check_options()
+        if len(pending) < len(runs):
+            print(f"{len(runs) - len(pending)} of {len(runs)} runs have rows in {self.rows.path}", flush=True)
         if not pending:
             print("Give --results and --output with other folders to run them anew.", flush=True)
         failed: list[str] = []
         for level in levels:
             failed += self._run_each(level, source=True)
-        ready = [pair for pair in pending if all(self._usable(other, pair[1]) for other in self._direct(pair[0]))]
-        lost = [pair for pair in pending if pair not in ready]
-        failed += [f"{name}/seed_{seed}: needs a checkpoint of {', '.join(self._direct(name))}" for name, seed in lost]
-        return failed + self._run_each([pair for pair in ready if not self.finished(*pair)])
+        ready: list[RunOf] = []
+        lost: list[RunOf] = []
+        for run in pending:
+            (ready if all(source.usable for source in run.sources()) else lost).append(run)
+        failed += [f"{run.place}: needs a checkpoint of {', '.join(one.name for one in run.sources())}" for run in lost]
+        return failed + self._run_each([run for run in ready if not run.finished])
 
-    def _run_each(self, pairs: Sequence[tuple[str, int]], *, source: bool = False) -> list[str]:
+    def _run_each(self, runs: Sequence[RunOf], *, source: bool = False) -> list[str]:
         """Run cells, first those that no other process runs."""
-        held: list[tuple[str, int]] = []
-        failed = run_all([partial(self.run_cell, *pair, source=source, held_elsewhere=held) for pair in pairs], self.jobs)
-        return failed + run_all([partial(self.run_cell, *pair, source=source) for pair in held], self.jobs)
+        held: list[RunOf] = []
+        failed = run_all([partial(self.run_cell, run.name, run.seed, source=source, held=held) for run in runs], self.jobs)
+        return failed + run_all([partial(self.run_cell, run.name, run.seed, source=source) for run in held], self.jobs)
 
-    def _direct(self, name: str) -> list[str]:
-        """Return the cells whose checkpoints a cell needs."""
-        return list(dict.fromkeys(self.study.cells[name].checkpoints.values()))
-
-    def _sources(self, pending: Sequence[tuple[str, int]]) -> list[list[tuple[str, int]]]:
-        """Return the cells whose checkpoints others need, those that need none first."""
-        levels: list[list[tuple[str, int]]] = []
-        above = list(pending)
-        while above := list(dict.fromkeys((other, seed) for name, seed in above for other in self._direct(name))):
-            levels.insert(0, above)
-        return levels
-
-    def _usable(self, name: str, seed: int) -> bool:
-        begun, asked = self._begun(name, seed)
-        return self._trained(name, seed) and begun in (None, asked)
-
-    def _trained(self, name: str, seed: int) -> bool:
-        return self.checkpoint(name, seed).is_file() and (self.run_folder(name, seed) / "finished").is_file()
-
-    def run_cell(
-        self,
-        name: str,
-        seed: int,
-        threads: int,
-        *,
-        source: bool = False,
-        held_elsewhere: list[tuple[str, int]] | None = None,
-    ) -> None:
+    def run_cell(self, name: str, seed: int, threads: int, *, source: bool = False, held: list[RunOf] | None = None) -> None:
         """Run one cell with one seed, unless it is finished.
 
         Args:
@@ -161,275 +144,342 @@ class Runner:
             seed: its seed.
             threads: number of threads of its commands.
             source: whether others need its checkpoint: it is trained again if its run is gone.
-            held_elsewhere: receives the cell if another process runs it; None to wait for that process.
+            held: receives the run if another process runs it; None to wait for that process.
 
         Raises:
             JobFailedError: if it fails, or was begun with other settings.
         """
-        place, path = f"{name}/seed_{seed}", self.folder / name / f"seed_{seed}.lock"
-        if held_elsewhere is not None:
+        run = self.of(name, seed)
+        path = self.folder / f"{run.place}.lock"
+        if held is not None:
             file = try_lock(path)
             if file is None:
-                held_elsewhere.append((name, seed))
+                held.append(run)
                 return
             file.close()
-        with locked(
-            path, partial(print, f"{place}: another process runs it, or a killed one left its training; waiting", flush=True)
-        ) as held:
-            finished = self.finished(name, seed)
-            if finished and not self.study.cells[name].hidden and (not source or self._trained(name, seed)):
+        waits = f"{run.place}: another process runs it, or a killed one left its training; waiting"
+        with locked(path, partial(print, waits, flush=True)) as descriptors:
+            finished = run.finished
+            if finished and not run.cell.hidden and (not source or run.trained):
                 return
-            with naming_failure(place):
-                self.check_begun(name, seed)
-                if finished and self._trained(name, seed):
+            with naming_failure(run.place):
+                run.begin()
+                if finished and run.trained:
                     return
-                print(f"{place}: runs; output in {self.log(name, seed)}", flush=True)
+                print(f"{run.place}: runs; output in {run.log}", flush=True)
                 began = time.monotonic()
-                if self.study.cells[name].function is not None:
-                    self._call(name, seed, threads, held)
-                else:
-                    self.train(name, seed, threads, held)
-                    if not finished and not self.study.cells[name].hidden:
-                        self._store(name, seed, threads, held)
-            print(f"{place}: finished, {(time.monotonic() - began) / 60:.1f} min", flush=True)
-
-    def log(self, name: str, seed: int) -> Path:
-        """Return the file with the output of a cell's commands."""
-        return self.folder / name / f"seed_{seed}.log"
-
-    def run_folder(self, name: str, seed: int) -> Path:
-        """Return the run folder of a cell."""
-        return self.folder / name / f"seed_{seed}" / "0"
-
-    def checkpoint(self, name: str, seed: int, which: str = "last") -> Path:
-        """Return a checkpoint of a cell."""
-        return self.run_folder(name, seed) / CHECKPOINTS / f"{which}.ckpt"
-
-    def finished(self, name: str, seed: int) -> bool:
-        """Return whether all rows of a cell are stored, or a hidden cell is trained."""
-        if self.study.cells[name].hidden:
-            return self._trained(name, seed)
-        return not self.missing(name, seed)
-
-    def missing(self, name: str, seed: int) -> list[dict[str, Any]]:
-        """Return the points of a cell's grid that have no row."""
-        stored = [row for row in self.rows.read() if row["cell"] == name and row["seed"] == str(seed)]
-        points = self.study.cells[name].points
-        return [point for point in points if not any(all(row.get(k) == str(v) for k, v in point.items()) for row in stored)]
+                run.run(threads, descriptors)
+            print(f"{run.place}: finished, {(time.monotonic() - began) / 60:.1f} min", flush=True)
 
     def changed(self, cells: Iterable[str] | None = None) -> list[str]:
         """Return a message for each cell, by default of all, with rows that were made with other settings."""
         return [text for name in (self.study.cells if cells is None else cells) if (text := self._changed(name))]
 
-    def _check_options(self, cells: Iterable[str]) -> None:
-        """Refuse options that cannot be given to a cell.
-
-        Raises:
-            ConfigurationError: if an input is missing, or a function would get options of a training.
-        """
-        tested = [value for options in self.study.tests.values() for value in options.values()]
-        for name in cells:
-            change = self.study.change_of(name, self.schedule)
-            for value in (*change.options.values(), *change.arguments.values(), *tested):
-                self._filled(value)
-            if self.extra and self.study.cells[name].function is not None:
-                raise ConfigurationError(
-                    f"Options after -- are for trainings, but cell {name!r} of {self.study.path} calls a function. Change its"
-                    " `arguments` in a copy of the study file."
-                )
-
     def settings_of(self, name: str, rows: Iterable[Mapping[str, str]]) -> dict[str, Any]:
         """Return the settings that rows of a cell were made with; empty if neither the study nor a run folder has them now."""
-        made = {row["settings"]: row["seed"] for row in rows}
-        now = self.study.settings(name, self.schedule, self.extra)
-        found = [now, *(self._begun(name, int(seed))[0] for seed in made.values())]
+        made = {row["settings"]: self.of(name, int(row["seed"])) for row in rows}
+        found = [self.of(name, 0).settings, *(run.begun for run in made.values())]
         return next((settings for settings in found if settings and digest(settings) in made), {})
 
     def _changed(self, name: str) -> str:
         """Return a message if rows of a cell were made with other settings, or an empty string."""
-        now = digest(self.study.settings(name, self.schedule, self.extra))
         stored = {row["settings"]: row["seed"] for row in self.rows.read() if row["cell"] == name and row["settings"]}
-        other = next((seed for settings, seed in stored.items() if settings != now), None)
+        asked = self.of(name, 0).settings
+        other = next((seed for settings, seed in stored.items() if settings != digest(asked)), None)
         if other is None:
             return ""
-        begun, asked = self._begun(name, int(other))
+        begun = self.of(name, int(other)).begun
         which = f": {'; '.join(changes(begun, asked))}" if begun and begun != asked else ""
         return (
             f"{self.rows.path} has rows of cell {name!r} that were made with other settings{which}. Remove these rows and"
             f" {self.folder / name} to run it again, or give other folders by --results and --output."
         )
 
-    def _begun(self, name: str, seed: int) -> tuple[Any, Any]:
-        """Return the settings that a cell was begun with, or None, and those of now."""
-        path = self.folder / name / f"seed_{seed}.json"
-        asked = json.loads(json.dumps(self.study.settings(name, self.schedule, self.extra), default=str))
-        return read_json(path, self.output), asked
 
-    def check_begun(self, name: str, seed: int) -> None:
-        """Store the settings that a cell begins with.
+@dataclass(frozen=True)
+class RunOf:
+    """A cell of a study with a seed. Its configs are read once, when its settings are asked for.
+
+    Attributes:
+        runner: the study with its schedule and folders.
+        name: name of the cell.
+        seed: the seed.
+    """
+
+    runner: Runner
+    name: str
+    seed: int
+
+    @property
+    def place(self) -> str:
+        """The run in messages, and its path in the study's folder."""
+        return f"{self.name}/seed_{self.seed}"
+
+    @property
+    def log(self) -> Path:
+        """File with the output of its commands."""
+        return self.runner.folder / f"{self.place}.log"
+
+    @property
+    def folder(self) -> Path:
+        """Its run folder."""
+        return self.runner.folder / self.place / "0"
+
+    @property
+    def cell(self) -> Cell:
+        """Its cell."""
+        return self.runner.study.cells[self.name]
+
+    @cached_property
+    def change(self) -> Change:
+        """What the study, the cell and the schedule change."""
+        return self.runner.study.change_of(self.name, self.runner.schedule)
+
+    @cached_property
+    def settings(self) -> Any:
+        """What decides its numbers, as JSON has it."""
+        runner = self.runner
+        return json.loads(json.dumps(runner.study.settings(self.name, runner.schedule, runner.extra), default=str))
+
+    @property
+    def begun(self) -> Any:
+        """The settings that it was begun with, or None."""
+        return read_json(self._begun, self.runner.output)
+
+    @property
+    def _begun(self) -> Path:
+        return self.runner.folder / f"{self.place}.json"
+
+    def checkpoint(self, which: str = "last") -> Path:
+        """Return a checkpoint."""
+        return self.folder / CHECKPOINTS / f"{which}.ckpt"
+
+    @property
+    def trained(self) -> bool:
+        """Whether it was trained to its end."""
+        return self.checkpoint().is_file() and (self.folder / "finished").is_file()
+
+    @property
+    def usable(self) -> bool:
+        """Whether it was trained to its end with the settings of now."""
+        return self.trained and self.begun in (None, self.settings)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all its rows are stored, or it is trained and hidden."""
+        return self.trained if self.cell.hidden else not self.missing()
+
+    def missing(self) -> list[dict[str, Any]]:
+        """Return the points of the cell's grid that have no row."""
+        rows = self.runner.rows.read()
+        stored = [row for row in rows if row["cell"] == self.name and row["seed"] == str(self.seed)]
+        return [
+            point
+            for point in self.cell.points
+            if not any(all(row.get(k) == str(v) for k, v in point.items()) for row in stored)
+        ]
+
+    def sources(self) -> list[RunOf]:
+        """Return the runs whose checkpoints it needs."""
+        return [self.runner.of(other, self.seed) for other in dict.fromkeys(self.cell.checkpoints.values())]
+
+    def begin(self) -> None:
+        """Store the settings that it begins with.
 
         Raises:
             JobFailedError: if it was begun with others.
         """
-        path, (begun, asked) = self.folder / name / f"seed_{seed}.json", self._begun(name, seed)
-        if begun is not None and begun != asked and self.checkpoint(name, seed).is_file():
+        begun = self.begun
+        if begun is not None and begun != self.settings and self.checkpoint().is_file():
             raise JobFailedError(
-                f"{self.folder / name / f'seed_{seed}'} was begun with other settings: {'; '.join(changes(begun, asked))}."
-                f" Choose another --output, or remove it with {path}."
+                f"{self.folder.parent} was begun with other settings: {'; '.join(changes(begun, self.settings))}."
+                f" Choose another --output, or remove it with {self._begun}."
             )
-        if begun != asked:
-            with replaced(path, "w") as file:
-                json.dump(asked, file)
+        if begun != self.settings:
+            with replaced(self._begun, "w") as file:
+                json.dump(self.settings, file)
 
-    def _filled(self, value: Any) -> str:
-        """Return an option's value as a word of a command, with the paths of inputs."""
-        text = value if isinstance(value, str) else json.dumps(value)
-        for name in re.findall(r"\{(\w+)\}", text):
-            if name in self.study.inputs and name not in self.inputs:
-                raise ConfigurationError(f"Give --input {name}=PATH: {self.study.inputs[name]}.")
-            text = text.replace(f"{{{name}}}", self.inputs.get(name, f"{{{name}}}"))
-        return text
+    def run(self, threads: int, held: Sequence[int]) -> None:
+        """Train and test it, or call its function, as far as this is not done."""
+        if self.cell.function is not None:
+            self._call(threads, held)
+            return
+        finished = self.finished
+        self.train(threads, held)
+        if not finished and not self.cell.hidden:
+            self._store(threads, held)
 
-    def train(self, name: str, seed: int, threads: int, held: Sequence[int], stops: Callable[[], bool] | None = None) -> None:
-        """Train a cell to its end, from its last checkpoint if there is one, or until ``stops`` returns True.
+    def train(self, threads: int, held: Sequence[int], stops: Callable[[], bool] | None = None) -> None:
+        """Train it to its end, from its last checkpoint if there is one, or until ``stops`` returns True.
 
         Raises:
             JobFailedError: if it fails.
         """
-        folder, last = self.run_folder(name, seed), self.checkpoint(name, seed)
-        forget_job(self.log(name, seed))
+        folder, last = self.folder, self.checkpoint()
+        forget_job(self.log)
         if (folder / "finished").is_file():
             return
         if folder.is_dir() and not last.is_file():  # killed before there was anything to continue
             names = (folder.parent / f"killed_{number}" for number in itertools.count())
             folder.rename(next(path for path in names if not os.path.lexists(path)))
-        command = [*self.command("fit", name, seed), *(("--ckpt_path", "last") if last.is_file() else ())]
-        self._run_command(command, name, seed, threads, held, stops)
+        command = [*self.command("fit"), *(("--ckpt_path", "last") if last.is_file() else ())]
+        self._run_command(command, threads, held, stops)
         if not last.is_file():
-            raise JobFailedError(f"{folder} has no last checkpoint at its end; see {self.log(name, seed)}")
+            raise JobFailedError(f"{folder} has no last checkpoint at its end; see {self.log}")
         with replaced(folder / "finished", "w"):
             pass
 
-    def command(self, command: str, name: str, seed: int) -> list[str]:
-        """Return a command with the config and options of a cell: the study's, not those that a run folder holds."""
-        cell, change = self.study.cells[name], self.study.change_of(name, self.schedule)
-        options = {option: self._filled(value) for option, value in change.options.items()}
-        options |= {option: str(self.checkpoint(other, seed).resolve()) for option, other in cell.checkpoints.items()}
-        options |= dict.fromkeys(self.study.seed_options, str(seed))
+    def command(self, command: str) -> list[str]:
+        """Return a command with the config and options of the cell: the study's, not those that a run folder holds."""
+        study, change = self.runner.study, self.change
+        options = {option: self.filled(value) for option, value in change.options.items()}
+        options |= {
+            option: str(self.runner.of(other, self.seed).checkpoint().resolve())
+            for option, other in self.cell.checkpoints.items()
+        }
+        options |= dict.fromkeys(study.seed_options, str(self.seed))
         words = [sys.executable, "-m", "lit_sparse", command, "-c", str(change.config)]
         words += [word for path in change.overlays for word in ("-c", path)]
         words += [word for option, value in options.items() for word in (f"--{option}", value)]
-        words += ["--trainer.enable_progress_bar", "false", *self.extra]
-        return [*words, "--output_dir", str(self.folder), "--name", f"{name}/seed_{seed}"]
+        words += ["--trainer.enable_progress_bar", "false", *self.runner.extra]
+        return [*words, "--output_dir", str(self.runner.folder), "--name", self.place]
 
-    def _store(self, name: str, seed: int, threads: int, held: Sequence[int]) -> None:
-        """Test a trained cell, and store its numbers and curves."""
-        folder, cell = self.run_folder(name, seed), self.study.cells[name]
+    def filled(self, value: Any) -> str:
+        """Return an option's value as a word of a command, with the paths of inputs.
+
+        Raises:
+            ConfigurationError: if an input is missing.
+        """
+        text = value if isinstance(value, str) else json.dumps(value)
+        inputs = self.runner.inputs
+        for name in re.findall(r"\{(\w+)\}", text):
+            if name in self.runner.study.inputs and name not in inputs:
+                raise ConfigurationError(f"Give --input {name}=PATH: {self.runner.study.inputs[name]}.")
+            text = text.replace(f"{{{name}}}", inputs.get(name, f"{{{name}}}"))
+        return text
+
+    def check_options(self) -> None:
+        """Refuse options that cannot be given to it.
+
+        Raises:
+            ConfigurationError: if an input is missing, or a function would get options of a training.
+        """
+        study = self.runner.study
+        tested = [value for options in study.tests.values() for value in options.values()]
+        for value in (*self.change.options.values(), *self.change.arguments.values(), *tested):
+            self.filled(value)
+        if self.runner.extra and self.cell.function is not None:
+            raise ConfigurationError(
+                f"Options after -- are for trainings, but cell {self.name!r} of {study.path} calls a function. Change its"
+                " `arguments` in a copy of the study file."
+            )
+
+    def _store(self, threads: int, held: Sequence[int]) -> None:
+        """Test what is trained, and store its numbers and curves."""
+        runner, study = self.runner, self.runner.study
+        key = {"cell": self.name, "seed": self.seed}
         numbers: dict[str, Any] = {}
-        for test, options in self.study.tests.items():
-            words = [word for option, value in options.items() for word in (f"--{option}", self._filled(value))]
-            words += ["--ckpt_path", str(self.checkpoint(name, seed, self.study.checkpoint))]
-            self._run_command([*self.command("test", name, seed), *words], name, seed, threads, held)
-            found = read_metrics(numbered(folder / "test")[-1])
-            numbers |= {key if test == "test" else f"{test}/{key}": line[key] for line in found for key in line}
-        numbers = {key: value for key, value in numbers.items() if "test/" in key}
-        if self.study.scores:
-            self._call(name, seed, threads, held)
-            numbers |= self.read_scores(name, seed)
-        lines = read_metrics(folder)
-        for column in self.study.columns.values():
+        for test, options in study.tests.items():
+            words = [word for option, value in options.items() for word in (f"--{option}", self.filled(value))]
+            words += ["--ckpt_path", str(self.checkpoint(study.checkpoint))]
+            self._run_command([*self.command("test"), *words], threads, held)
+            found = read_metrics(numbered(self.folder / "test")[-1])
+            numbers |= {name if test == "test" else f"{test}/{name}": line[name] for line in found for name in line}
+        numbers = {name: value for name, value in numbers.items() if "test/" in name}
+        if study.scores:
+            self._call(threads, held)
+            numbers |= self.read_scores()
+        lines = read_metrics(self.folder)
+        for column in study.columns.values():
             if column.value not in numbers and (value := summarized(lines, column.value)) is not None:
                 numbers[column.value] = value
-        panels = [panel for figure in self.study.figures for panel in figure.panels if self.study.over_training(panel)]
-        logged = {key for panel in panels for key in (panel.value, panel.cumulative, *panel.band_keys)}
+        panels = [panel for figure in study.figures for panel in figure.panels if study.over_training(panel)]
+        logged = {name for panel in panels for name in (panel.value, panel.cumulative, *panel.band_keys)}
         axis = "step" if any(panel.x == "step" for panel in panels) else "epoch"
         points: dict[int, dict[str, Any]] = {}
         for line in lines:
-            kept = {key: line[key] for key in sorted(logged) if key in line}
+            kept = {name: line[name] for name in sorted(logged) if name in line}
             if kept and axis in line:
                 at = int(line[axis]) + (axis == "epoch")
                 epoch = int(line.get("epoch", 0)) + 1
-                points.setdefault(at, {"cell": name, "seed": seed, "epoch": epoch, axis: at}).update(kept)
-        self.curves.append(list(points.values()), ["cell", "seed"], replace=True)
-        lists = {key: numbers.pop(key) for key in list(numbers) if isinstance(numbers[key], list)}
-        texts = {key: " ".join(format(value, ".6g") for value in values) for key, values in lists.items()}
-        several = [{"cell": name, "seed": seed, "name": key, "values": text} for key, text in texts.items()]
-        self.samples.append(several, ["cell", "seed"], replace=True)
-        row = {"cell": name, "seed": seed, **{key: str(value) for key, value in cell.labels.items()}, **numbers}
-        self._append(name, seed, [row], summarized(lines, "train/seconds") or 0.0)
+                points.setdefault(at, {**key, "epoch": epoch, axis: at}).update(kept)
+        runner.curves.append(list(points.values()), ["cell", "seed"], replace=True)
+        lists = {name: numbers.pop(name) for name in list(numbers) if isinstance(numbers[name], list)}
+        texts = {name: " ".join(format(value, ".6g") for value in values) for name, values in lists.items()}
+        runner.samples.append(
+            [{**key, "name": name, "values": text} for name, text in texts.items()], ["cell", "seed"], replace=True
+        )
+        labels = {name: str(value) for name, value in self.cell.labels.items()}
+        self._append([{**key, **labels, **numbers}], summarized(lines, "train/seconds") or 0.0)
 
-    def _append(self, name: str, seed: int, rows: Sequence[Mapping[str, Any]], seconds: float) -> None:
-        begun, asked = self._begun(name, seed)  # a config may have changed since
-        made = provenance(digest(begun or asked), seconds)
-        keys = [*self.study.keys, *(key for key in rows[0] if key in self.study.series)]
-        self.rows.append([{**row, **made} for row in rows], keys)
+    def _append(self, rows: Sequence[Mapping[str, Any]], seconds: float) -> None:
+        made = provenance(digest(self.begun or self.settings), seconds)  # a config may have changed since
+        study = self.runner.study
+        keys = [*study.keys, *(key for key in rows[0] if key in study.series)]
+        self.runner.rows.append([{**row, **made} for row in rows], keys)
 
-    def _call(self, name: str, seed: int, threads: int, held: Sequence[int]) -> None:
-        """Call the function of a cell for all points of its grid, or the scores of a trained cell, in a process of its own."""
+    def _call(self, threads: int, held: Sequence[int]) -> None:
+        """Call :meth:`call_functions` in a process of its own."""
+        runner = self.runner
         job = {
-            "study": str(self.study.path.absolute()),
-            "schedule": self.schedule,
-            "output": str(self.output),
-            "results": str(self.results),
-            "inputs": self.inputs,
-            "extra": self.extra,
+            "study": str(runner.study.path.absolute()),
+            "schedule": runner.schedule,
+            "output": str(runner.output),
+            "results": str(runner.results),
+            "inputs": runner.inputs,
+            "extra": runner.extra,
         }
-        command = [sys.executable, "-m", "lit_sparse.studies.engine", json.dumps(job), name, str(seed)]
-        self._run_command(command, name, seed, threads, held)
+        command = [sys.executable, "-m", "lit_sparse.studies.engine", json.dumps(job), self.name, str(self.seed)]
+        self._run_command(command, threads, held)
 
     def _run_command(
-        self,
-        command: Sequence[str],
-        name: str,
-        seed: int,
-        threads: int,
-        held: Sequence[int],
-        stops: Callable[[], bool] | None = None,
+        self, command: Sequence[str], threads: int, held: Sequence[int], stops: Callable[[], bool] | None = None
     ) -> None:
-        start = None if self.cluster is None else self.cluster.start
-        call(command, self.log(name, seed), threads, held, stops, start)
+        cluster = self.runner.cluster
+        call(command, self.log, threads, held, stops, None if cluster is None else cluster.start)
 
-    def _scores(self, name: str, seed: int) -> Path:
-        return self.run_folder(name, seed) / "scores.json"
+    @property
+    def _scores(self) -> Path:
+        return self.folder / "scores.json"
 
-    def read_scores(self, name: str, seed: int) -> dict[str, Any]:
+    def read_scores(self) -> dict[str, Any]:
         """Return the numbers that :meth:`call_functions` stored.
 
         Raises:
             ConfigurationError: if the file has no such numbers.
         """
-        path = self._scores(name, seed)
-        found = read_json(path, self.output) or {}
+        scores = self.runner.study.scores
+        found = read_json(self._scores, self.runner.output) or {}
         for key, value in found.items():
             values = value if isinstance(value, list) else [value]
-            if key.split("/")[0] not in self.study.scores or not {*map(type, values)} <= {int, float}:
+            if key.split("/")[0] not in scores or not {*map(type, values)} <= {int, float}:
                 raise ConfigurationError(
-                    f"Expected numbers of the scores {', '.join(self.study.scores)} in {str(path)!r} but got {key!r}:"
+                    f"Expected numbers of the scores {', '.join(scores)} in {str(self._scores)!r} but got {key!r}:"
                     f" {reprlib.repr(value)}. Remove the file with its run, or let the functions return numbers."
                 )
         return found
 
-    def call_functions(self, name: str, seed: int) -> None:
-        """Call the function of a cell at each point of its grid that has no row, and store what it returns; or its scores."""
-        if self.study.cells[name].function is None:
-            checkpoint = self.checkpoint(name, seed, self.study.checkpoint)
-            found = {score: _function(path)(checkpoint) for score, path in self.study.scores.items()}
+    def call_functions(self) -> None:
+        """Call the function of the cell at each point of its grid that has no row, and store what it returns; or its scores."""
+        if self.cell.function is None:
+            checkpoint = self.checkpoint(self.runner.study.checkpoint)
+            found = {score: _function(path)(checkpoint) for score, path in self.runner.study.scores.items()}
             numbers = {f"{score}/{key}": value for score, values in found.items() for key, value in values.items()}
-            with replaced(self._scores(name, seed), "w") as file:
+            with replaced(self._scores, "w") as file:
                 json.dump(numbers, file)
             return
-        cell, change = self.study.cells[name], self.study.change_of(name, self.schedule)
-        function = _function(str(cell.function))
-        filled = {key: self._filled(value) if isinstance(value, str) else value for key, value in change.arguments.items()}
-        for point in self.missing(name, seed):
+        function = _function(self.cell.function)
+        given = self.change.arguments
+        filled = {key: self.filled(value) if isinstance(value, str) else value for key, value in given.items()}
+        for point in self.missing():
             began = time.monotonic()
-            found = function(seed=seed, **filled, **point)
+            found = function(seed=self.seed, **filled, **point)
             several = [found] if isinstance(found, Mapping) else list(found)
             if not several:
-                raise ConfigurationError(f"{cell.function} returned no numbers for {point}.")
-            keys = {"cell": name, "seed": seed} | {key: str(value) for key, value in (cell.labels | point).items()}
-            rows = [keys | numbers | keys for numbers in several]
-            self._append(name, seed, rows, time.monotonic() - began)
+                raise ConfigurationError(f"{self.cell.function} returned no numbers for {point}.")
+            labels = {key: str(value) for key, value in (self.cell.labels | point).items()}
+            keys = {"cell": self.name, "seed": self.seed} | labels
+            self._append([keys | numbers | keys for numbers in several], time.monotonic() - began)
 
 
 def _function(path: str) -> Callable[..., Any]:
@@ -465,4 +515,4 @@ if __name__ == "__main__":
 
     given = json.loads(sys.argv[1])
     given |= {"study": load_study(given["study"]), "output": Path(given["output"]), "results": Path(given["results"])}
-    Runner(**given).call_functions(sys.argv[2], int(sys.argv[3]))
+    Runner(**given).of(sys.argv[2], int(sys.argv[3])).call_functions()

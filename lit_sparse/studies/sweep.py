@@ -290,33 +290,33 @@ class Sweep:
         import optuna
 
         name, runner = f"trial_{number}", self.runner(number)
-        cells = list(runner.study.cells)
+        runs = [runner.of(cell, 0) for cell in runner.study.cells]
         frozen = self.study.get_trials(deepcopy=False)[number]
         if frozen.state != optuna.trial.TrialState.RUNNING:
             return  # another process has finished it
         trial = optuna.trial.Trial(self.study, frozen._trial_id)
         shown = ", ".join(f"{key.rsplit('.', 1)[-1]} {value}" for key, value in self.params(frozen).items())
-        print(f"{name}: runs with {shown}; output in {runner.log(cells[0], 0)}", flush=True)
+        print(f"{name}: runs with {shown}; output in {runs[0].log}", flush=True)
         reported = len(frozen.intermediate_values)
 
         def stops() -> bool:
             nonlocal reported
-            points = [line for line in read_metrics(runner.run_folder(cells[0], 0)) if self.metrics[0] in line]
+            points = [line for line in read_metrics(runs[0].folder) if self.metrics[0] in line]
             for line in points[reported:]:
                 trial.report(line[self.metrics[0]], int(line.get("epoch", 0)))
             reported = max(reported, len(points))
             return trial.should_prune()
 
         try:
-            for cell in cells:
-                runner.check_begun(cell, 0)
-                runner.train(cell, 0, threads, descriptors(lock), stops if self.prune else None)
+            for run in runs:
+                run.begin()
+                run.train(threads, descriptors(lock), stops if self.prune else None)
         except JobInterruptedError:
             raise
         except JobFailedError:
             self.study.tell(number, state=optuna.trial.TrialState.FAIL)
             raise
-        logged = [read_metrics(runner.run_folder(cell, 0)) for cell in cells]
+        logged = [read_metrics(run.folder) for run in runs]
         values = [_mean([summarized(lines, metric) for lines in logged]) for metric in self.metrics]
         if self.prune and trial.should_prune():
             self.study.tell(number, state=optuna.trial.TrialState.PRUNED)
@@ -330,7 +330,7 @@ class Sweep:
     def _config(self, number: int) -> str:
         """Return the config of a trial, without a fold, from the configs of the sweep and not from its run folder."""
         runner = self.runner(number, folds=1)
-        command = [*runner.command("fit", next(iter(runner.study.cells)), 0), "--print_config"]
+        command = [*runner.of(next(iter(runner.study.cells)), 0).command("fit"), "--print_config"]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     def _explain(self, lines: Sequence[dict[str, float]], values: Sequence[float | None]) -> None:

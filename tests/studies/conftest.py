@@ -16,7 +16,7 @@ import yaml
 
 from lit_sparse.cli import main
 from lit_sparse.studies import engine
-from lit_sparse.studies.engine import Runner
+from lit_sparse.studies.engine import Runner, RunOf
 from lit_sparse.studies.jobs import JobFailedError
 from lit_sparse.studies.load import load_study
 from tests.conftest import ROOT
@@ -86,7 +86,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
             raise JobFailedError(log.read_text())
 
     monkeypatch.setattr(engine, "call", call)
-    monkeypatch.setattr(Runner, "_call", lambda self, name, seed, *_: self.call_functions(name, seed))
+    monkeypatch.setattr(RunOf, "_call", lambda self, *_: self.call_functions())
 
 
 @pytest.fixture

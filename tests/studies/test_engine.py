@@ -60,7 +60,7 @@ def test_cells_are_run_once_and_stored(
     assert float(rows[1]["test/nelbo"]) < float(rows[0]["test/nelbo"])
     assert float(rows[0]["sum(train/decoder_calls_total)"]) > 1000
     assert all(row["settings"] and "torch=" in row["versions"] and float(row["seconds"]) > 0 for row in rows)
-    last = summarized(read_metrics(study.run_folder("slow", 0)), "train/seconds")
+    last = summarized(read_metrics(study.of("slow", 0).folder), "train/seconds")
     assert last is not None
     assert rows[0]["seconds"] == f"{last:.1f}"
     assert [row["epoch"] for row in study.curves.read()] == ["1", "2"] * 2
@@ -71,12 +71,12 @@ def test_cells_are_run_once_and_stored(
     assert f"2 of 2 runs have rows in {study.rows.path}\nGive --results and --output with other folders" in printed
     assert study.rows.read() == rows
     # A row that is removed is made again from the finished run: it is tested, not trained, by the study's config.
-    (study.run_folder("fast", 0) / "config.yaml").write_text("trust: [own]\nmodel: {class_path: own.Model}\n")
-    before = study.checkpoint("fast", 0).stat().st_mtime_ns
+    (study.of("fast", 0).folder / "config.yaml").write_text("trust: [own]\nmodel: {class_path: own.Model}\n")
+    before = study.of("fast", 0).checkpoint().stat().st_mtime_ns
     study.rows.path.write_text("\n".join(study.rows.path.read_text().splitlines()[:-1]) + "\n")
     assert study.run() == []
     assert measured(study.rows.read()) == measured(rows)
-    assert study.checkpoint("fast", 0).stat().st_mtime_ns == before
+    assert study.of("fast", 0).checkpoint().stat().st_mtime_ns == before
 
 
 @pytest.mark.gate
@@ -93,8 +93,8 @@ def test_what_is_trained_first_gives_its_checkpoint(write_study: Callable[..., P
     assert "bites" in broken
     assert lost == "lost/seed_0: needs a checkpoint of broken"
     assert [row["cell"] for row in study.rows.read()] == ["second"], "what does not depend on it is run"
-    config = yaml.safe_load((study.run_folder("second", 0) / "config.yaml").read_text())
-    assert config["model"]["init_args"]["initial_weights"] == str(study.checkpoint("warm", 0))
+    config = yaml.safe_load((study.of("second", 0).folder / "config.yaml").read_text())
+    assert config["model"]["init_args"]["initial_weights"] == str(study.of("warm", 0).checkpoint())
 
 
 @pytest.mark.gate
@@ -130,10 +130,10 @@ def test_a_checkpoint_of_other_settings_or_of_a_killed_training_is_not_used(
     assert messages[1] == "second/seed_0: needs a checkpoint of warm"
     cells["warm"]["options"] = {"trainer.max_epochs": 1}
     study = runner(write_study(cells=cells))
-    (study.run_folder("warm", 0) / "finished").unlink()  # as a killed training leaves it
-    assert not study.finished("warm", 0)
+    (study.of("warm", 0).folder / "finished").unlink()  # as a killed training leaves it
+    assert not study.of("warm", 0).finished
     assert study.run(cells=["second"]) == []
-    assert study.finished("warm", 0), "it was trained to its end first"
+    assert study.of("warm", 0).finished, "it was trained to its end first"
 
 
 @pytest.mark.gate
@@ -291,14 +291,14 @@ def test_damaged_results_are_one_message(
 
 def test_scores_that_are_stored_stay_within_their_names(write_study: Callable[..., Path], runner: Make) -> None:
     study = runner(write_study(scores={"own": "own.scores"}))
-    path = study.run_folder("slow", 0) / "scores.json"
+    path = study.of("slow", 0).folder / "scores.json"
     path.parent.mkdir(parents=True)
     for content in ('{"cell": 1}', '{"own/x": "text"}', '{"own/x": [1, "2"]}', '{"own/x": {}}', '{"own/x": true}'):
         path.write_text(content)
         with pytest.raises(ConfigurationError, match=r"Expected numbers of the scores own in .*scores.json' but got"):
-            study.read_scores("slow", 0)
+            study.of("slow", 0).read_scores()
     path.write_text('{"own/x": [1, NaN], "own/y": 2}')
-    assert study.read_scores("slow", 0)["own/y"] == 2
+    assert study.of("slow", 0).read_scores()["own/y"] == 2
 
 
 def test_the_studies_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -419,7 +419,7 @@ def test_a_taste_of_a_study_of_the_package(runner: Make, tmp_path: Path) -> None
     row = {row["cell"]: row for row in study.rows.read()}["nvil"]
     assert float(row["train/decoder_calls_mean"]) == 1.0
     assert float(row["marginalized/decoder_calls_mean"]) == 10.0, "scored exactly"
-    warm = torch.load(study.checkpoint("warm_softmax", 0), weights_only=True)
+    warm = torch.load(study.of("warm_softmax", 0).checkpoint(), weights_only=True)
     assert warm["global_step"] > 0
 
 
@@ -435,7 +435,7 @@ def test_step_sizes_are_compared_by_the_median_of_both_halves(runner: Make) -> N
     assert not any(name.startswith("test/") for row in study.rows.read() for name in row), "no test image is used"
     line = next(line for line in page(study.study, study.rows.read()) if line.startswith("| 0.3 |"))
     assert float(line.split()[3]) == pytest.approx(sum(errors) / 2, abs=0.01)
-    sizes = [summarized(read_metrics(study.run_folder(cell, 0)), "val/examples") for cell in cells]
+    sizes = [summarized(read_metrics(study.of(cell, 0).folder), "val/examples") for cell in cells]
     assert sizes == [719, 718], "each image but those of the test is validated once"
 
 
@@ -475,7 +475,7 @@ def test_the_studies_of_the_documentation(tmp_path: Path, monkeypatch: pytest.Mo
 def test_unknown_functions_are_explained(write_study: Callable[..., Path], runner: Make) -> None:
     study = runner(write_study(config=None, cells={"a": {"function": "math.squareroot"}}, columns={}))
     with pytest.raises(ConfigurationError, match=r"path of a function but got 'math.squareroot'"):
-        study.call_functions("a", 0)
+        study.of("a", 0).call_functions()
 
 
 def test_commands_end_with_the_study_that_is_terminated(tmp_path: Path) -> None:
@@ -528,11 +528,11 @@ def test_a_killed_training_is_put_beside_those_before(
     monkeypatch.setattr(engine, "call", lambda *_: None)
     study = runner(write_study())
     name = next(iter(study.study.cells))
-    folder = study.run_folder(name, 0)
+    folder = study.of(name, 0).folder
     for path in (folder, folder.with_name("killed_1")):
         (path / "some").mkdir(parents=True)
     for number in (0, 2):
         folder.mkdir(exist_ok=True)
         with pytest.raises(JobFailedError, match="no last checkpoint"):
-            study.train(name, 0, 1, ())
+            study.of(name, 0).train(1, ())
         assert folder.with_name(f"killed_{number}").is_dir()

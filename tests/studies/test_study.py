@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.studies.engine import Runner
+from lit_sparse.studies.engine import Runner, RunOf
 from lit_sparse.studies.figures import svg_of
 from lit_sparse.studies.load import load_study
 from lit_sparse.studies.tables import page
@@ -105,11 +105,13 @@ def test_files_of_a_schedule_without_a_name_have_no_suffix(
     assert names == {None: "toy", "": "toy", "taste": "toy_taste"}
 
 
-def test_the_name_of_a_cell_stands_for_all_points(grids: Path, runner: Callable[..., Runner]) -> None:
+def test_the_name_of_a_cell_stands_for_all_points(
+    grids: Path, runner: Callable[..., Runner], monkeypatch: pytest.MonkeyPatch
+) -> None:
     study = runner(grids, schedule="full")
     ran: list[str] = []
     study.run_cell = lambda name, *_, **__: ran.append(name)  # type: ignore[method-assign]
-    study._usable = lambda *_: True  # type: ignore[method-assign]
+    monkeypatch.setattr(RunOf, "usable", True)
     study.run(cells=["slow", "long/max_epochs=8,lr=0.1"])
     assert [name for name in ran if name != "warm"] == ["slow/lr=0.1", "slow/lr=0.2", "long/max_epochs=8,lr=0.1"]
     with pytest.raises(ConfigurationError, match="Did you mean 'slow'"):
