@@ -31,6 +31,7 @@ __all__ = [
     "check_positive",
     "check_shape",
     "check_widths",
+    "has_values",
 ]
 
 Choice = TypeVar("Choice", bound=str)
@@ -52,12 +53,12 @@ def _plain(value: Any) -> Any:
     """
     if isinstance(value, np.generic):
         return value.item()
-    if isinstance(value, Tensor) and value.dim() == 0 and not value.requires_grad and _readable(value):
+    if isinstance(value, Tensor) and value.dim() == 0 and not value.requires_grad and has_values(value):
         return value.item()
     return value
 
 
-def _readable(tensor: Tensor) -> bool:
+def has_values(tensor: Tensor) -> bool:
     """Return whether the values of a tensor can be read: no transform, trace or meta device prevents it."""
     return can_read_values() and not (tensor.is_meta or is_fake(tensor))
 
@@ -195,7 +196,7 @@ def check_parameter(name: str, value: float | Tensor, low: float, high: float) -
     if isinstance(value, Tensor):
         if value.dtype not in FLOATS:
             raise ConfigurationError(f"Expected argument `{name}` to be a floating tensor but got {value.dtype}.")
-        if value.device.type == "cpu" and _readable(value) and bool((value.detach() < low).any()):
+        if value.device.type == "cpu" and has_values(value) and bool((value.detach() < low).any()):
             got = value.detach()[value.detach() < low].flatten()[:5].tolist()
             raise ConfigurationError(
                 f"Expected every `{name}` to be at least {low} but got {got}. Clamp it, or learn it in a range."

@@ -14,6 +14,7 @@ from lit_sparse.errors import ConfigurationError
 from lit_sparse.estimators import Marginalize
 from lit_sparse.mappings import Sparsemax
 from lit_sparse.models import LitSparseModule
+from lit_sparse.nn import attention
 from lit_sparse.risks import Risk
 from lit_sparse.testing import check_risk
 
@@ -99,3 +100,20 @@ def test_a_model() -> None:
 
     with pytest.raises(ConfigurationError, match=r"`step` of .*OwnModel.* to return a StepOutput but got a Tensor"):
         OwnModel().run_step({}, 0, "train")
+
+
+class OfAnotherShape(Sparsemax):
+    def map(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
+        return super().map(scores, mask, dim).sum(dim, keepdim=True)
+
+
+def test_a_mapping() -> None:
+    x = torch.randn(2, 3, 4)
+    for call in (
+        lambda: OfAnotherShape()(x),
+        lambda: OfAnotherShape().value(x),
+        lambda: Marginalize(mapping=OfAnotherShape())(x[0], lambda latent: latent.values[:, 0]),
+        lambda: attention(x, x, x, mapping=OfAnotherShape()),
+    ):
+        with pytest.raises(ConfigurationError, match=r"`map` of .*OfAnotherShape to return a tensor of the scores' shape"):
+            call()

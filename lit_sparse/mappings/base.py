@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -151,6 +153,10 @@ class SparseMapping(nn.Module, ABC):
         super().__init_subclass__(**options)
         if "map" in vars(cls) and "threshold" not in vars(cls):  # a mapping of its own is not its base's entmax
             cls.threshold = SparseMapping.threshold  # type: ignore[method-assign]
+        if cls.__module__.partition(".")[0] != __name__.partition(".")[0]:  # the package's own are tested instead
+            for name in ("map", "map_block"):
+                if name in vars(cls):
+                    setattr(cls, name, _of_one_shape(vars(cls)[name]))
 
     def map_block(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
         """Map scores of attention (..., queries, keys): each query's by itself, unless a mapping couples the queries.
@@ -265,6 +271,23 @@ class _Sloped(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
         return _Sloped.apply(*batch_first(info.batch_size, in_dims, args)), 0  # type: ignore[no-untyped-call]
+
+
+def _of_one_shape(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a user's ``map`` or ``map_block`` that refuses its result if it does not have the shape of the scores."""
+
+    @functools.wraps(method)
+    def mapped(self: SparseMapping, scores: Tensor, *args: Any, **options: Any) -> Tensor:
+        y = method(self, scores, *args, **options)
+        if not isinstance(y, Tensor) or y.shape != scores.shape:
+            got = tuple(y.shape) if isinstance(y, Tensor) else full_name(y)
+            raise ConfigurationError(
+                f"Expected `{method.__name__}` of {full_name(self)} to return a tensor of the scores' shape"
+                f" {tuple(scores.shape)} but got {got}."
+            )
+        return y
+
+    return mapped
 
 
 class Threshold(NamedTuple):

@@ -59,6 +59,8 @@ def check_keys(batch: Batch, names: Sequence[str], remedy: str) -> None:
     Raises:
         ConfigurationError: if one is missing.
     """
+    if not isinstance(batch, dict):
+        check_batch(batch)
     missing = [name for name in names if name not in batch]
     if missing:
         raise ConfigurationError(
