@@ -13,10 +13,12 @@ from lit_sparse.coresets import CoresetSelector, Selection
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.estimators import Marginalize
 from lit_sparse.mappings import Sparsemax
-from lit_sparse.models import LitSparseModule
+from lit_sparse.metrics import TextMetric
+from lit_sparse.models import EntropicTransport, LitSparseModule, RobustClassifier
 from lit_sparse.nn import attention
 from lit_sparse.risks import Risk
 from lit_sparse.testing import check_risk
+from lit_sparse.transport import MLPPotentials
 
 
 class Given(CoresetSelector):
@@ -89,7 +91,7 @@ class Nothing(Risk):
 
 def test_a_risk() -> None:
     check_risk(TrimmedMean())
-    with pytest.raises(ConfigurationError, match=r"`measure` of .*Nothing.* to return a scalar tensor but got None"):
+    with pytest.raises(ConfigurationError, match=r"`measure` of .*Nothing.* to return a floating scalar tensor but got None"):
         Nothing()(torch.ones(3))
 
 
@@ -117,3 +119,123 @@ def test_a_mapping() -> None:
     ):
         with pytest.raises(ConfigurationError, match=r"`map` of .*OfAnotherShape to return a tensor of the scores' shape"):
             call()
+
+
+class OwnOmega(Sparsemax):
+    result: Any = None
+
+    def regularizer(self, y: Tensor, dim: int = -1, allowed: Tensor | None = None) -> Any:
+        return {"all": y.square().sum(), "each": y.square(), "none": None}[self.result]
+
+    def threshold(self) -> Any:
+        return 1.5
+
+
+def test_an_omega_and_a_threshold() -> None:
+    mapping, x = OwnOmega(), torch.randn(2, 3, 4)
+    for mapping.result in ("all", "each", "none"):
+        with pytest.raises(ConfigurationError, match=r"`regularizer` of .*OwnOmega to return Omega of each row, \(2, 3\)"):
+            mapping.value(x)
+    with pytest.raises(ConfigurationError, match=r"`threshold` of OwnOmega.* to return a Threshold or None but got 1.5"):
+        attention(x, x, x, mapping=mapping, method="sparse")
+
+
+def test_listed_values_fit_their_probabilities() -> None:
+    estimator = OwnEstimator(mapping=Sparsemax())
+    with pytest.raises(ConfigurationError, match=r"values \(5, 2, 3\) and probabilities \(5, 3\)"):
+        estimator.over_support(torch.ones(5, 3), torch.ones(5, 2, 3), lambda latent: latent.values[:, 0])
+
+
+class Largest(Risk):
+    def measure(self, losses: Tensor, weights: Tensor | None) -> Any:
+        return losses.argmax()
+
+    def draw_rows(self, size: int) -> Any:
+        return torch.ones(size, dtype=torch.bool)
+
+    def measurements(self) -> Any:
+        return {"name": "text"}
+
+
+class OwnMetric(TextMetric):
+    rows: int = 2
+
+    def __init__(self) -> None:
+        super().__init__(3)
+
+    def statistics(self, hypotheses: Any, references: Any) -> Tensor:
+        return torch.ones(self.rows, 3, dtype=torch.int64)
+
+    def scores(self, sums: Tensor, number: int) -> Any:
+        return 1.0
+
+    def described(self, references: int | None) -> str:
+        return ""
+
+
+def test_a_text_metric() -> None:
+    metric, texts = OwnMetric(), (["a", "b"], [["a"], ["b"]])
+    metric.update(*texts)
+    with pytest.raises(ConfigurationError, match=r"`scores` of .*OwnMetric to return a dict of numbers but got float"):
+        metric.compute()
+    metric.rows = 1
+    with pytest.raises(ConfigurationError, match=r"`statistics` of .*OwnMetric.* a row per text, \(2, 3\), but got \(1, 3\)"):
+        metric.update(*texts)
+
+
+class Whole(MLPPotentials):
+    def source_potential(self, x: Tensor) -> Tensor:
+        return super().source_potential(x).long()
+
+
+class Pair(torch.nn.Linear):
+    def forward(self, *inputs: Tensor) -> Any:
+        found = super().forward(*inputs)
+        return found, found
+
+
+BATCH = {"pixels": torch.rand(4, 3), "label": torch.arange(4) % 2, "index": torch.arange(4)}
+
+
+def classifier(**options: Any) -> RobustClassifier:
+    return RobustClassifier(in_features=3, classes=2, **({"network": torch.nn.Linear(3, 2)} | options))
+
+
+class Moved:
+    def __call__(self, losses: Any, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        return inputs, inputs.sum()
+
+
+def moving() -> Risk:
+    risk = TrimmedMean()
+    risk.adversary = Moved()  # type: ignore[assignment]
+    return risk
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (
+            lambda: EntropicTransport(Whole(), dim=1)(torch.ones(2, 1), torch.ones(2, 1)),
+            r"a value per point \(2,\) .* torch.int64",
+        ),
+        (lambda: classifier(network=Pair(3, 2))(BATCH["pixels"]), "returns a floating tensor but .*Pair returns tuple"),
+        (lambda: classifier(risk=Largest()).run_step(BATCH, 0, "train"), "a floating scalar tensor but got .* of torch.int64"),
+        (
+            lambda: classifier(risk=Largest()).on_train_epoch_end(),
+            "`measurements` of .*Largest to return numbers but got 'text'",
+        ),
+        (lambda: classifier(risk=moving()).run_step(BATCH, 0, "train"), r"`adversary` of .*TrimmedMean .* \(4, 3\) and \(\)"),
+        (lambda: classifier().run_step(BATCH | {"index": torch.arange(7)}, 0, "train"), "a row per example"),
+        (lambda: classifier().on_predict_batch_start((BATCH["pixels"],), 0), "batches that are dicts of tensors but got tuple"),
+        (lambda: classifier().on_predict_batch_start({"pixels": BATCH["pixels"]}, 0), "batches with index but got pixels"),
+    ],
+)
+def test_other_results(call: Any, text: str) -> None:
+    with pytest.raises(ConfigurationError, match=text):
+        call()
+
+
+def test_drawn_rows_are_indices() -> None:
+    with pytest.raises(IndexError, match=r"indices \(n,\) int64 but got \(4,\) torch.bool"):
+        classifier(risk=Largest()).training_step(BATCH, 0)

@@ -13,7 +13,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from lit_sparse.checkpoint_files import load_module
-from lit_sparse.checks import MOST_EXAMPLES, MOST_SEED, check_count, check_number
+from lit_sparse.checks import MOST_EXAMPLES, MOST_SEED, check_count, check_integer, check_number
 from lit_sparse.data.loader import Batch, EpochLoader
 from lit_sparse.errors import CheckpointError, ConfigurationError, DataError
 from lit_sparse.lightning import check_pairing, pl, rank_zero_warn
@@ -197,7 +197,7 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
 
     def train_indices(self) -> Tensor:
         """Return the ascending indices (N,) of all examples that training uses."""
-        return torch.arange(self.size("train"))
+        return torch.arange(check_integer("size", self.size("train")))
 
     def divided(self, batches: Sequence[Tensor], rank: int, processes: int) -> Sequence[Tensor]:
         """Return a process's share of the rest of an epoch, in batches of this size, when it was begun in others.
@@ -270,6 +270,7 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
 
     def _in_order(self, split: Split) -> EpochLoader:
         rank, processes = self._process()
+        check_integer("size", self.size(split))
         if self.size(split) < (1 if self._may_be_without() else processes):  # raised on all, so that none waits for another
             raise DataError(
                 f"Expected at least {processes} examples in the {split} data, one per process, but got {self.size(split)}."

@@ -214,6 +214,11 @@ class Estimator(nn.Module, ABC):
             values: (B, S, D) value of each probability.
             loss_fn: see :meth:`forward`.
         """
+        if values.dim() != 3 or values.shape[:2] != probs.shape:
+            raise ConfigurationError(
+                f"Expected a value (B, S, D) for each probability (B, S) but got values {tuple(values.shape)} and"
+                f" probabilities {tuple(probs.shape)}."
+            )
         support = probs != 0  # NaN is included, so that an invalid row shows in the loss
         rows, places = support.nonzero(as_tuple=True)
         listed = probs[rows, places]

@@ -213,7 +213,13 @@ class SparseMapping(nn.Module, ABC):
         top = x.amax(dim, keepdim=True)
         center = torch.where(top.isinf(), 0.0, top) if self.shift_invariant and self.on_simplex else torch.zeros_like(top)
         gain = torch.where(y != 0, y * (x - center), 0.0).sum(dim)
-        maximum = center.squeeze(dim) + gain - self.gamma * self.regularizer(y, dim, allowed).detach()
+        omega = self.regularizer(y, dim, allowed)
+        if not isinstance(omega, Tensor) or omega.shape != gain.shape:
+            got = tuple(omega.shape) if isinstance(omega, Tensor) else full_name(omega)
+            raise ConfigurationError(
+                f"Expected `regularizer` of {full_name(self)} to return Omega of each row, {tuple(gain.shape)}, but got {got}."
+            )
+        maximum = center.squeeze(dim) + gain - self.gamma * omega.detach()
         return torch.where(allowed.any(dim), maximum, -torch.inf)
 
     def extra_repr(self) -> str:
