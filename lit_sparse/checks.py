@@ -29,6 +29,7 @@ __all__ = [
     "check_number",
     "check_parameter",
     "check_positive",
+    "check_result",
     "check_shape",
     "check_widths",
     "has_values",
@@ -240,6 +241,20 @@ def check_mask(mask: Tensor, meaning: str) -> Tensor:
         advice = " Convert it with `.bool()`." if isinstance(mask, Tensor) and not mask.is_floating_point() else ""
         raise ConfigurationError(f"Expected a boolean mask in a torch tensor, True where {meaning}, but got {got}.{advice}")
     return mask
+
+
+def check_result(part: object, method: str, value: Any, shape: tuple[int, ...]) -> Tensor:
+    """Return the result of a method that a user wrote, a floating tensor of a shape.
+
+    Raises:
+        ConfigurationError: for any other result.
+    """
+    if not isinstance(value, Tensor) or value.shape != shape or not value.is_floating_point():
+        got = f"{tuple(value.shape)} of {value.dtype}" if isinstance(value, Tensor) else full_name(value)
+        raise ConfigurationError(
+            f"Expected `{method}` of {full_name(part)} to return a floating tensor of shape {tuple(shape)} but got {got}."
+        )
+    return value
 
 
 def check_indices(indices: Tensor, size: int) -> Tensor:

@@ -9,16 +9,32 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_sparse.coresets import CoresetSelector, Selection
-from lit_sparse.errors import ConfigurationError
+from lit_sparse.coresets import CoresetSelector, Examples, NormalLikelihood, Projection, Selection
+from lit_sparse.data import (
+    ImageDataModule,
+    Images,
+    LabelNoise,
+    RegressionDataModule,
+    TranslationDataModule,
+    TransportDataModule,
+)
+from lit_sparse.errors import ConfigurationError, LitSparseError
 from lit_sparse.estimators import Marginalize
 from lit_sparse.mappings import Sparsemax
 from lit_sparse.metrics import TextMetric
-from lit_sparse.models import EntropicTransport, LitSparseModule, RobustClassifier
-from lit_sparse.nn import attention
+from lit_sparse.models import (
+    BayesianRegression,
+    EntropicTransport,
+    LitSparseModule,
+    RobustClassifier,
+    SignalingGame,
+    StepOutput,
+    SupervisedOnlineAutoencoder,
+)
+from lit_sparse.nn import InitialBases, attention
 from lit_sparse.risks import Risk
 from lit_sparse.testing import check_risk
-from lit_sparse.transport import MLPPotentials
+from lit_sparse.transport import Measure, MLPPotentials
 
 
 class Given(CoresetSelector):
@@ -239,3 +255,103 @@ def test_other_results(call: Any, text: str) -> None:
 def test_drawn_rows_are_indices() -> None:
     with pytest.raises(IndexError, match=r"indices \(n,\) int64 but got \(4,\) torch.bool"):
         classifier(risk=Largest()).training_step(BATCH, 0)
+
+
+def own(base: type, **methods: Any) -> Any:
+    """Return an instance of a subclass with other methods, which take no ``self``."""
+    return type("Own", (base,), {name: staticmethod(call) for name, call in methods.items()})
+
+
+def stepped(**found: Any) -> Any:
+    return own(LitSparseModule, step=lambda *_: StepOutput(**found))().run_step(BATCH, 0, "train")
+
+
+ROWS = {"features": torch.rand(4, 2), "target": torch.rand(4), "index": torch.arange(4)}
+
+
+def regression(**methods: Any) -> BayesianRegression:
+    return BayesianRegression(likelihood=own(NormalLikelihood, **methods)(), in_features=2)
+
+
+def autoencoder(**options: Any) -> SupervisedOnlineAutoencoder:
+    return SupervisedOnlineAutoencoder(**({"mapping": None, "in_features": 3, "width": 4, "classes": 2} | options))
+
+
+def points(found: Any) -> Any:
+    measure = type("Own", (Measure,), {"dim": 2, "sample": lambda self, seed, index: found})()
+    return TransportDataModule(measure, measure).fetch("train", 0, torch.arange(3))
+
+
+def expected(**found: Any) -> Any:
+    class Changed(Marginalize):
+        def expect(self, scores: Tensor, loss_fn: Any, context: Tensor | None) -> Any:
+            return replace(super().expect(scores, loss_fn, context), **found)
+
+    return Changed(mapping=Sparsemax())(torch.zeros(5, 3), lambda latent: latent.values[:, 0])
+
+
+class Wider(Projection):
+    batch_size = 2
+    width = 1
+
+    def project(self, batch: Any) -> Tensor:
+        self.width += 1
+        return torch.ones(len(batch["x"]), self.width)
+
+
+def game(receiver: Any) -> Any:
+    batch = {"target": torch.ones(2, 3), "candidates": torch.ones(2, 2, 3), "position": torch.zeros(2, dtype=torch.int64)}
+    model = SignalingGame(Sparsemax(), Marginalize(), in_features=3, vocabulary=4, receiver=receiver)
+    return model.run_step(batch, 0, "train")
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: stepped(losses=torch.ones(2)), r"`step\(...\).losses` of .*Own to return .* shape \(4,\) but got \(2,\)"),
+        (lambda: stepped(objective=torch.ones(4)), r"`step\(...\).objective` .* shape \(\) but got \(4,\)"),
+        (lambda: stepped(losses=torch.ones(4), penalty=torch.ones(4)), r"`step\(...\).penalty` .* shape \(\) but got \(4,\)"),
+        (lambda: own(RobustClassifier, configure_metrics=lambda _: {"a": 3})().stage_metrics("val"), "`configure_metrics` of"),
+        (
+            lambda: own(RobustClassifier, configure_predictor=lambda: 3)().predictor(),
+            "`configure_predictor` of .*Own .* got int",
+        ),
+        (lambda: regression(log_prob=lambda *_: torch.ones(())).run_step(ROWS, 0, "train"), r"`log_prob` .* got \(\)"),
+        (lambda: regression(mean=lambda eta: eta.mean()).run_step(ROWS, 0, "train"), r"`mean` .* shape \(4,\) but got \(\)"),
+        (lambda: regression(mean=lambda eta: eta.mean()).predict_step(ROWS, 0), r"`mean` .* shape \(4,\) but got \(\)"),
+        (lambda: points(torch.ones(3, 2).numpy()), "floating tensor but got numpy.ndarray"),
+        (lambda: points(torch.ones(3, 2).long()), "floating tensor but got .* torch.int64"),
+        (lambda: own(ImageDataModule, load=lambda: None)().setup("fit"), "`load` of .*Own .* each Images, but got NoneType"),
+        (
+            lambda: own(RegressionDataModule, load=lambda: {"train": ()})().setup("fit"),
+            "each Table, but got .*'tuple'",
+        ),
+        (
+            lambda: own(TranslationDataModule, read=lambda _: {"source": ["a", "b"], "target": ["c"]})(
+                ".", source="a", target="b"
+            ).setup("fit"),
+            "equally many rows of each role in the train data",
+        ),
+        (lambda: expected(probs=torch.ones(7)), "whose `probs` have a row per example"),
+        (lambda: expected(decoder_calls=torch.ones(2)), "one for each of 5 examples"),
+        (
+            lambda: autoencoder(initial_bases=own(InitialBases, forward=lambda *_: None)()).start(torch.ones(9, 3)),
+            "`forward` of .*Own .* got NoneType",
+        ),
+        (lambda: autoencoder(mapping=own(torch.nn.Module, forward=lambda x: (x, x))()).encode(torch.ones(2, 3)), "got tuple"),
+        (
+            lambda: game(own(torch.nn.Module, forward=lambda *args: torch.zeros(len(args[1]), 2).long())()),
+            "to scores .* torch.int64",
+        ),
+        (lambda: Wider()(Examples.of(x=torch.ones(4, 1))), "vectors of one length but got 2 and 3"),
+        (
+            lambda: own(ImageDataModule, load=dict)(label_noise=own(LabelNoise, __call__=lambda *_: None)()).noisy(
+                Images(torch.ones(2, 3), torch.zeros(2, dtype=torch.int64))
+            ),
+            "labels of int64 from .* but got NoneType",
+        ),
+    ],
+)
+def test_what_own_parts_return(call: Any, text: str) -> None:
+    with pytest.raises(LitSparseError, match=text):
+        call()

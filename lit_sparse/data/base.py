@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from copy import copy
 from itertools import accumulate
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,13 +15,14 @@ from typing_extensions import Self
 from lit_sparse.checkpoint_files import load_module
 from lit_sparse.checks import MOST_EXAMPLES, MOST_SEED, check_count, check_integer, check_number
 from lit_sparse.data.loader import Batch, EpochLoader
-from lit_sparse.errors import CheckpointError, ConfigurationError, DataError
+from lit_sparse.errors import CheckpointError, ConfigurationError, DataError, full_name
 from lit_sparse.lightning import check_pairing, pl, rank_zero_warn
 from lit_sparse.lightning_internals import fit_position, index_sampler, move_batches, runs_fit
 from lit_sparse.state_checks import COUNT, ListOf, equal_to
 
-__all__ = ["ResumableDataModule", "Split", "in_batches", "shuffled", "warn_without_test"]
+__all__ = ["ResumableDataModule", "Split", "in_batches", "loaded", "shuffled", "warn_without_test"]
 
+Loaded = TypeVar("Loaded")
 Split = Literal["train", "val", "test", "predict"]
 #: Examples of small training batches that are fetched together.
 ROWS_PER_FETCH = 1024
@@ -36,6 +37,22 @@ def shuffled(size: int, seed: int, epoch: int = 0, stream: int = 0) -> Tensor:
 def in_batches(indices: Tensor, size: int) -> list[Tensor]:
     """Split indices into batches of ``size``; the last batch may be smaller."""
     return [indices[start : start + size] for start in range(0, len(indices), size)]
+
+
+def loaded(data: Any, kind: type[Loaded]) -> dict[Split, Loaded]:
+    """Return the splits that ``load`` of a data module returns.
+
+    Raises:
+        DataError: unless it is a dict of splits of a type, with one to train on.
+    """
+    splits: dict[Split, Loaded] = data.load()
+    if not isinstance(splits, dict) or "train" not in splits or not all(isinstance(part, kind) for part in splits.values()):
+        got = {name: full_name(part) for name, part in splits.items()} if isinstance(splits, dict) else full_name(splits)
+        raise DataError(
+            f"Expected `load` of {full_name(data)} to return a dict with 'train' and other splits, each {kind.__name__}, but"
+            f" got {got}."
+        )
+    return splits
 
 
 def held_out(name: str, size: float, total: int, rest: int) -> int:

@@ -164,6 +164,13 @@ class Estimator(nn.Module, ABC):
                 f"Expected `expect` or `estimate` of {full_name(self)} to return an Expectation with a loss of shape"
                 f" ({len(scores)},), one per example, but got {got}."
             )
+        per_example = (found.support_size, found.decoder_calls, found.analytic_entropy)
+        listed = found.probs.shape[:1] in (scores.shape[:1], found.example_index.shape)
+        if not listed or any(part is not None and part.shape != scores.shape[:1] for part in per_example):
+            raise ConfigurationError(
+                f"Expected an Expectation of {full_name(self)} whose `probs` have a row per example, or per `example_index`,"
+                f" and other entries one for each of {len(scores)} examples."
+            )
         return found
 
     @abstractmethod

@@ -15,7 +15,7 @@ from typing_extensions import Self, override
 
 from lit_sparse.arguments import KeepsArguments, constructor_parameters
 from lit_sparse.checkpoint_files import check_kinds, load_module
-from lit_sparse.checks import check_choice, check_indices
+from lit_sparse.checks import check_choice, check_indices, check_result
 from lit_sparse.descriptions import class_path, describe_all
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.lightning import (
@@ -170,6 +170,10 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         name = f"{stage}_metrics"
         if name not in self._modules:
             declared = self.configure_metrics(stage)
+            if not isinstance(declared, dict) or not all(isinstance(metric, Metric) for metric in declared.values()):
+                raise ConfigurationError(
+                    f"Expected `configure_metrics` of {full_name(self)} to return a dict of metrics but got {declared!r}."
+                )
             if stage != "train":
                 declared |= group_metrics(declared)
             elif not isinstance(self.risk, Mean):
@@ -191,7 +195,12 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         Raises:
             ConfigurationError: for a model without a predictor, or one whose vocabularies are not set yet.
         """
-        return copy.deepcopy(self.configure_predictor()).requires_grad_(False).eval()
+        served = self.configure_predictor()
+        if not isinstance(served, nn.Module):
+            raise ConfigurationError(
+                f"Expected `configure_predictor` of {full_name(self)} to return a torch module but got {full_name(served)}."
+            )
+        return copy.deepcopy(served).requires_grad_(False).eval()
 
     def run_step(self, batch: Batch, batch_idx: int, stage: Stage) -> dict[str, Any]:
         """Return the objective of a batch as ``loss``, and the measurements of the step for callbacks.
@@ -223,6 +232,10 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
                 f"Expected `step` of {full_name(self)} to return a StepOutput but got a {type(output).__name__}."
             )
         objective, losses, rows = output.objective, output.losses, output.example_index
+        count = size_of(batch) if rows is None else len(rows)
+        for name, value, shape in (("objective", objective, ()), ("penalty", output.penalty, ()), ("losses", losses, (count,))):
+            if value is not None:
+                check_result(self, f"step(...).{name}", value, shape)
         if losses is None:
             if objective is None:
                 raise ConfigurationError(f"Expected `losses` or an `objective` from {full_name(self)} but got neither.")
