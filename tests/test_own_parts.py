@@ -9,12 +9,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_sparse.coresets import CoresetSelector, Examples, NormalLikelihood, Projection, Selection
+from lit_sparse.coresets import (
+    CoresetSelector,
+    Examples,
+    LogisticLikelihood,
+    LogLikelihoodVectors,
+    NormalLikelihood,
+    Projection,
+    Selection,
+)
 from lit_sparse.data import (
     ImageDataModule,
     Images,
     LabelNoise,
     RegressionDataModule,
+    ResumableDataModule,
     TranslationDataModule,
     TransportDataModule,
 )
@@ -305,12 +314,30 @@ def game(receiver: Any) -> Any:
     return model.run_step(batch, 0, "train")
 
 
+def fetching(batch: Any) -> Any:
+    data = own(ResumableDataModule, size=lambda _: 4, fetch=lambda *_: batch)(batch_size=4)
+    return [list(data.val_dataloader()), list(data.train_dataloader())]
+
+
+def posterior(**methods: Any) -> Any:
+    return LogLikelihoodVectors(own(LogisticLikelihood, **methods)())(
+        Examples.of(features=torch.rand(4, 2), target=torch.tensor([1.0, -1.0, 1.0, -1.0]))
+    )
+
+
 @pytest.mark.parametrize(
     ("call", "text"),
     [
         (lambda: stepped(losses=torch.ones(2)), r"`step\(...\).losses` of .*Own to return .* shape \(4,\) but got \(2,\)"),
         (lambda: stepped(objective=torch.ones(4)), r"`step\(...\).objective` .* shape \(\) but got \(4,\)"),
         (lambda: stepped(losses=torch.ones(4), penalty=torch.ones(4)), r"`step\(...\).penalty` .* shape \(\) but got \(4,\)"),
+        (lambda: stepped(losses=torch.ones(4), transport_cost=torch.ones(())), r"transport_cost` .* \(4,\) but got \(\)"),
+        (lambda: stepped(losses=torch.ones(4), example_index=torch.ones(4)), "`example_index` of .*Own to be indices"),
+        (lambda: fetching(None), "`fetch` of .*Own to return a batch of 4 examples but got None"),
+        (lambda: fetching({"index": torch.arange(2)}), r"a batch of 4 examples but got an `index` \(2,\)"),
+        (lambda: posterior(log_prob=lambda *_: torch.ones(())), r"`log_prob` of .*Own .* but got \(\)"),
+        (lambda: posterior(derivatives=lambda *_: torch.ones(4)), "`derivatives` of .*Own to return two tensors"),
+        (lambda: posterior(derivatives=lambda *_: (torch.ones(()),) * 2), r"`derivatives` of .*Own .* but got \(\)"),
         (lambda: own(RobustClassifier, configure_metrics=lambda _: {"a": 3})().stage_metrics("val"), "`configure_metrics` of"),
         (
             lambda: own(RobustClassifier, configure_predictor=lambda: 3)().predictor(),

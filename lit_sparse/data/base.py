@@ -55,6 +55,22 @@ def loaded(data: Any, kind: type[Loaded]) -> dict[Split, Loaded]:
     return splits
 
 
+def fetched(data: ResumableDataModule, split: Split, epoch: int, indices: Tensor) -> Batch:
+    """Return the batch that ``fetch`` of a data module makes; without this check, Lightning skips a batch that is None.
+
+    Raises:
+        ConfigurationError: if it is None, or has an ``index`` for fewer or more examples.
+    """
+    batch: Any = data.fetch(split, epoch, indices)
+    index: Any = batch.get("index") if isinstance(batch, dict) else None
+    if batch is None or (isinstance(index, Tensor) and index.shape != indices.shape):
+        got = "None" if batch is None else f"an `index` {tuple(index.shape)}"
+        raise ConfigurationError(
+            f"Expected `fetch` of {full_name(data)} to return a batch of {len(indices)} examples but got {got}."
+        )
+    return batch  # type: ignore[no-any-return]
+
+
 def held_out(name: str, size: float, total: int, rest: int) -> int:
     """Return how many examples a split holds out.
 
@@ -297,7 +313,7 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
         batches = in_batches(share, self.eval_batch_size) or [share]  # Lightning skips the hooks of an epoch without batches
         loader = EpochLoader(
             lambda epoch: batches,
-            lambda epoch, indices: self.fetch(split, 0, indices) if len(indices) else {},
+            lambda epoch, indices: fetched(self, split, 0, indices) if len(indices) else {},
             num_workers=self.num_workers,
             pin_memory=torch.cuda.is_available(),
         )
@@ -329,7 +345,7 @@ class _TrainLoader(EpochLoader):
         size = len(data.train_batches(0, rank, processes)[0]) if count > 1 else 0
 
         def fetch(epoch: int, indices: Tensor) -> Batch:
-            batch = data.fetch("train", epoch, indices)
+            batch = fetched(data, "train", epoch, indices)
             return batch if count == 1 else {**batch, "updates": (count, size)}
 
         self.data, self.rank, self.processes, self.count, self.trainer = data, rank, processes, count, trainer

@@ -232,9 +232,11 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
                 f"Expected `step` of {full_name(self)} to return a StepOutput but got a {type(output).__name__}."
             )
         objective, losses, rows = output.objective, output.losses, output.example_index
-        count = size_of(batch) if rows is None else len(rows)
-        for name, value, shape in (("objective", objective, ()), ("penalty", output.penalty, ()), ("losses", losses, (count,))):
-            if value is not None:
+        if rows is not None and (not isinstance(rows, Tensor) or rows.dim() != 1 or rows.dtype != torch.int64):
+            raise ConfigurationError(f"Expected `example_index` of {full_name(self)} to be indices (R,) but got {rows!r}.")
+        each = (size_of(batch) if rows is None else len(rows),)
+        for name, shape in (("objective", ()), ("penalty", ()), ("losses", each), ("transport_cost", each)):
+            if (value := getattr(output, name)) is not None:
                 check_result(self, f"step(...).{name}", value, shape)
         if losses is None:
             if objective is None:
