@@ -29,8 +29,10 @@ __all__ = [
     "check_number",
     "check_parameter",
     "check_positive",
+    "check_result",
     "check_shape",
     "check_widths",
+    "has_values",
 ]
 
 Choice = TypeVar("Choice", bound=str)
@@ -52,12 +54,12 @@ def _plain(value: Any) -> Any:
     """
     if isinstance(value, np.generic):
         return value.item()
-    if isinstance(value, Tensor) and value.dim() == 0 and not value.requires_grad and _readable(value):
+    if isinstance(value, Tensor) and value.dim() == 0 and not value.requires_grad and has_values(value):
         return value.item()
     return value
 
 
-def _readable(tensor: Tensor) -> bool:
+def has_values(tensor: Tensor) -> bool:
     """Return whether the values of a tensor can be read: no transform, trace or meta device prevents it."""
     return can_read_values() and not (tensor.is_meta or is_fake(tensor))
 
@@ -195,7 +197,7 @@ def check_parameter(name: str, value: float | Tensor, low: float, high: float) -
     if isinstance(value, Tensor):
         if value.dtype not in FLOATS:
             raise ConfigurationError(f"Expected argument `{name}` to be a floating tensor but got {value.dtype}.")
-        if value.device.type == "cpu" and _readable(value) and bool((value.detach() < low).any()):
+        if value.device.type == "cpu" and has_values(value) and bool((value.detach() < low).any()):
             got = value.detach()[value.detach() < low].flatten()[:5].tolist()
             raise ConfigurationError(
                 f"Expected every `{name}` to be at least {low} but got {got}. Clamp it, or learn it in a range."
@@ -239,6 +241,20 @@ def check_mask(mask: Tensor, meaning: str) -> Tensor:
         advice = " Convert it with `.bool()`." if isinstance(mask, Tensor) and not mask.is_floating_point() else ""
         raise ConfigurationError(f"Expected a boolean mask in a torch tensor, True where {meaning}, but got {got}.{advice}")
     return mask
+
+
+def check_result(part: object, method: str, value: Any, shape: tuple[int, ...]) -> Tensor:
+    """Return the result of a method that a user wrote, a floating tensor of a shape.
+
+    Raises:
+        ConfigurationError: for any other result.
+    """
+    if not isinstance(value, Tensor) or value.shape != shape or not value.is_floating_point():
+        got = f"{tuple(value.shape)} of {value.dtype}" if isinstance(value, Tensor) else full_name(value)
+        raise ConfigurationError(
+            f"Expected `{method}` of {full_name(part)} to return a floating tensor of shape {tuple(shape)} but got {got}."
+        )
+    return value
 
 
 def check_indices(indices: Tensor, size: int) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -80,6 +81,10 @@ def export_onnx(
     except ImportError as error:
         raise MissingExtraError("ONNX models", "onnx") from error
     check_count("opset", opset, OLDEST_OPSET)
+    if not Path(path).parent.is_dir() or Path(path).is_dir():
+        raise ConfigurationError(
+            f"Expected the path of a file in a folder that exists but got {str(path)!r}. Create the folder."
+        )
     _check_exact(module)
     with _evaluation(module), torch.no_grad():
         program = torch.export.export(module, args, dynamic_shapes=dynamic_shapes)

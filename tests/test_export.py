@@ -180,6 +180,13 @@ def test_what_has_no_exact_form_is_refused_by_name(module: Any, message: str, tm
     assert not list(tmp_path.iterdir())
 
 
+def test_a_missing_folder_is_told_before_the_export(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    for path in (tmp_path / "none" / "model.onnx", tmp_path):
+        with pytest.raises(ConfigurationError, match="path of a file in a folder that exists"):
+            export_onnx(Sparsemax(), (torch.randn(3, 5),), path)
+
+
 @pytest.mark.parametrize("opset", [17, 20.0])
 def test_an_older_opset_is_refused(opset: Any, tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")

@@ -9,13 +9,41 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_sparse.coresets import CoresetSelector, Selection
-from lit_sparse.errors import ConfigurationError
+from lit_sparse.coresets import (
+    CoresetSelector,
+    Examples,
+    LogisticLikelihood,
+    LogLikelihoodVectors,
+    NormalLikelihood,
+    Projection,
+    Selection,
+)
+from lit_sparse.data import (
+    ImageDataModule,
+    Images,
+    LabelNoise,
+    RegressionDataModule,
+    ResumableDataModule,
+    TranslationDataModule,
+    TransportDataModule,
+)
+from lit_sparse.errors import ConfigurationError, LitSparseError
 from lit_sparse.estimators import Marginalize
 from lit_sparse.mappings import Sparsemax
-from lit_sparse.models import LitSparseModule
+from lit_sparse.metrics import TextMetric
+from lit_sparse.models import (
+    BayesianRegression,
+    EntropicTransport,
+    LitSparseModule,
+    RobustClassifier,
+    SignalingGame,
+    StepOutput,
+    SupervisedOnlineAutoencoder,
+)
+from lit_sparse.nn import InitialBases, attention
 from lit_sparse.risks import Risk
 from lit_sparse.testing import check_risk
+from lit_sparse.transport import Measure, MLPPotentials
 
 
 class Given(CoresetSelector):
@@ -88,7 +116,7 @@ class Nothing(Risk):
 
 def test_a_risk() -> None:
     check_risk(TrimmedMean())
-    with pytest.raises(ConfigurationError, match=r"`measure` of .*Nothing.* to return a scalar tensor but got None"):
+    with pytest.raises(ConfigurationError, match=r"`measure` of .*Nothing.* to return a floating scalar tensor but got None"):
         Nothing()(torch.ones(3))
 
 
@@ -99,3 +127,258 @@ def test_a_model() -> None:
 
     with pytest.raises(ConfigurationError, match=r"`step` of .*OwnModel.* to return a StepOutput but got a Tensor"):
         OwnModel().run_step({}, 0, "train")
+
+
+class OfAnotherShape(Sparsemax):
+    def map(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
+        return super().map(scores, mask, dim).sum(dim, keepdim=True)
+
+
+def test_a_mapping() -> None:
+    x = torch.randn(2, 3, 4)
+    for call in (
+        lambda: OfAnotherShape()(x),
+        lambda: OfAnotherShape().value(x),
+        lambda: Marginalize(mapping=OfAnotherShape())(x[0], lambda latent: latent.values[:, 0]),
+        lambda: attention(x, x, x, mapping=OfAnotherShape()),
+    ):
+        with pytest.raises(ConfigurationError, match=r"`map` of .*OfAnotherShape to return a tensor of the scores' shape"):
+            call()
+
+
+class OwnOmega(Sparsemax):
+    result: Any = None
+
+    def regularizer(self, y: Tensor, dim: int = -1, allowed: Tensor | None = None) -> Any:
+        return {"all": y.square().sum(), "each": y.square(), "none": None}[self.result]
+
+    def threshold(self) -> Any:
+        return 1.5
+
+
+def test_an_omega_and_a_threshold() -> None:
+    mapping, x = OwnOmega(), torch.randn(2, 3, 4)
+    for mapping.result in ("all", "each", "none"):
+        with pytest.raises(ConfigurationError, match=r"`regularizer` of .*OwnOmega to return Omega of each row, \(2, 3\)"):
+            mapping.value(x)
+    with pytest.raises(ConfigurationError, match=r"`threshold` of OwnOmega.* to return a Threshold or None but got 1.5"):
+        attention(x, x, x, mapping=mapping, method="sparse")
+
+
+def test_listed_values_fit_their_probabilities() -> None:
+    estimator = OwnEstimator(mapping=Sparsemax())
+    with pytest.raises(ConfigurationError, match=r"values \(5, 2, 3\) and probabilities \(5, 3\)"):
+        estimator.over_support(torch.ones(5, 3), torch.ones(5, 2, 3), lambda latent: latent.values[:, 0])
+
+
+class Largest(Risk):
+    def measure(self, losses: Tensor, weights: Tensor | None) -> Any:
+        return losses.argmax()
+
+    def draw_rows(self, size: int) -> Any:
+        return torch.ones(size, dtype=torch.bool)
+
+    def measurements(self) -> Any:
+        return {"name": "text"}
+
+
+class OwnMetric(TextMetric):
+    rows: int = 2
+
+    def __init__(self) -> None:
+        super().__init__(3)
+
+    def statistics(self, hypotheses: Any, references: Any) -> Tensor:
+        return torch.ones(self.rows, 3, dtype=torch.int64)
+
+    def scores(self, sums: Tensor, number: int) -> Any:
+        return 1.0
+
+    def described(self, references: int | None) -> str:
+        return ""
+
+
+def test_a_text_metric() -> None:
+    metric, texts = OwnMetric(), (["a", "b"], [["a"], ["b"]])
+    metric.update(*texts)
+    with pytest.raises(ConfigurationError, match=r"`scores` of .*OwnMetric to return a dict of numbers but got float"):
+        metric.compute()
+    metric.rows = 1
+    with pytest.raises(ConfigurationError, match=r"`statistics` of .*OwnMetric.* a row per text, \(2, 3\), but got \(1, 3\)"):
+        metric.update(*texts)
+
+
+class Whole(MLPPotentials):
+    def source_potential(self, x: Tensor) -> Tensor:
+        return super().source_potential(x).long()
+
+
+class Pair(torch.nn.Linear):
+    def forward(self, *inputs: Tensor) -> Any:
+        found = super().forward(*inputs)
+        return found, found
+
+
+BATCH = {"pixels": torch.rand(4, 3), "label": torch.arange(4) % 2, "index": torch.arange(4)}
+
+
+def classifier(**options: Any) -> RobustClassifier:
+    return RobustClassifier(in_features=3, classes=2, **({"network": torch.nn.Linear(3, 2)} | options))
+
+
+class Moved:
+    def __call__(self, losses: Any, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        return inputs, inputs.sum()
+
+
+def moving() -> Risk:
+    risk = TrimmedMean()
+    risk.adversary = Moved()  # type: ignore[assignment]
+    return risk
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (
+            lambda: EntropicTransport(Whole(), dim=1)(torch.ones(2, 1), torch.ones(2, 1)),
+            r"a value per point \(2,\) .* torch.int64",
+        ),
+        (lambda: classifier(network=Pair(3, 2))(BATCH["pixels"]), "returns a floating tensor but .*Pair returns tuple"),
+        (lambda: classifier(risk=Largest()).run_step(BATCH, 0, "train"), "a floating scalar tensor but got .* of torch.int64"),
+        (
+            lambda: classifier(risk=Largest()).on_train_epoch_end(),
+            "`measurements` of .*Largest to return numbers but got 'text'",
+        ),
+        (lambda: classifier(risk=moving()).run_step(BATCH, 0, "train"), r"`adversary` of .*TrimmedMean .* \(4, 3\) and \(\)"),
+        (lambda: classifier().run_step(BATCH | {"index": torch.arange(7)}, 0, "train"), "a row per example"),
+        (lambda: classifier().on_predict_batch_start((BATCH["pixels"],), 0), "batches that are dicts of tensors but got tuple"),
+        (lambda: classifier().on_predict_batch_start({"pixels": BATCH["pixels"]}, 0), "batches with index but got pixels"),
+    ],
+)
+def test_other_results(call: Any, text: str) -> None:
+    with pytest.raises(ConfigurationError, match=text):
+        call()
+
+
+def test_drawn_rows_are_indices() -> None:
+    with pytest.raises(IndexError, match=r"indices \(n,\) int64 but got \(4,\) torch.bool"):
+        classifier(risk=Largest()).training_step(BATCH, 0)
+
+
+def own(base: type, **methods: Any) -> Any:
+    """Return an instance of a subclass with other methods, which take no ``self``."""
+    return type("Own", (base,), {name: staticmethod(call) for name, call in methods.items()})
+
+
+def stepped(**found: Any) -> Any:
+    return own(LitSparseModule, step=lambda *_: StepOutput(**found))().run_step(BATCH, 0, "train")
+
+
+ROWS = {"features": torch.rand(4, 2), "target": torch.rand(4), "index": torch.arange(4)}
+
+
+def regression(**methods: Any) -> BayesianRegression:
+    return BayesianRegression(likelihood=own(NormalLikelihood, **methods)(), in_features=2)
+
+
+def autoencoder(**options: Any) -> SupervisedOnlineAutoencoder:
+    return SupervisedOnlineAutoencoder(**({"mapping": None, "in_features": 3, "width": 4, "classes": 2} | options))
+
+
+def points(found: Any) -> Any:
+    measure = type("Own", (Measure,), {"dim": 2, "sample": lambda self, seed, index: found})()
+    return TransportDataModule(measure, measure).fetch("train", 0, torch.arange(3))
+
+
+def expected(**found: Any) -> Any:
+    class Changed(Marginalize):
+        def expect(self, scores: Tensor, loss_fn: Any, context: Tensor | None) -> Any:
+            return replace(super().expect(scores, loss_fn, context), **found)
+
+    return Changed(mapping=Sparsemax())(torch.zeros(5, 3), lambda latent: latent.values[:, 0])
+
+
+class Wider(Projection):
+    batch_size = 2
+    width = 1
+
+    def project(self, batch: Any) -> Tensor:
+        self.width += 1
+        return torch.ones(len(batch["x"]), self.width)
+
+
+def game(receiver: Any) -> Any:
+    batch = {"target": torch.ones(2, 3), "candidates": torch.ones(2, 2, 3), "position": torch.zeros(2, dtype=torch.int64)}
+    model = SignalingGame(Sparsemax(), Marginalize(), in_features=3, vocabulary=4, receiver=receiver)
+    return model.run_step(batch, 0, "train")
+
+
+def fetching(batch: Any) -> Any:
+    data = own(ResumableDataModule, size=lambda _: 4, fetch=lambda *_: batch)(batch_size=4)
+    return [list(data.val_dataloader()), list(data.train_dataloader())]
+
+
+def posterior(**methods: Any) -> Any:
+    return LogLikelihoodVectors(own(LogisticLikelihood, **methods)())(
+        Examples.of(features=torch.rand(4, 2), target=torch.tensor([1.0, -1.0, 1.0, -1.0]))
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: stepped(losses=torch.ones(2)), r"`step\(...\).losses` of .*Own to return .* shape \(4,\) but got \(2,\)"),
+        (lambda: stepped(objective=torch.ones(4)), r"`step\(...\).objective` .* shape \(\) but got \(4,\)"),
+        (lambda: stepped(losses=torch.ones(4), penalty=torch.ones(4)), r"`step\(...\).penalty` .* shape \(\) but got \(4,\)"),
+        (lambda: stepped(losses=torch.ones(4), transport_cost=torch.ones(())), r"transport_cost` .* \(4,\) but got \(\)"),
+        (lambda: stepped(losses=torch.ones(4), example_index=torch.ones(4)), "`example_index` of .*Own to be indices"),
+        (lambda: fetching(None), "`fetch` of .*Own to return a batch of 4 examples but got None"),
+        (lambda: fetching({"index": torch.arange(2)}), r"a batch of 4 examples but got an `index` \(2,\)"),
+        (lambda: posterior(log_prob=lambda *_: torch.ones(())), r"`log_prob` of .*Own .* but got \(\)"),
+        (lambda: posterior(derivatives=lambda *_: torch.ones(4)), "`derivatives` of .*Own to return two tensors"),
+        (lambda: posterior(derivatives=lambda *_: (torch.ones(()),) * 2), r"`derivatives` of .*Own .* but got \(\)"),
+        (lambda: own(RobustClassifier, configure_metrics=lambda _: {"a": 3})().stage_metrics("val"), "`configure_metrics` of"),
+        (
+            lambda: own(RobustClassifier, configure_predictor=lambda: 3)().predictor(),
+            "`configure_predictor` of .*Own .* got int",
+        ),
+        (lambda: regression(log_prob=lambda *_: torch.ones(())).run_step(ROWS, 0, "train"), r"`log_prob` .* got \(\)"),
+        (lambda: regression(mean=lambda eta: eta.mean()).run_step(ROWS, 0, "train"), r"`mean` .* shape \(4,\) but got \(\)"),
+        (lambda: regression(mean=lambda eta: eta.mean()).predict_step(ROWS, 0), r"`mean` .* shape \(4,\) but got \(\)"),
+        (lambda: points(torch.ones(3, 2).numpy()), "floating tensor but got numpy.ndarray"),
+        (lambda: points(torch.ones(3, 2).long()), "floating tensor but got .* torch.int64"),
+        (lambda: own(ImageDataModule, load=lambda: None)().setup("fit"), "`load` of .*Own .* each Images, but got NoneType"),
+        (
+            lambda: own(RegressionDataModule, load=lambda: {"train": ()})().setup("fit"),
+            "each Table, but got .*'tuple'",
+        ),
+        (
+            lambda: own(TranslationDataModule, read=lambda _: {"source": ["a", "b"], "target": ["c"]})(
+                ".", source="a", target="b"
+            ).setup("fit"),
+            "equally many rows of each role in the train data",
+        ),
+        (lambda: expected(probs=torch.ones(7)), "whose `probs` have a row per example"),
+        (lambda: expected(decoder_calls=torch.ones(2)), "one for each of 5 examples"),
+        (
+            lambda: autoencoder(initial_bases=own(InitialBases, forward=lambda *_: None)()).start(torch.ones(9, 3)),
+            "`forward` of .*Own .* got NoneType",
+        ),
+        (lambda: autoencoder(mapping=own(torch.nn.Module, forward=lambda x: (x, x))()).encode(torch.ones(2, 3)), "got tuple"),
+        (
+            lambda: game(own(torch.nn.Module, forward=lambda *args: torch.zeros(len(args[1]), 2).long())()),
+            "to scores .* torch.int64",
+        ),
+        (lambda: Wider()(Examples.of(x=torch.ones(4, 1))), "vectors of one length but got 2 and 3"),
+        (
+            lambda: own(ImageDataModule, load=dict)(label_noise=own(LabelNoise, __call__=lambda *_: None)()).noisy(
+                Images(torch.ones(2, 3), torch.zeros(2, dtype=torch.int64))
+            ),
+            "labels of int64 from .* but got NoneType",
+        ),
+    ],
+)
+def test_what_own_parts_return(call: Any, text: str) -> None:
+    with pytest.raises(LitSparseError, match=text):
+        call()

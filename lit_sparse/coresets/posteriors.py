@@ -9,14 +9,15 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from lit_sparse.checks import FLOATS, check_positive
+from lit_sparse.checks import FLOATS, check_positive, check_result
 from lit_sparse.coresets.likelihoods import Likelihood, NormalLikelihood
-from lit_sparse.errors import DataError
+from lit_sparse.errors import ConfigurationError, DataError, full_name
 
 __all__ = [
     "GaussianPosterior",
@@ -262,8 +263,11 @@ def _log_posterior(
     value = 0.5 * float(away @ gradient)
     for x, y, w in _blocks(features, target, weights):
         eta = x @ theta
-        value += float(w @ likelihood.log_prob(eta, y))
-        first, second = likelihood.derivatives(eta, y)
+        value += float(w @ check_result(likelihood, "log_prob", likelihood.log_prob(eta, y), eta.shape))
+        found: Any = likelihood.derivatives(eta, y)
+        if not isinstance(found, tuple) or len(found) != 2:
+            raise ConfigurationError(f"Expected `derivatives` of {full_name(likelihood)} to return two tensors.")
+        first, second = (check_result(likelihood, "derivatives", part, eta.shape) for part in found)
         gradient += x.mT @ (w * first)
         precision -= x.mT @ ((w * second).unsqueeze(-1) * x)
     return value, gradient, 0.5 * (precision + precision.mT)

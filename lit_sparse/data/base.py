@@ -6,22 +6,23 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from copy import copy
 from itertools import accumulate
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
 from lit_sparse.checkpoint_files import load_module
-from lit_sparse.checks import MOST_EXAMPLES, MOST_SEED, check_count, check_number
+from lit_sparse.checks import MOST_EXAMPLES, MOST_SEED, check_count, check_integer, check_number
 from lit_sparse.data.loader import Batch, EpochLoader
-from lit_sparse.errors import CheckpointError, ConfigurationError, DataError
+from lit_sparse.errors import CheckpointError, ConfigurationError, DataError, full_name
 from lit_sparse.lightning import check_pairing, pl, rank_zero_warn
 from lit_sparse.lightning_internals import fit_position, index_sampler, move_batches, runs_fit
 from lit_sparse.state_checks import COUNT, ListOf, equal_to
 
-__all__ = ["ResumableDataModule", "Split", "in_batches", "shuffled", "warn_without_test"]
+__all__ = ["ResumableDataModule", "Split", "in_batches", "loaded", "shuffled", "warn_without_test"]
 
+Loaded = TypeVar("Loaded")
 Split = Literal["train", "val", "test", "predict"]
 #: Examples of small training batches that are fetched together.
 ROWS_PER_FETCH = 1024
@@ -36,6 +37,38 @@ def shuffled(size: int, seed: int, epoch: int = 0, stream: int = 0) -> Tensor:
 def in_batches(indices: Tensor, size: int) -> list[Tensor]:
     """Split indices into batches of ``size``; the last batch may be smaller."""
     return [indices[start : start + size] for start in range(0, len(indices), size)]
+
+
+def loaded(data: Any, kind: type[Loaded]) -> dict[Split, Loaded]:
+    """Return the splits that ``load`` of a data module returns.
+
+    Raises:
+        DataError: unless it is a dict of splits of a type, with one to train on.
+    """
+    splits: dict[Split, Loaded] = data.load()
+    if not isinstance(splits, dict) or "train" not in splits or not all(isinstance(part, kind) for part in splits.values()):
+        got = {name: full_name(part) for name, part in splits.items()} if isinstance(splits, dict) else full_name(splits)
+        raise DataError(
+            f"Expected `load` of {full_name(data)} to return a dict with 'train' and other splits, each {kind.__name__}, but"
+            f" got {got}."
+        )
+    return splits
+
+
+def fetched(data: ResumableDataModule, split: Split, epoch: int, indices: Tensor) -> Batch:
+    """Return the batch that ``fetch`` of a data module makes; without this check, Lightning skips a batch that is None.
+
+    Raises:
+        ConfigurationError: if it is None, or has an ``index`` for fewer or more examples.
+    """
+    batch: Any = data.fetch(split, epoch, indices)
+    index: Any = batch.get("index") if isinstance(batch, dict) else None
+    if batch is None or (isinstance(index, Tensor) and index.shape != indices.shape):
+        got = "None" if batch is None else f"an `index` {tuple(index.shape)}"
+        raise ConfigurationError(
+            f"Expected `fetch` of {full_name(data)} to return a batch of {len(indices)} examples but got {got}."
+        )
+    return batch  # type: ignore[no-any-return]
 
 
 def held_out(name: str, size: float, total: int, rest: int) -> int:
@@ -197,7 +230,7 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
 
     def train_indices(self) -> Tensor:
         """Return the ascending indices (N,) of all examples that training uses."""
-        return torch.arange(self.size("train"))
+        return torch.arange(check_integer("size", self.size("train")))
 
     def divided(self, batches: Sequence[Tensor], rank: int, processes: int) -> Sequence[Tensor]:
         """Return a process's share of the rest of an epoch, in batches of this size, when it was begun in others.
@@ -270,6 +303,7 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
 
     def _in_order(self, split: Split) -> EpochLoader:
         rank, processes = self._process()
+        check_integer("size", self.size(split))
         if self.size(split) < (1 if self._may_be_without() else processes):  # raised on all, so that none waits for another
             raise DataError(
                 f"Expected at least {processes} examples in the {split} data, one per process, but got {self.size(split)}."
@@ -279,7 +313,7 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
         batches = in_batches(share, self.eval_batch_size) or [share]  # Lightning skips the hooks of an epoch without batches
         loader = EpochLoader(
             lambda epoch: batches,
-            lambda epoch, indices: self.fetch(split, 0, indices) if len(indices) else {},
+            lambda epoch, indices: fetched(self, split, 0, indices) if len(indices) else {},
             num_workers=self.num_workers,
             pin_memory=torch.cuda.is_available(),
         )
@@ -311,7 +345,7 @@ class _TrainLoader(EpochLoader):
         size = len(data.train_batches(0, rank, processes)[0]) if count > 1 else 0
 
         def fetch(epoch: int, indices: Tensor) -> Batch:
-            batch = data.fetch("train", epoch, indices)
+            batch = fetched(data, "train", epoch, indices)
             return batch if count == 1 else {**batch, "updates": (count, size)}
 
         self.data, self.rank, self.processes, self.count, self.trainer = data, rank, processes, count, trainer

@@ -98,10 +98,10 @@ class TransportDataModule(ResumableDataModule):
             measure.sample(seed, indices) for measure, seed in zip((self.source, self.target), seeds, strict=True)
         )
         for measure, points in ((self.source, source), (self.target, target)):
-            if points.shape != (len(indices), measure.dim):
-                raise DataError(
-                    f"Expected {full_name(measure)} to draw points {(len(indices), measure.dim)} but got {tuple(points.shape)}."
-                )
+            expected = (len(indices), measure.dim)
+            if not isinstance(points, Tensor) or points.shape != expected or not points.is_floating_point():
+                got = f"{tuple(points.shape)} of {points.dtype}" if isinstance(points, Tensor) else full_name(points)
+                raise DataError(f"Expected {full_name(measure)} to draw points {expected} in a floating tensor but got {got}.")
         return {"source": source, "target": target, "index": indices}
 
     def train_indices(self) -> Tensor:

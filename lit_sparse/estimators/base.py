@@ -164,6 +164,13 @@ class Estimator(nn.Module, ABC):
                 f"Expected `expect` or `estimate` of {full_name(self)} to return an Expectation with a loss of shape"
                 f" ({len(scores)},), one per example, but got {got}."
             )
+        per_example = (found.support_size, found.decoder_calls, found.analytic_entropy)
+        listed = found.probs.shape[:1] in (scores.shape[:1], found.example_index.shape)
+        if not listed or any(part is not None and part.shape != scores.shape[:1] for part in per_example):
+            raise ConfigurationError(
+                f"Expected an Expectation of {full_name(self)} whose `probs` have a row per example, or per `example_index`,"
+                f" and other entries one for each of {len(scores)} examples."
+            )
         return found
 
     @abstractmethod
@@ -214,6 +221,11 @@ class Estimator(nn.Module, ABC):
             values: (B, S, D) value of each probability.
             loss_fn: see :meth:`forward`.
         """
+        if values.dim() != 3 or values.shape[:2] != probs.shape:
+            raise ConfigurationError(
+                f"Expected a value (B, S, D) for each probability (B, S) but got values {tuple(values.shape)} and"
+                f" probabilities {tuple(probs.shape)}."
+            )
         support = probs != 0  # NaN is included, so that an invalid row shows in the loss
         rows, places = support.nonzero(as_tuple=True)
         listed = probs[rows, places]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -151,6 +153,10 @@ class SparseMapping(nn.Module, ABC):
         super().__init_subclass__(**options)
         if "map" in vars(cls) and "threshold" not in vars(cls):  # a mapping of its own is not its base's entmax
             cls.threshold = SparseMapping.threshold  # type: ignore[method-assign]
+        if cls.__module__.partition(".")[0] != __name__.partition(".")[0]:  # the package's own are tested instead
+            for name in ("map", "map_block"):
+                if name in vars(cls):
+                    setattr(cls, name, _of_one_shape(vars(cls)[name]))
 
     def map_block(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
         """Map scores of attention (..., queries, keys): each query's by itself, unless a mapping couples the queries.
@@ -207,7 +213,13 @@ class SparseMapping(nn.Module, ABC):
         top = x.amax(dim, keepdim=True)
         center = torch.where(top.isinf(), 0.0, top) if self.shift_invariant and self.on_simplex else torch.zeros_like(top)
         gain = torch.where(y != 0, y * (x - center), 0.0).sum(dim)
-        maximum = center.squeeze(dim) + gain - self.gamma * self.regularizer(y, dim, allowed).detach()
+        omega = self.regularizer(y, dim, allowed)
+        if not isinstance(omega, Tensor) or omega.shape != gain.shape:
+            got = tuple(omega.shape) if isinstance(omega, Tensor) else full_name(omega)
+            raise ConfigurationError(
+                f"Expected `regularizer` of {full_name(self)} to return Omega of each row, {tuple(gain.shape)}, but got {got}."
+            )
+        maximum = center.squeeze(dim) + gain - self.gamma * omega.detach()
         return torch.where(allowed.any(dim), maximum, -torch.inf)
 
     def extra_repr(self) -> str:
@@ -265,6 +277,23 @@ class _Sloped(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
         return _Sloped.apply(*batch_first(info.batch_size, in_dims, args)), 0  # type: ignore[no-untyped-call]
+
+
+def _of_one_shape(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a user's ``map`` or ``map_block`` that refuses its result if it does not have the shape of the scores."""
+
+    @functools.wraps(method)
+    def mapped(self: SparseMapping, scores: Tensor, *args: Any, **options: Any) -> Tensor:
+        y = method(self, scores, *args, **options)
+        if not isinstance(y, Tensor) or y.shape != scores.shape:
+            got = tuple(y.shape) if isinstance(y, Tensor) else full_name(y)
+            raise ConfigurationError(
+                f"Expected `{method.__name__}` of {full_name(self)} to return a tensor of the scores' shape"
+                f" {tuple(scores.shape)} but got {got}."
+            )
+        return y
+
+    return mapped
 
 
 class Threshold(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_sparse.errors import ConfigurationError, DataError
+from lit_sparse.errors import ConfigurationError, DataError, full_name
 from lit_sparse.kernels.row_sums import add_exactly
 from lit_sparse.metrics.exact_metric import ExactMetric
 
@@ -80,7 +80,14 @@ class TextMetric(ExactMetric, ABC):
         if not hypotheses:
             return
         numbers = torch.tensor([len(some) for some in references])
-        summands = self.statistics(hypotheses, references).to(self.sums)
+        found = self.statistics(hypotheses, references)
+        expected = (len(hypotheses), self.sums.shape[-1])
+        if not isinstance(found, Tensor) or found.shape != expected:
+            got = tuple(found.shape) if isinstance(found, Tensor) else full_name(found)
+            raise ConfigurationError(
+                f"Expected `statistics` of {full_name(self)} to return a row per text, {expected}, but got {got}."
+            )
+        summands = found.to(self.sums)
         self.sums = self.sums + summands.sum(0) if self.sums.ndim == 1 else add_exactly(torch.cat([self.sums, summands]))
         self.seen += torch.stack([torch.ones_like(numbers), numbers, numbers.square()]).sum(-1).to(self.seen)
 
@@ -89,6 +96,10 @@ class TextMetric(ExactMetric, ABC):
         seen = self.seen.tolist()
         self._reported = (self.update_count, seen)  # numbers of all processes, for the signature
         scores = self.scores(self.totals.cpu(), max(seen[0], 1))
+        if not isinstance(scores, dict):
+            raise ConfigurationError(
+                f"Expected `scores` of {full_name(self)} to return a dict of numbers but got {full_name(scores)}."
+            )
         values = {key: value if seen[0] else torch.nan for key, value in scores.items()}
         return {key: torch.tensor(value, dtype=torch.float64, device=self.sums.device) for key, value in values.items()}
 

@@ -15,7 +15,7 @@ from typing_extensions import Self, override
 
 from lit_sparse.arguments import KeepsArguments, constructor_parameters
 from lit_sparse.checkpoint_files import check_kinds, load_module
-from lit_sparse.checks import check_choice
+from lit_sparse.checks import check_choice, check_indices, check_result
 from lit_sparse.descriptions import class_path, describe_all
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.lightning import (
@@ -31,7 +31,7 @@ from lit_sparse.lightning import (
 from lit_sparse.lightning_internals import after_restore, given_hyperparameters, limits_of, sets_rates
 from lit_sparse.lightning_restoring import guard_restoring, prepare_to_continue, start_training, store_training
 from lit_sparse.lightning_states import is_tuning, unmask
-from lit_sparse.models.data_protocols import Batch, check_batch, column_of, place_of, rows_of, size_of
+from lit_sparse.models.data_protocols import Batch, check_batch, check_keys, column_of, place_of, rows_of, size_of
 from lit_sparse.models.loaded_weights import load_initial_weights, match_risk, not_given
 from lit_sparse.models.optimizers import build_optimizer, clips_by_itself, renew_dual_rates, warn_of_other_rates
 from lit_sparse.models.schedulers import check_end, describe_scheduler
@@ -74,6 +74,8 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
     count_name: ClassVar[str] = "examples"
     #: Inference arguments; they may differ from training.
     inference_arguments: ClassVar[frozenset[str]] = frozenset()
+    #: Entries of a batch that ``predict_step`` reads.
+    predicts_from: ClassVar[tuple[str, ...]] = ()
     #: Whether a risk may perturb the inputs; ``step`` then calls :meth:`perturbed`.
     adversarial: ClassVar[bool] = False
     #: Whether validation and test skip an empty batch, that of a process without examples.
@@ -168,6 +170,10 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         name = f"{stage}_metrics"
         if name not in self._modules:
             declared = self.configure_metrics(stage)
+            if not isinstance(declared, dict) or not all(isinstance(metric, Metric) for metric in declared.values()):
+                raise ConfigurationError(
+                    f"Expected `configure_metrics` of {full_name(self)} to return a dict of metrics but got {declared!r}."
+                )
             if stage != "train":
                 declared |= group_metrics(declared)
             elif not isinstance(self.risk, Mean):
@@ -189,7 +195,12 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         Raises:
             ConfigurationError: for a model without a predictor, or one whose vocabularies are not set yet.
         """
-        return copy.deepcopy(self.configure_predictor()).requires_grad_(False).eval()
+        served = self.configure_predictor()
+        if not isinstance(served, nn.Module):
+            raise ConfigurationError(
+                f"Expected `configure_predictor` of {full_name(self)} to return a torch module but got {full_name(served)}."
+            )
+        return copy.deepcopy(served).requires_grad_(False).eval()
 
     def run_step(self, batch: Batch, batch_idx: int, stage: Stage) -> dict[str, Any]:
         """Return the objective of a batch as ``loss``, and the measurements of the step for callbacks.
@@ -221,6 +232,12 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
                 f"Expected `step` of {full_name(self)} to return a StepOutput but got a {type(output).__name__}."
             )
         objective, losses, rows = output.objective, output.losses, output.example_index
+        if rows is not None and (not isinstance(rows, Tensor) or rows.dim() != 1 or rows.dtype != torch.int64):
+            raise ConfigurationError(f"Expected `example_index` of {full_name(self)} to be indices (R,) but got {rows!r}.")
+        each = (size_of(batch) if rows is None else len(rows),)
+        for name, shape in (("objective", ()), ("penalty", ()), ("losses", each), ("transport_cost", each)):
+            if (value := getattr(output, name)) is not None:
+                check_result(self, f"step(...).{name}", value, shape)
         if losses is None:
             if objective is None:
                 raise ConfigurationError(f"Expected `losses` or an `objective` from {full_name(self)} but got neither.")
@@ -282,7 +299,13 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         """
         if stage != "train" or self.risk.adversary is None:
             return inputs, None
-        return self.risk.perturb(loss_fn, inputs)
+        moved, cost = self.risk.perturb(loss_fn, inputs)
+        if moved.shape != inputs.shape or cost.shape != inputs.shape[:1]:
+            raise ConfigurationError(
+                f"Expected `adversary` of {full_name(self.risk)} to return inputs {tuple(inputs.shape)} and a cost of each but"
+                f" got {tuple(moved.shape)} and {tuple(cost.shape)}."
+            )
+        return moved, cost
 
     @override
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
@@ -291,8 +314,9 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
             if outputs:
                 make_update(self, outputs[-1])
                 self._seed(number)
-            rows = self.risk.draw_rows(size_of(examples))
-            outputs.append(self.run_step(examples if rows is None else rows_of(examples, rows), number, "train"))
+            if (rows := self.risk.draw_rows(size_of(examples))) is not None:
+                examples = rows_of(examples, check_indices(rows, size_of(examples)))
+            outputs.append(self.run_step(examples, number, "train"))
             outputs[-1]["per_example"]["risk"] = outputs[-1]["loss"].detach().reshape(1)
         output = outputs[0] if len(outputs) == 1 else joined(outputs)
         self.stage_metrics("train").measure(output["per_example"])
@@ -382,6 +406,10 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         resumed, self._resumed = self._resumed, None
         start_training(self.trainer, resumed, self._limits)
 
+    def on_predict_batch_start(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Refuse batches without the entries that :meth:`predict_step` reads."""
+        check_keys(batch, self.predicts_from, "Use a data module that makes them.")
+
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Seed torch for this batch, and reset the means at the first batch of an epoch."""
         self._seed(first_update(batch, batch_idx))
@@ -397,6 +425,10 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
     def on_train_epoch_end(self) -> None:
         self._log_metrics("train")
         for name, value in self.risk.measurements().items():
+            if not isinstance(value, int | float | Tensor):
+                raise ConfigurationError(
+                    f"Expected `measurements` of {full_name(self.risk)} to return numbers but got {value!r} as {name!r}."
+                )
             self.log(f"train/{name}", value, sync_dist=True)
 
     @override

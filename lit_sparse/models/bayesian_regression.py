@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from typing_extensions import override
 
-from lit_sparse.checks import MOST_EXAMPLES, MOST_INPUTS, check_choice, check_count, check_positive
+from lit_sparse.checks import MOST_EXAMPLES, MOST_INPUTS, check_choice, check_count, check_positive, check_result
 from lit_sparse.coresets import GaussianPosterior, Likelihood, LogisticLikelihood
 from lit_sparse.distributed import reduce
 from lit_sparse.errors import ConfigurationError
@@ -63,6 +63,8 @@ class BayesianRegression(LitSparseModule):
         >>> model(torch.randn(5, 3)).shape, model.posterior().mean.shape
         (torch.Size([5]), torch.Size([3]))
     """
+
+    predicts_from = ("index", "features")
 
     def __init__(
         self,
@@ -139,11 +141,12 @@ class BayesianRegression(LitSparseModule):
             if self.fit == "variational":
                 noise = torch.randn(len(eta), self.num_samples, device=eta.device, dtype=eta.dtype)
                 drawn = drawn + self._deviation(features).unsqueeze(1) * noise
-            nll = -self.likelihood.log_prob(drawn, target.unsqueeze(1)).mean(1)
+            found = self.likelihood.log_prob(drawn, target.unsqueeze(1))
+            nll = -check_result(self.likelihood, "log_prob", found, drawn.shape).mean(1)
             penalty = self._penalty() / self._size(len(target))
         else:
             nll = self._predictive_nll(features, eta, target, batch["index"])
-        mean = self.likelihood.mean(eta.detach())
+        mean = check_result(self.likelihood, "mean", self.likelihood.mean(eta.detach()), eta.shape)
         wanted = (target > 0).to(mean.dtype) if self._classes else target
         per_example = {"nll": nll, "squared_error": (mean - wanted).square()}
         if self._classes:
@@ -155,7 +158,8 @@ class BayesianRegression(LitSparseModule):
         features = batch["features"]
         eta = self(features)
         deviation = torch.zeros_like(eta) if self.fit == "map" else self._deviation(features)
-        return {"index": batch["index"], "mean": self.likelihood.mean(eta), "eta": eta, "eta_std": deviation}
+        mean = check_result(self.likelihood, "mean", self.likelihood.mean(eta), eta.shape)
+        return {"index": batch["index"], "mean": mean, "eta": eta, "eta_std": deviation}
 
     def on_validation_epoch_start(self) -> None:
         """Compute the curvature for Laplace's approximation."""

@@ -73,6 +73,8 @@ class BitVectorVAE(LitSparseModule):
         True
     """
 
+    predicts_from = ("index", "pixels")
+
     def __init__(
         self,
         estimator: Estimator,

@@ -29,7 +29,7 @@ __all__ = [
 
 Batch: TypeAlias = dict[str, Any]
 #: Entries of a batch with a row per example, and the ones with whole numbers.
-ROWS = ("pixels", "features", "target", "label", "true_label", "weight", "group")
+ROWS = ("index", "pixels", "features", "target", "label", "true_label", "weight", "group")
 WHOLE = ("label", "true_label", "group")
 
 
@@ -48,7 +48,7 @@ def has_rows(data: object) -> TypeGuard[HasRows]:
     return callable(getattr(data, "size", None)) and callable(getattr(data, "fetch", None))
 
 
-def check_keys(batch: Batch, names: Sequence[str], remedy: str) -> None:
+def check_keys(batch: Any, names: Sequence[str], remedy: str) -> None:
     """Check that a batch has some entries.
 
     Args:
@@ -59,6 +59,8 @@ def check_keys(batch: Batch, names: Sequence[str], remedy: str) -> None:
     Raises:
         ConfigurationError: if one is missing.
     """
+    if not isinstance(batch, dict):
+        check_batch(batch)
     missing = [name for name in names if name not in batch]
     if missing:
         raise ConfigurationError(
@@ -196,4 +198,7 @@ def apply_network(network: nn.Module, inputs: Tensor) -> Tensor:
         raise ConfigurationError(
             f"Expected a `network` for inputs {tuple(inputs.shape)} but {full_name(network)} does not take them: {error}."
         ) from error
+    if not isinstance(output, Tensor) or not output.is_floating_point():
+        got = output.dtype if isinstance(output, Tensor) else full_name(output)
+        raise ConfigurationError(f"Expected a `network` that returns a floating tensor but {full_name(network)} returns {got}.")
     return output

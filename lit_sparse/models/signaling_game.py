@@ -70,6 +70,7 @@ class SignalingGame(LitSparseModule):
     """
 
     monitor: ClassVar[tuple[str, Literal["min", "max"]]] = ("val/success", "max")
+    predicts_from = ("index", "target", "candidates")
 
     def __init__(
         self,
@@ -186,8 +187,8 @@ class SignalingGame(LitSparseModule):
                 f"Expected the {name} {type(player).__name__} to map {takes} to scores {shape} but got"
                 f" {type(error).__name__}: {error}"
             ) from error
-        if not isinstance(scores, Tensor) or scores.shape != shape:
-            got = f"scores {tuple(scores.shape)}" if isinstance(scores, Tensor) else type(scores).__name__
+        if not isinstance(scores, Tensor) or scores.shape != shape or not scores.is_floating_point():
+            got = f"scores {tuple(scores.shape)} of {scores.dtype}" if isinstance(scores, Tensor) else type(scores).__name__
             raise ConfigurationError(
                 f"Expected the {name} {type(player).__name__} to map {takes} to scores {shape} but got {got}. Correct it."
             )

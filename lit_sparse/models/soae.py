@@ -12,7 +12,7 @@ from torch.nn import functional as nnf
 from torchmetrics import Metric
 from typing_extensions import override
 
-from lit_sparse.checks import MOST_FEATURES, MOST_INPUTS, check_count, check_number
+from lit_sparse.checks import MOST_FEATURES, MOST_INPUTS, check_count, check_number, check_result
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.lightning import OptimizerCallable, rank_zero_info
 from lit_sparse.mappings import SparseMapping
@@ -98,6 +98,7 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
 
     monitor: ClassVar[tuple[str, Literal["min", "max"]]] = ("val/accuracy", "max")
     adversarial: ClassVar[bool] = True
+    predicts_from = ("index", "pixels")
 
     def __init__(
         self,
@@ -168,6 +169,8 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
         check_features(examples, self.in_features)
         generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
         drawn = self.initial_bases(examples.detach().float().cpu(), self.width, generator)
+        if not isinstance(drawn, Tensor):
+            check_result(self.initial_bases, "forward", drawn, self.encoder.weight.shape)
         if drawn.shape != self.encoder.weight.shape or not bool(drawn.isfinite().all()):
             raise ConfigurationError(
                 f"Expected {full_name(self.initial_bases)} to return {tuple(self.encoder.weight.shape)} finite numbers, a basis"
@@ -230,7 +233,8 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
     def encode(self, pixels: Tensor) -> Tensor:
         """Return the activity h (B, width) for examples (B, D)."""
         sums = sparse_encode(pixels, self.bases) if self._goes_sparse else self.encoder(pixels)
-        activity: Tensor = sums if self.mapping is None else self.mapping(sums)
+        found: Any = sums if self.mapping is None else self.mapping(sums)
+        activity = found if isinstance(found, Tensor) else check_result(self.mapping, "forward", found, sums.shape)
         if activity.shape != sums.shape:
             raise ConfigurationError(
                 f"Expected `mapping` to keep the shape {tuple(sums.shape)} but got {tuple(activity.shape)} from"

@@ -79,6 +79,7 @@ class SemiSupervisedVAE(LitSparseModule):
     """
 
     monitor: ClassVar[tuple[str, Literal["min", "max"]]] = ("val/accuracy", "max")
+    predicts_from = ("index", "pixels")
 
     def __init__(
         self,

@@ -80,6 +80,7 @@ class EntropicTransport(LitSparseModule):
     """
 
     monitor: ClassVar[tuple[str, Literal["min", "max"]]] = ("val/semi_dual", "max")
+    predicts_from = ("index", "source", "target")
 
     def __init__(
         self,
@@ -358,7 +359,7 @@ class _KernelSGD(torch.optim.Optimizer):
 
 def _per_point(values: Tensor, points: Tensor) -> Tensor:
     """Refuse what is not one value (B,) per point: (B, 1) would broadcast to all pairs."""
-    if not isinstance(values, Tensor) or values.shape != points.shape[:1]:
-        shown = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+    if not isinstance(values, Tensor) or values.shape != points.shape[:1] or not values.is_floating_point():
+        shown = f"{tuple(values.shape)} of {values.dtype}" if isinstance(values, Tensor) else type(values).__name__
         raise ConfigurationError(f"Expected `potentials` to return a value per point ({len(points)},) but got {shown}.")
     return values

@@ -114,9 +114,11 @@ class Risk(nn.Module, ABC):
             found = self._over_processes(losses, weights, *columns)
         else:
             found = self.measure(losses, weights, *columns)
-        if not isinstance(found, Tensor) or found.dim():
-            shown = str(tuple(found.shape)) if isinstance(found, Tensor) else repr(found)
-            raise ConfigurationError(f"Expected `measure` of {full_name(self)} to return a scalar tensor but got {shown}.")
+        if not isinstance(found, Tensor) or found.dim() or not found.is_floating_point():
+            shown = f"{tuple(found.shape)} of {found.dtype}" if isinstance(found, Tensor) else repr(found)
+            raise ConfigurationError(
+                f"Expected `measure` of {full_name(self)} to return a floating scalar tensor but got {shown}."
+            )
         return found
 
     @abstractmethod

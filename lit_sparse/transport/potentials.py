@@ -11,12 +11,16 @@ from torch import Tensor, nn
 from typing_extensions import Self, override
 
 from lit_sparse.checks import MOST_EXAMPLES, MOST_FEATURES, check_choice, check_count, check_positive, check_widths
-from lit_sparse.errors import ConfigurationError
+from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.kernels.kernel_sgd import gaussian_sum, run_kernel_sgd
 from lit_sparse.nn.mlp import MLP
 from lit_sparse.transport.dual import TransportObjective
 
 __all__ = ["KernelPotentials", "MLPPotentials", "Potentials"]
+
+
+class _NotBuiltError(ConfigurationError, AttributeError):
+    """What potentials lack before they are built."""
 
 
 class Potentials(nn.Module, ABC):
@@ -45,6 +49,14 @@ class Potentials(nn.Module, ABC):
             self.dim = check_count("dim", dim, most=MOST_FEATURES)
             self.create(dim)
         return self
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError as error:
+            if self.__dict__.get("dim", 0) is not None or name.startswith("__"):
+                raise
+            raise _NotBuiltError(f"Expected {full_name(self)} that are built but got no {name!r}. Call build(dim).") from error
 
     @abstractmethod
     def create(self, dim: int) -> None:

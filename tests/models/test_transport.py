@@ -428,3 +428,16 @@ def test_potentials_are_a_value_per_point() -> None:
     for call in (lambda: model(points, points), lambda: model.step(batch, 0, "train"), lambda: model.step(batch, 0, "val")):
         with pytest.raises(ConfigurationError, match=r"a value per point \(3,\) but got \(3, 1\)"):
             call()
+
+
+def test_potentials_are_built_and_batches_are_dicts() -> None:
+    for call in (
+        lambda: MLPPotentials().source_potential(torch.zeros(2, 1)),
+        lambda: KernelPotentials().target_potential(torch.zeros(2, 1)),
+    ):
+        with pytest.raises(ConfigurationError, match=r"Potentials that are built but got no .* Call build\(dim\)"):
+            call()
+    assert not hasattr(MLPPotentials(), "of_source") and not hasattr(MLPPotentials().build(1), "of_nothing")
+    for call in (EntropicTransport(dim=1).step, EntropicTransport(dim=1).predict_step):
+        with pytest.raises(ConfigurationError, match="batches that are dicts of tensors but got tuple"):
+            call((torch.zeros(2, 1), torch.zeros(2, 1)), 0, *(["train"] if call.__name__ == "step" else []))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -217,3 +218,11 @@ def test_without_instructions_for_bfloat16_networks_are_in_float32(cell: str, mo
     assert memory["h"].dtype == torch.float32
     torch.testing.assert_close(memory["h"], expected["h"], atol=0.02, rtol=0.02)
     assert bool(hidden.isfinite().all())
+
+
+@pytest.mark.parametrize(
+    "lengths", [[5, -1, 0, 1], [6, 3, 0, 1], [2.5, 3.0, 0.0, 1.0], [True, True, False, True], [[5], [3], [0], [1]]], ids=str
+)
+def test_lengths_are_integers_up_to_the_padded_length(body: EncoderDecoder, lengths: Any) -> None:
+    with pytest.raises(ConfigurationError, match="Expected lengths"):
+        body.encode(inputs()[0], torch.tensor(lengths))

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from lit_sparse.checks import MOST, MOST_EXAMPLES, check_count, check_number, check_positive
-from lit_sparse.data.base import ResumableDataModule, Split, in_batches, shuffled
+from lit_sparse.data.base import ResumableDataModule, Split, in_batches, loaded, shuffled
 from lit_sparse.data.images.label_noise import LabelNoise
 from lit_sparse.data.loader import Batch
-from lit_sparse.errors import ConfigurationError, DataError
+from lit_sparse.errors import ConfigurationError, DataError, full_name
 from lit_sparse.kernels.binarize import binarize
 
 __all__ = ["UNLABELLED", "ImageDataModule", "Images"]
@@ -162,10 +162,10 @@ class ImageDataModule(ResumableDataModule):
             return images
         self._check_labels(images, "the training and validation images")
         labels = self.label_noise(images.pixels, images.labels, self.classes)
-        if labels.shape != images.labels.shape or labels.dtype != torch.int64:
+        if not isinstance(labels, Tensor) or labels.shape != images.labels.shape or labels.dtype != torch.int64:
+            got = f"{labels.dtype} {tuple(labels.shape)}" if isinstance(labels, Tensor) else full_name(labels)
             raise DataError(
-                f"Expected {len(images)} labels of int64 from {self.label_noise} but got {labels.dtype} {tuple(labels.shape)}."
-                " Correct its __call__."
+                f"Expected {len(images)} labels of int64 from {self.label_noise} but got {got}. Correct its __call__."
             )
         noisy = replace(images, labels=labels, true_labels=images.labels)
         self._check_labels(noisy, f"the labels by {self.label_noise}")
@@ -175,7 +175,7 @@ class ImageDataModule(ResumableDataModule):
         """Read the images, check their labels, and choose the labelled ones."""
         if self._splits:
             return
-        splits = self.load()
+        splits = loaded(self, Images)
         for split, images in splits.items():
             self._check_labels(images, f"the {split} images", unlabelled=not self.labelled)
         if self.label_noise is not None and splits["train"].true_labels is None:

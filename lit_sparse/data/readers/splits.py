@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from lit_sparse.data.readers.hub import from_hub
 from lit_sparse.data.readers.tables import TABLES, from_tables
-from lit_sparse.data.readers.text_files import SGML, ending_of, in_folder, read_lines
+from lit_sparse.data.readers.text_files import SGML, ending_of, in_folder, read_lines, segment_names
 from lit_sparse.errors import ConfigurationError, DataError
 
 __all__ = ["check_split", "read_split"]
@@ -187,4 +188,13 @@ def _from_parallel(files: Mapping[str, Path], base: Path) -> dict[str, list[Any]
         raise DataError(f"Expected parallel files of equal length in {str(base.parent)!r} but got {listed}. Correct them.")
     if not all(counts.values()):
         raise DataError(f"Expected lines in {' and '.join(counts)} in {str(base.parent)!r} but got none. Fetch them again.")
+    named = [(path.name, names) for path in files.values() if (names := segment_names(path))]
+    for name, names in named[1:]:
+        differing = (pair for pair in zip_longest(named[0][1], names, fillvalue=("no", "more")) if pair[0] != pair[1])
+        for pair in differing:
+            first, second = map(" ".join, pair)
+            raise DataError(
+                f"Expected equal documents and segments in {str(base.parent)!r} but got {first!r} in {named[0][0]} where"
+                f" {name} has {second!r}. Sort them alike."
+            )
     return read

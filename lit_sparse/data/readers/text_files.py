@@ -17,7 +17,7 @@ from lit_sparse.data.readers.sizes import BoundedReader
 from lit_sparse.errors import DataError, did_you_mean
 from lit_sparse.stored import open_plain
 
-__all__ = ["ending_of", "in_folder", "numbered_lines", "open_bytes", "read_lines"]
+__all__ = ["ending_of", "in_folder", "numbered_lines", "open_bytes", "read_lines", "segment_names"]
 
 #: Endings of compressed files, their first bytes, and their decompressors.
 PACKED: dict[str, tuple[str, re.Pattern[bytes], Callable[[IO[bytes]], io.BufferedIOBase]]] = {
@@ -27,6 +27,8 @@ PACKED: dict[str, tuple[str, re.Pattern[bytes], Callable[[IO[bytes]], io.Buffere
 BOM = b"\xef\xbb\xbf"
 SGML = (".sgm", ".sgml")
 SEGMENT = re.compile(r"<(/?)seg(?:\s[^<>]*)?>", re.IGNORECASE)
+#: Start of a document or segment with its name, by which test sets are aligned.
+NAMED = re.compile(r"""<(doc|seg)\s(?:[^<>]*\s)?(?:doc)?id\s*=\s*["']?([^"'<>\s]*)""", re.IGNORECASE)
 ENTITY = re.compile(r"&(?:#\d+|#[xX][\da-fA-F]+|\w+);")
 
 
@@ -55,6 +57,13 @@ def read_lines(path: Path | str) -> list[str]:
     path = Path(path).expanduser()
     lines = [line for _, line in numbered_lines(path)]
     return _segments(path, "\n".join(lines)) if ending_of(path) in SGML else lines
+
+
+def segment_names(path: Path) -> list[tuple[str, str]]:
+    """Return the names of documents and segments in SGML, in their order: ("doc", ...) or ("seg", ...); none elsewhere."""
+    if ending_of(path) not in SGML:
+        return []
+    return [(kind.lower(), name) for kind, name in NAMED.findall("\n".join(line for _, line in numbered_lines(path)))]
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_sparse.checks import check_count, check_number
-from lit_sparse.data.base import ResumableDataModule, Split, held_out, shuffled
+from lit_sparse.data.base import ResumableDataModule, Split, held_out, loaded, shuffled
 from lit_sparse.data.loader import Batch
 from lit_sparse.data.regression.radial_bases import RadialBases
 from lit_sparse.errors import ConfigurationError, DataError
@@ -140,7 +140,7 @@ class RegressionDataModule(ResumableDataModule):
         """Read the rows, split them, and prepare the features."""
         if self._tables:
             return
-        tables = self._split(self.load())
+        tables = self._split(loaded(self, Table))
         if self.standardize_target:
             tables = self._with_standard_targets(tables)
         inputs = {split: table.features.double() for split, table in tables.items()}

@@ -120,7 +120,13 @@ class TableDataModule(RegressionDataModule):
         names = (self.features, self.target, self.group)
         with open_arrays(path) as arrays:
             splits: dict[Split, Columns] = {"train": _arrays(arrays, names)}
-            if f"{self.features}t" in arrays and f"{self.target}t" in arrays:
+            test = [f"{name}t" in arrays for name in (self.features, self.target)]
+            if test[0] != test[1]:
+                raise DataError(
+                    f"Expected both {self.features}t and {self.target}t as test rows in {str(path)!r}, or neither, but got one."
+                    " Add the other."
+                )
+            if test[0]:
                 splits["test"] = _arrays(arrays, [name and f"{name}t" for name in names])
         return splits
 

@@ -139,6 +139,9 @@ class TextDataModule(ResumableDataModule):
                 if not isinstance(text, str):
                     raise DataError(f"Expected text as {role} but got {text!r} in row {row} of the {split} data. Correct it.")
                 _check_whole(text, role, row, split)
+        counts = {role: len(rows) for role, rows in values.items()}
+        if len(set(counts.values())) > 1:
+            raise DataError(f"Expected equally many rows of each role in the {split} data but got {counts}. Correct them.")
         if split == "train":
             values = {role: rows[: self.train_size] for role, rows in values.items()}
         return values

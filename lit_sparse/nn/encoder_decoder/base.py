@@ -8,19 +8,32 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from lit_sparse.checks import MOST_FEATURES, MOST_LAYERS, check_count, check_number
-from lit_sparse.errors import ConfigurationError
+from lit_sparse.checks import MOST_FEATURES, MOST_LAYERS, check_count, check_number, has_values
+from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.mappings.base import warn_off_simplex
 
 __all__ = ["EncoderDecoder", "State", "length_mask"]
 
+#: Dtypes of lengths.
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 #: Tensors whose first dimension is the batch.
 State = dict[str, Tensor]
 
 
 def length_mask(lengths: Tensor, size: int) -> Tensor:
-    """Return (B, size), True at the first ``lengths`` positions of each row."""
+    """Return (B, size), True at the first ``lengths`` positions of each row.
+
+    Raises:
+        ConfigurationError: unless the lengths are integers in 0 .. size; values on a GPU are not read.
+    """
+    if not isinstance(lengths, Tensor) or lengths.dim() != 1 or lengths.dtype not in INTEGERS:
+        got = f"{lengths.dtype} {tuple(lengths.shape)}" if isinstance(lengths, Tensor) else full_name(lengths)
+        raise ConfigurationError(f"Expected lengths (B,) that are integers but got {got}.")
+    if lengths.device.type == "cpu" and has_values(lengths) and len(lengths):
+        least, most = lengths.aminmax()
+        if least < 0 or most > size:
+            raise ConfigurationError(f"Expected lengths in 0 .. {size}, the padded length, but got {least} .. {most}.")
     return torch.arange(size, device=lengths.device) < lengths.unsqueeze(-1)
 
 

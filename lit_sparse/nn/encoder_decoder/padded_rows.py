@@ -29,6 +29,7 @@ def run_recurrent(
     Returns:
         States (B, L, directions * H), zero beyond the lengths, and final h, for an LSTM also c, (layers * directions, B, H).
     """
+    length_mask(lengths, inputs.shape[1])  # refuses what are no lengths
     lengths = lengths.clamp_min(1)
     if is_exporting():  # packing reads the lengths
         return _scanned(rnn, inputs, lengths, start)

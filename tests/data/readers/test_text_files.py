@@ -144,6 +144,14 @@ def test_sides_of_test_sets_in_sgml(tmp_path: Path) -> None:
     ("files", "split", "words"),
     [
         ({"t.a": "x\ny\n", "t.b": "x\n"}, "t", r"of equal length .* got t\.a 2, t\.b 1\."),
+        (
+            {
+                "t-src.a.sgm": "<doc docid='x'><seg id=1>i</seg><seg id=2>j</seg>",
+                "t-ref.b.sgm": '<DOC sysid="r" docid="x"><seg id="2">J</seg>\n<seg id="1">I</seg>',
+            },
+            "t",
+            r"got 'seg 1' in t-(src|ref)\.\w\.sgm where .*'seg 2'|got 'seg 2' .* 'seg 1'",
+        ),
         ({"t.a": "", "t.b": ""}, "t", "lines in t.a and t.b .* none"),
         ({"t.a": "x"}, "t", r"'.*t' does not exist\. There is no t\.b\. .* holds t\.a\.$"),
         ({"t.a": "x", "t.a.gz": "x", "t.b": "x"}, "t", r"one file but got t\.a and t\.a\.gz"),

@@ -246,6 +246,8 @@ BROKEN: list[tuple[str, bytes | dict[str, Any], dict[str, Any], str]] = [
     ("a.npz", {"X": ROWS, "y": Y - 1}, {"log_target": True}, "positive targets with `log_target`"),
     ("a.npz", {"X": ROWS, "y": np.where(Y > 4.5, np.nan, Y)}, {"log_target": True}, "target"),
     ("a.npz", {"X": ROWS, "y": Y, "Xt": ROWS[:, :2], "yt": Y}, {}, "2"),
+    ("a.npz", {"X": ROWS, "y": Y, "Xt": ROWS}, {}, r"both Xt and yt .*a\.npz"),
+    ("a.npz", {"X": ROWS, "y": Y, "yt": Y}, {}, r"both Xt and yt .*a\.npz"),
     ("a.npz", b"", {}, r"a\.npz"),
     ("a.npz", b"PK\x03\x04 and nothing more", {}, r"a\.npz"),
     ("a.npz", b"some text", {}, r"a\.npz"),
