@@ -152,17 +152,12 @@ class OwnOmega(Sparsemax):
     def regularizer(self, y: Tensor, dim: int = -1, allowed: Tensor | None = None) -> Any:
         return {"all": y.square().sum(), "each": y.square(), "none": None}[self.result]
 
-    def threshold(self) -> Any:
-        return 1.5
 
-
-def test_an_omega_and_a_threshold() -> None:
+def test_an_omega() -> None:
     mapping, x = OwnOmega(), torch.randn(2, 3, 4)
     for mapping.result in ("all", "each", "none"):
         with pytest.raises(ConfigurationError, match=r"`regularizer` of .*OwnOmega to return Omega of each row, \(2, 3\)"):
             mapping.value(x)
-    with pytest.raises(ConfigurationError, match=r"`threshold` of OwnOmega.* to return a Threshold or None but got 1.5"):
-        attention(x, x, x, mapping=mapping, method="sparse")
 
 
 def test_listed_values_fit_their_probabilities() -> None:
@@ -252,8 +247,6 @@ def moving() -> Risk:
         ),
         (lambda: classifier(risk=moving()).run_step(BATCH, 0, "train"), r"`adversary` of .*TrimmedMean .* \(4, 3\) and \(\)"),
         (lambda: classifier().run_step(BATCH | {"index": torch.arange(7)}, 0, "train"), "a row per example"),
-        (lambda: classifier().on_predict_batch_start((BATCH["pixels"],), 0), "batches that are dicts of tensors but got tuple"),
-        (lambda: classifier().on_predict_batch_start({"pixels": BATCH["pixels"]}, 0), "batches with index but got pixels"),
     ],
 )
 def test_other_results(call: Any, text: str) -> None:

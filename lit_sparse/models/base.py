@@ -31,7 +31,7 @@ from lit_sparse.lightning import (
 from lit_sparse.lightning_internals import after_restore, given_hyperparameters, limits_of, sets_rates
 from lit_sparse.lightning_restoring import guard_restoring, prepare_to_continue, start_training, store_training
 from lit_sparse.lightning_states import is_tuning, unmask
-from lit_sparse.models.data_protocols import Batch, check_batch, check_keys, column_of, place_of, rows_of, size_of
+from lit_sparse.models.data_protocols import Batch, check_batch, column_of, place_of, rows_of, size_of
 from lit_sparse.models.loaded_weights import load_initial_weights, match_risk, not_given
 from lit_sparse.models.optimizers import build_optimizer, clips_by_itself, renew_dual_rates, warn_of_other_rates
 from lit_sparse.models.schedulers import check_end, describe_scheduler
@@ -74,8 +74,6 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
     count_name: ClassVar[str] = "examples"
     #: Inference arguments; they may differ from training.
     inference_arguments: ClassVar[frozenset[str]] = frozenset()
-    #: Entries of a batch that ``predict_step`` reads.
-    predicts_from: ClassVar[tuple[str, ...]] = ()
     #: Whether a risk may perturb the inputs; ``step`` then calls :meth:`perturbed`.
     adversarial: ClassVar[bool] = False
     #: Whether validation and test skip an empty batch, that of a process without examples.
@@ -405,10 +403,6 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
             renew_dual_rates(self.trainer.optimizers, self.risk)
         resumed, self._resumed = self._resumed, None
         start_training(self.trainer, resumed, self._limits)
-
-    def on_predict_batch_start(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Refuse batches without the entries that :meth:`predict_step` reads."""
-        check_keys(batch, self.predicts_from, "Use a data module that makes them.")
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Seed torch for this batch, and reset the means at the first batch of an epoch."""

@@ -64,8 +64,6 @@ class BayesianRegression(LitSparseModule):
         (torch.Size([5]), torch.Size([3]))
     """
 
-    predicts_from = ("index", "features")
-
     def __init__(
         self,
         likelihood: Likelihood,

@@ -73,8 +73,6 @@ class BitVectorVAE(LitSparseModule):
         True
     """
 
-    predicts_from = ("index", "pixels")
-
     def __init__(
         self,
         estimator: Estimator,

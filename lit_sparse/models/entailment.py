@@ -75,7 +75,6 @@ class EntailmentClassifier(TextModule):
     monitor: ClassVar[tuple[str, Literal["min", "max"]]] = ("val/accuracy", "max")
     count_name: ClassVar[str] = "pairs"
     vocabulary_names: ClassVar[frozenset[str]] = frozenset({"text"})
-    predicts_from = ("index", "premise", "premise_length", "hypothesis", "hypothesis_length", "premise_text", "hypothesis_text")
 
     def __init__(
         self,

@@ -49,7 +49,6 @@ class RobustClassifier(LitSparseModule):
 
     monitor: ClassVar[tuple[str, Literal["min", "max"]]] = ("val/accuracy", "max")
     adversarial: ClassVar[bool] = True
-    predicts_from = ("index", "pixels")
 
     def __init__(
         self,

@@ -50,7 +50,6 @@ class RobustRegressor(LitSparseModule):
 
     monitor: ClassVar[tuple[str, Literal["min", "max"]]] = ("val/log_mean_exp", "min")
     adversarial: ClassVar[bool] = True
-    predicts_from = ("index", "features")
 
     def __init__(
         self,

@@ -75,7 +75,6 @@ class Seq2Seq(GeneratingModule):
     inference_arguments: ClassVar[frozenset[str]] = frozenset(
         {"beam_size", "n_best", "length_penalty", "max_output", "replace_unknown", "metrics", "validation_beam_size"}
     )
-    predicts_from = ("index", "source", "source_length", "source_text")
 
     def __init__(
         self,

@@ -70,7 +70,6 @@ class SignalingGame(LitSparseModule):
     """
 
     monitor: ClassVar[tuple[str, Literal["min", "max"]]] = ("val/success", "max")
-    predicts_from = ("index", "target", "candidates")
 
     def __init__(
         self,

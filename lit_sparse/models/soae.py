@@ -98,7 +98,6 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
 
     monitor: ClassVar[tuple[str, Literal["min", "max"]]] = ("val/accuracy", "max")
     adversarial: ClassVar[bool] = True
-    predicts_from = ("index", "pixels")
 
     def __init__(
         self,

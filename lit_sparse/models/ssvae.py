@@ -79,7 +79,6 @@ class SemiSupervisedVAE(LitSparseModule):
     """
 
     monitor: ClassVar[tuple[str, Literal["min", "max"]]] = ("val/accuracy", "max")
-    predicts_from = ("index", "pixels")
 
     def __init__(
         self,

@@ -80,7 +80,6 @@ class EntropicTransport(LitSparseModule):
     """
 
     monitor: ClassVar[tuple[str, Literal["min", "max"]]] = ("val/semi_dual", "max")
-    predicts_from = ("index", "source", "target")
 
     def __init__(
         self,

@@ -6,7 +6,6 @@ from typing import Literal, NamedTuple, get_args
 
 from torch import Tensor
 
-from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.mappings.base import Threshold
 from lit_sparse.mappings.masking import align_parameter
@@ -49,8 +48,6 @@ def choose(operands: Operands, mapping: SparseMapping, method: Method, need_weig
     if auto and (size < LEAST_KEYS or not operands.key.numel() or operands.number_of_scores() < LEAST_SCORES):
         return Plan("dense", "there are few scores")
     threshold = mapping.threshold()
-    if threshold is not None and not isinstance(threshold, Threshold):
-        raise ConfigurationError(f"Expected `threshold` of {mapping!r} to return a Threshold or None but got {threshold!r}.")
     in_blocks = threshold is not None and not need_weights and serves(operands, threshold)
     if auto and not (query.is_cpu or (in_blocks and saves(operands))):
         return Plan("dense", "the device has no faster way")
