@@ -346,7 +346,7 @@ def restoring_error(source: str, error: BaseException, what: str = "") -> LitSpa
 
 def _check_version(source: str, version: Any) -> None:
     found = re.match(r"(\d+)\.\d", version) if isinstance(version, str) else None
-    if found is None or int(found[1]) != MAJOR:
+    if found is None or found[1] != str(MAJOR):
         raise CheckpointError(
             f"Expected {source} to name the version of Lightning that wrote it, {MAJOR}.x, but got {reprlib.repr(version)}."
             f" {SUGGESTION}"

@@ -137,7 +137,7 @@ def check_plain(folder: Path) -> None:
     root = folder.resolve()
     for path in _entries(root):
         found = None
-        with suppress(FileNotFoundError):  # another command may have removed it
+        try:
             mode = path.lstat().st_mode
             if stat.S_ISLNK(mode):
                 found = None if _leads_inside(path, root) else f"a link to {str(path.readlink())!r}, outside of it"
@@ -145,6 +145,10 @@ def check_plain(folder: Path) -> None:
                 found = "neither a file nor a folder"
             elif stat.S_ISREG(mode) and path.lstat().st_nlink > 1:
                 found = "a hard link to a file that has another name"
+        except FileNotFoundError:  # another command may have removed it
+            pass
+        except OSError as error:  # such as folders so deep that the system refuses their path
+            found = f"what the system refuses to read: {error.strerror}"
         if found:
             raise ConfigurationError(
                 f"Expected only files and folders in the run folder {str(folder)!r} but {str(path.relative_to(root))!r} is"

@@ -42,6 +42,8 @@ MAX_BYTES, MAX_YAML_BYTES = 2**26, 2**20
 ALWAYS, RATIO = 2**28, 250
 #: Largest number of cells of a table, and of values and levels of a YAML or JSON file.
 MAX_CELLS, MAX_VALUES, MAX_DEPTH = 10**7, 100_000, 50
+#: Number of cells that take the memory of a row beside its cells.
+CELLS_OF_ROW = 4
 #: Largest number of pixels of a picture, which a browser unpacks.
 MAX_PIXELS = 2**26
 TOO_MANY = f"more than {MAX_VALUES:,} values or {MAX_DEPTH} levels, with aliases written out"
@@ -49,7 +51,7 @@ TOO_MANY = f"more than {MAX_VALUES:,} values or {MAX_DEPTH} levels, with aliases
 LARGEST = 1e100
 #: Largest weight of attention; it has few digits.
 LARGEST_WEIGHT = 1e6
-INTEGER = re.compile(r"-?[0-9]{1,19}")
+INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")  # in one spelling
 REPAIR, ORIGIN = "Correct or restore the file", "Check where the file comes from"
 PNG = b"\x89PNG\r\n\x1a\n"
 KINDS = {
@@ -306,7 +308,7 @@ def read_table(
             if wrong := [name for name in integers if not INTEGER.fullmatch(row.get(name, ""))]:
                 raise _refusal(path, f"an integer as `{wrong[0]}` {where}", reprlib.repr(row.get(wrong[0], "")), REPAIR)
             rows.append(row)
-            if len(rows) * len(header) > MAX_CELLS:
+            if len(rows) * (len(header) + CELLS_OF_ROW) > MAX_CELLS:
                 raise _refusal(path, f"at most {MAX_CELLS:,} cells", "more", ORIGIN)
     except csv.Error as error:
         raise _refusal(path, "a table", f"in line {reader.line_num}: {error}", REPAIR) from error

@@ -67,6 +67,7 @@ MALFORMED: dict[str, tuple[Callable[[Content], Any], str]] = {
     "no version": (less("pytorch-lightning_version"), "version of Lightning"),
     "a version that is none": (put("pytorch-lightning_version", value="new"), "'new'"),
     "a version to come": (put("pytorch-lightning_version", value="99.0.0"), "'99.0.0'"),
+    "a version of many digits": (put("pytorch-lightning_version", value=f"{'9' * 5000}.0"), "version of Lightning"),
     "a version that is a number": (put("pytorch-lightning_version", value=2), "but got 2"),
     "a class that is not there": (
         put("hyper_parameters", "mapping", "class_path", value="lit_sparse.mappings.Sparsemaxx"),

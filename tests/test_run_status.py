@@ -181,6 +181,15 @@ def test_half_written_files_of_a_killed_process_are_removed_but_no_others(tmp_pa
     assert left == {*names, STATUS} - {f"checkpoints/{part}"}
 
 
+def test_folders_deeper_than_a_path_may_be_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for _ in range(25):
+        Path("a" * 200).mkdir()
+        monkeypatch.chdir("a" * 200)
+    with pytest.raises(ConfigurationError, match=r"is what the system refuses to read: .*\. Remove it"):
+        check_plain(tmp_path)
+
+
 def test_what_is_neither_a_file_nor_a_folder_is_refused(tmp_path: Path) -> None:
     run, outside = tmp_path / "run", tmp_path / "precious"
     outside.write_text("precious")

@@ -66,6 +66,7 @@ BAD: dict[str, tuple[Callable[..., Any], bytes, str]] = {
     "rows, no column": (rows, b"cell,x\na,1\n", "columns cell, seed in .* but got none of the name 'seed'"),
     "rows, twice": (rows, b"cell,seed,x,x\na,1,2,3\n", "unique columns in .* but got 'cell, seed, x, x'"),
     "rows, seed": (rows, b"cell,seed\na,../b\n", "an integer as `seed` in line 2 in .* but got '../b'"),
+    "rows, spelled": (rows, b"cell,seed\na,0\na,00\n", "an integer as `seed` in line 3 in .* but got '00'"),
     "rows, text": (rows, b"cell,seed,x\na,1,\nb,1,abc\n", "column 'x' in line 3 in .* but got 'abc'"),
     "rows, empty": (
         lambda path, within: read_table(path, within, needed=["x"], filled=["x"], numbers=["x"]),
@@ -137,6 +138,10 @@ def test_good_content_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(stored, "MAX_CELLS", 7)
     with pytest.raises(ConfigurationError, match="at most 7 cells"):
         rows(file)
+    file.write_text("x\n" + "1\n" * 5)
+    monkeypatch.setattr(stored, "MAX_CELLS", 20)
+    with pytest.raises(ConfigurationError, match="at most 20 cells"):  # a row takes memory, too
+        read_table(file)
 
 
 def test_metrics(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import torch
 
 from lit_sparse.allocation import SPARE_ELEMENTS, SPARE_PARAMETERS, Limits
 from lit_sparse.checkpoint_files import restoring_error
-from lit_sparse.errors import CheckpointError, ConfigurationError
+from lit_sparse.errors import CheckpointError, ConfigurationError, printable
 from lit_sparse.hf.requirement import import_transformers
 from lit_sparse.stored import open_plain, read_json
 
@@ -116,9 +116,26 @@ class SavedFiles:
     def _json(self, name: str) -> dict[Any, Any] | None:
         file = self._file(name)
         try:
-            return None if file is None else read_json(file)
+            content = None if file is None else read_json(file)
         except ConfigurationError as error:
             raise CheckpointError(str(error)) from error
+        _check_printable(content, f"{name} of {self.path!r}")
+        return content
+
+
+def _check_printable(content: Any, source: str) -> None:
+    """Check that all texts can be printed, since transformers prints those that it does not know.
+
+    Raises:
+        CheckpointError: with the text.
+    """
+    pending = [content]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, dict | list):
+            pending += [*value, *value.values()] if isinstance(value, dict) else value
+        elif isinstance(value, str) and printable(value) != value:
+            raise CheckpointError(f"Expected {source} to hold texts that can be printed but got {reprlib.repr(value)}.")
 
 
 def _plain(content: dict[Any, Any], source: str) -> dict[Any, Any]:

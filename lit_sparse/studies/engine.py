@@ -69,9 +69,14 @@ class Runner:
         self.folder = self.output / self.name
         lock = self.results / f".{self.name}.lock"
         cells, numbers = self.study.cells, self.study.numbers
-        self.rows = Rows(self.results / f"{self.name}.csv", lock, cells, numbers=numbers)
-        self.samples = Rows(self.results / f"{self.name}_samples.csv", lock, cells, last=("name",), lists=("values",))
-        self.curves = Rows(self.results / f"{self.name}_curves.csv", lock, cells, last=(), numbers=numbers)
+        keys = [*self.study.keys, *self.study.series]
+        self.rows = Rows(self.results / f"{self.name}.csv", lock, cells, numbers=numbers, unique=keys)
+        names = ("cell", "seed", "name")
+        self.samples = Rows(
+            self.results / f"{self.name}_samples.csv", lock, cells, last=("name",), lists=("values",), unique=names
+        )
+        points = ("cell", "seed", "epoch", "step")
+        self.curves = Rows(self.results / f"{self.name}_curves.csv", lock, cells, last=(), numbers=numbers, unique=points)
 
     def stored(self) -> tuple[list[Row], list[Row], list[Row]]:
         """Return the rows of the study's cells, and the curves and samples of their runs.

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from lit_sparse.errors import ConfigurationError
 from lit_sparse.runs import replaced
 from lit_sparse.stored import read_table
 from lit_sparse.studies.jobs import locked
@@ -32,6 +33,7 @@ class Rows:
         last: names of columns that come last.
         numbers: names of columns of numbers.
         lists: names of columns of several numbers.
+        unique: names of columns in which no two different rows of a cell agree.
     """
 
     def __init__(
@@ -42,20 +44,33 @@ class Rows:
         last: Sequence[str] = PROVENANCE,
         numbers: Collection[str] = (),
         lists: Collection[str] = (),
+        unique: Sequence[str] = (),
     ) -> None:
         self.path = path
         self.lock = lock
         self.order = {name: place for place, name in enumerate(cells)}
-        self.last, self.numbers, self.lists = last, numbers, lists
+        self.last, self.numbers, self.lists, self.unique = last, numbers, lists, unique
 
     def read(self) -> list[Row]:
-        """Return all rows; a last line that a killed process left unfinished is dropped.
+        """Return all rows without repetition; a last line that a killed process left unfinished is dropped.
 
         Raises:
-            ConfigurationError: if the file is not such a table.
+            ConfigurationError: if the file is not such a table, or contradicts itself.
         """
         needed = ("cell", "seed", *self.last, *self.lists)
-        return read_table(self.path, self.path.parent, needed=needed, integers=["seed"], numbers=self.numbers, lists=self.lists)
+        rows = read_table(self.path, self.path.parent, needed=needed, integers=["seed"], numbers=self.numbers, lists=self.lists)
+        kept: dict[tuple[str, ...], Row] = {}
+        found = []
+        for row in rows:
+            first = kept.setdefault(_key(row, self.unique), row) if self.unique and row["cell"] in self.order else row
+            if first != row:
+                which = ", ".join(f"{name} {row.get(name, '')}" for name in self.unique)
+                raise ConfigurationError(
+                    f"Expected one row with {which} in {str(self.path)!r} but got two different ones. Remove the wrong one."
+                )
+            if first is row:
+                found.append(row)
+        return found
 
     def append(self, rows: Sequence[Mapping[str, object]], keys: Sequence[str], *, replace: bool = False) -> None:
         """Add rows, except those whose ``keys`` are there already, and sort all by cell and seed.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import closing
 from functools import cache
@@ -18,6 +20,10 @@ __all__ = ["check_database", "check_journal", "distribution_of", "draw_rest", "i
 
 #: Largest journal or database in bytes, largest number of rows of a table, and of characters of an option's choices.
 LARGEST, ROWS, LONGEST = 2**28, 100_000, 2**20
+#: Largest number of trials of a database that are not finished, which Optuna reads again and again.
+UNFINISHED = 5000
+#: Largest sum of the squared numbers of a journal's entries of one kind for one trial. Each copies those before it.
+MOST_COPIED = 10**9
 
 
 def import_optuna() -> Any:
@@ -77,10 +83,10 @@ def draw_rest(trial: Any, space: Mapping[str, Any]) -> None:
 
 
 def check_journal(journal: Path) -> None:
-    """Check that a journal fits into memory, and that Optuna can append to it.
+    """Check that a journal fits into memory, is read in time proportional to its length, and can be appended to.
 
     Raises:
-        ConfigurationError: with its largest size, or if its last line is cut off.
+        ConfigurationError: with its largest size, its most frequent entry, or if its last line is cut off.
     """
     if not journal.is_file():
         return
@@ -90,6 +96,14 @@ def check_journal(journal: Path) -> None:
         file.seek(max(0, size - 1))
         if file.read(1) not in (b"", b"\n"):  # Optuna would append to what a full disk has cut off
             raise ConfigurationError(f"Expected whole lines in {str(journal)!r} but the last one is cut off. Remove it.")
+        file.seek(0)
+        entries = (json.loads(line) for line in file)
+        counts = Counter(f"{entry['op_code']} {entry.get('trial_id')}" for entry in entries)
+        if sum(count**2 for count in counts.values()) > MOST_COPIED:
+            raise ConfigurationError(
+                f"Expected fewer entries of one kind for a trial in {str(journal)!r} but got up to {max(counts.values()):,}."
+                " Choose another --output."
+            )
 
 
 def check_database(storage: str) -> None:
@@ -125,6 +139,13 @@ def check_database(storage: str) -> None:
             if rows > ROWS:
                 raise ConfigurationError(
                     f"Expected at most {ROWS:,} rows in table {name} of {str(path)!r} but got {rows:,}. Choose another"
+                    " --storage."
+                )
+        if "trials" in {name for _, name, _ in listed}:
+            (rows,) = database.execute("select count(*) from trials where state in ('RUNNING', 'WAITING')").fetchone()
+            if rows > UNFINISHED:
+                raise ConfigurationError(
+                    f"Expected at most {UNFINISHED:,} unfinished trials in {str(path)!r} but got {rows:,}. Choose another"
                     " --storage."
                 )
         if "trial_params" in {name for _, name, _ in listed}:

@@ -45,6 +45,8 @@ MOST, LONGEST, STRIPPED = 32, 16, 16
 WIDEST = 64
 #: Longest word of WordPiece, whose time grows with the cube of the length; by default 100.
 LONGEST_WORD = 500
+#: Longest token of Unigram, which tries all that begin at each place of a text. SentencePiece makes up to 16 characters.
+LONGEST_TOKEN = 128
 ENDINGS = "'s|'t|'re|'ve|'m|'ll|'d"
 #: Regular expressions that common tokenizers replace or split at; all of them take time proportional to the text.
 PATTERNS = {
@@ -161,6 +163,10 @@ def _model(described: dict[str, Any]) -> dict[str, Any]:
         text = isinstance(value, str) and (len(value) <= LONGEST or name == "unk_token")
         if name not in ("vocab", "merges") and not (number or text or value is None or isinstance(value, bool)):
             raise DataError(f"Expected a common `{name}` in the model {kind} but got {reprlib.repr(value)}. Correct the file.")
+    tokens = described.get("vocab") if kind == "Unigram" else None
+    pairs = [pair for pair in tokens if isinstance(pair, list)] if isinstance(tokens, list) else []  # others cannot be built
+    if any(isinstance(text, str) and len(text) > LONGEST_TOKEN for text, *_ in filter(None, pairs)):
+        raise DataError(f"Expected tokens of at most {LONGEST_TOKEN} characters in the model Unigram. Use another tokenizer.")
     if kind == "Unigram" and described.get("unk_id") is None:
         raise DataError("Expected `unk_id`, the number of the token for unknown text, in the model Unigram. Set it.")
     return {name: value for name, value in described.items() if name != "dropout"} | {"type": kind}  # encoding is no sample

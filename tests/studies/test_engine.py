@@ -360,6 +360,18 @@ def test_rows_are_stored_whole(tmp_path: Path) -> None:
     assert set(provenance("abc", 1.0)) == set(PROVENANCE)
 
 
+def test_a_cell_has_one_row_for_each_point(tmp_path: Path) -> None:
+    rows = Rows(tmp_path / "r.csv", tmp_path / "lock", ["a"], (), unique=["cell", "seed", "k"])
+    rows.path.write_text("cell,seed,k,v\na,0,1,2\na,0,2,2\nb,0,1,2\nb,0,1,3\n")
+    with rows.path.open("a") as file:
+        file.write("a,0,2,2\n")  # the same once more
+    assert len(rows.read()) == 4, "another cell is not of the study"
+    with rows.path.open("a") as file:
+        file.write("a,0,1,3\n")
+    with pytest.raises(ConfigurationError, match=r"one row with cell a, seed 0, k 1 in .* but got two different ones"):
+        rows.read()
+
+
 def test_a_value_is_summarized() -> None:
     lines = [{"epoch": 0.0, "v": 3.0}, {"epoch": 1.0, "w": 1.0}, {"epoch": 2.0, "v": 5.0}]
     found = {kind: summarized(lines, f"{kind}(v)") for kind in ("first", "last", "sum", "min", "max", "count", "argmax")}

@@ -387,6 +387,10 @@ CHANGES = {
         f"{COUNTED} insert into trials (trial_id, number, study_id, state) select i, i, 1, 'FAIL' from n",
         "at most 100,000",
     ),
+    "unfinished": (
+        f"{COUNTED} insert into trials (trial_id, number, study_id, state) select i, i, 1, 'RUNNING' from n where i < 6000",
+        "at most 5,000 unfinished trials",
+    ),
     "choices": (
         "update trial_params set distribution_json = hex(zeroblob(600000))",
         r"at most 1,048,576 characters for the choices",
@@ -448,4 +452,15 @@ def test_a_journal_whose_last_line_is_cut_off_is_refused(tmp_path: Path) -> None
     journal = tmp_path / "sweep" / "journal.log"
     os.truncate(journal, journal.stat().st_size - 3)
     with pytest.raises(ConfigurationError, match="the last one is cut off"):
+        Sweep(*options)
+
+
+def test_a_journal_that_would_be_copied_many_times_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ([CONFIG], {K: [2]}, ["val/nelbo"], ["minimize"], tmp_path / "sweep")
+    trial = Sweep(*options).study.ask()
+    for step in range(5):
+        trial.report(1.0, step)
+    assert len(Sweep(*options).study.trials) == 1
+    monkeypatch.setattr("lit_sparse.studies.space.MOST_COPIED", 25)
+    with pytest.raises(ConfigurationError, match=r"fewer entries of one kind for a trial in .* but got up to 5"):
         Sweep(*options)

@@ -299,6 +299,7 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
     ({"decoder": {"type": "Strip", "content": "a", "start": 9, "stop": 10**9}}, "`stop` in the component 'Strip'"),
     ({"decoder": None, "kind": "bpe"}, "a decoder for the kind 'bpe' but got none"),
     ({"model": {"type": "Unigram", "vocab": [["<unk>", 0.0]], "unk_id": None}}, "Expected `unk_id`"),
+    ({"model": {"type": "Unigram", "vocab": [["a" * 129, 0.0]], "unk_id": 0}}, "tokens of at most 128 characters"),
     ({"model": {"type": "WordPiece", "max_input_chars_per_word": 10**6}}, "`max_input_chars_per_word` in the model WordPiece"),
     ({"model": {"type": "BPE", "continuing_subword_prefix": "x" * 10**4}}, "`continuing_subword_prefix` in the model BPE"),
     ({"model": {"type": "Other"}}, "Expected a model BPE"),

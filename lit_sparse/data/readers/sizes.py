@@ -99,10 +99,12 @@ class BoundedReader(io.RawIOBase):
         stream: stream that decompresses a file while it is read.
         path: path of the file.
         packed: number of compressed bytes; None for the size of the file.
-        lines: whether the bytes are text, whose lines are bounded, too.
+        lines: whether the bytes are text, whose lines and cells are bounded, too.
     """
 
-    def __init__(self, stream: io.BufferedIOBase, path: Path, packed: int | None = None, *, lines: bool = False) -> None:
+    def __init__(
+        self, stream: io.RawIOBase | io.BufferedIOBase, path: Path, packed: int | None = None, *, lines: bool = False
+    ) -> None:
         self._stream = stream
         self._path = path
         self._packed = path.stat().st_size if packed is None else packed
@@ -120,7 +122,8 @@ class BoundedReader(io.RawIOBase):
         if self._left < 0:
             check_unpacked(self._path, largest_unpacked(self._packed) - self._left, self._packed)
         if self._lines is not None:
-            self._lines += bytes(memoryview(buffer)[:count]).count(b"\n")
+            piece = bytes(memoryview(buffer)[:count])
+            self._lines += sum(map(piece.count, (b"\n", b"\t", b",")))
             check_rows(self._path, self._lines, self._packed)
         return count
 

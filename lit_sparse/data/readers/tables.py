@@ -16,6 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
+from lit_sparse.data.readers.parquet_pages import pages_of
 from lit_sparse.data.readers.sizes import check_rows, check_unpacked
 from lit_sparse.data.readers.text_files import ending_of, numbered_lines
 from lit_sparse.errors import DataError, did_you_mean
@@ -223,13 +224,16 @@ def _unpacked(path: Path, file: IO[bytes], table: Any, kept: Sequence[str]) -> i
         group = table.metadata.row_group(place)
         for leaf, kind in ((group.column(number), kind) for number, kind in leaves):
             name = leaf.path_in_schema
-            if "DELTA_BYTE_ARRAY" in leaf.encodings:  # each text may repeat the one before it
+            starts = [start for start in (leaf.dictionary_page_offset, leaf.data_page_offset) if start is not None]
+            pages = pages_of(file, min(starts), leaf.total_compressed_size)
+            if pages.repeats:
                 raise DataError(f"Expected no DELTA_BYTE_ARRAY in column {name!r} of {str(path)!r}. Write it without.")
             each = 8 + NESTED * name.count(".")
-            size += max(each, kind.length or 0) * leaf.num_values + leaf.total_uncompressed_size
-            if leaf.physical_type == "BYTE_ARRAY" and leaf.has_dictionary_page:
+            size += max(each, kind.length or 0) * pages.values + pages.size
+            check_unpacked(path, size, what="its table", remedy="write it without dictionaries")  # before a page is read
+            if leaf.physical_type == "BYTE_ARRAY" and pages.dictionary:
                 rows = reader.iter_batches(1, [place], [name])
-                size += leaf.num_values * next(filter(None, map(_longest, rows)), 0)
+                size += pages.values * next(filter(None, map(_longest, rows)), 0)
     return size
 
 

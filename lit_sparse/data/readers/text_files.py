@@ -6,12 +6,15 @@ import bz2
 import gzip
 import html
 import io
+import os
 import re
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
+
+from typing_extensions import Buffer
 
 from lit_sparse.data.readers.sizes import BoundedReader
 from lit_sparse.errors import DataError, did_you_mean
@@ -20,16 +23,17 @@ from lit_sparse.stored import open_plain
 __all__ = ["ending_of", "in_folder", "numbered_lines", "open_bytes", "read_lines", "segment_names"]
 
 #: Endings of compressed files, their first bytes, and their decompressors.
-PACKED: dict[str, tuple[str, re.Pattern[bytes], Callable[[IO[bytes]], io.BufferedIOBase]]] = {
+PACKED: dict[str, tuple[str, re.Pattern[bytes], Callable[[IO[bytes]], io.RawIOBase | io.BufferedIOBase]]] = {
     ".gz": ("gzip", re.compile(rb"\x1f\x8b"), lambda file: gzip.GzipFile(fileobj=file)),
-    ".bz2": ("bzip2", re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"), bz2.BZ2File),
+    ".bz2": ("bzip2", re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"), lambda file: _Bzip2(file)),
 }
 BOM = b"\xef\xbb\xbf"
 SGML = (".sgm", ".sgml")
 SEGMENT = re.compile(r"<(/?)seg(?:\s[^<>]*)?>", re.IGNORECASE)
 #: Start of a document or segment with its name, by which test sets are aligned.
 NAMED = re.compile(r"""<(doc|seg)\s(?:[^<>]*\s)?(?:doc)?id\s*=\s*["']?([^"'<>\s]*)""", re.IGNORECASE)
-ENTITY = re.compile(r"&(?:#\d+|#[xX][\da-fA-F]+|\w+);")
+#: An entity; one with more digits stands for no character, and stays as it is.
+ENTITY = re.compile(r"&(?:#0*[0-9]{1,7}|#[xX]0*[0-9a-fA-F]{1,6}|\w+);")
 
 
 def read_lines(path: Path | str) -> list[str]:
@@ -64,6 +68,45 @@ def segment_names(path: Path) -> list[tuple[str, str]]:
     if ending_of(path) not in SGML:
         return []
     return [(kind.lower(), name) for kind, name in NAMED.findall("\n".join(line for _, line in numbered_lines(path)))]
+
+
+class _Bzip2(io.RawIOBase):
+    """Bytes of the streams in a bzip2 file; what follows one has to be another, whereas ``bz2.BZ2File`` would end there."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._stream, self._place = file, bz2.BZ2Decompressor(), 0
+
+    def readinto(self, buffer: Buffer) -> int:
+        """Decompress into a buffer."""
+        piece, room = b"", memoryview(buffer)
+        while not piece:
+            packed = self._stream.unused_data or (
+                self._file.read(1 << 16) if self._stream.needs_input or self._stream.eof else b""
+            )
+            if self._stream.eof:
+                if not packed:
+                    return 0
+                self._stream = bz2.BZ2Decompressor()
+            elif self._stream.needs_input and not packed:
+                raise EOFError("it is truncated")
+            try:
+                piece = self._stream.decompress(packed, len(room))
+            except OSError as error:  # not of the system
+                raise EOFError(str(error)) from error
+        room[: len(piece)] = piece
+        self._place += len(piece)
+        return len(piece)
+
+    def seekable(self) -> bool:
+        """Return whether the stream can be positioned: only at its start."""
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        """Return the position, or go back to the start."""
+        if whence == os.SEEK_SET:
+            self._file.seek(0)
+            self._stream, self._place = bz2.BZ2Decompressor(), 0
+        return self._place
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lit_sparse.checks import check_count
 from lit_sparse.data.readers.arrays import read_npy
-from lit_sparse.data.readers.sizes import BoundedReader, check_rows, check_unpacked
+from lit_sparse.data.readers.sizes import BoundedReader, bytes_of, check_rows, check_unpacked
 from lit_sparse.data.readers.tables import brief
 from lit_sparse.data.readers.text_files import in_folder, open_bytes
 from lit_sparse.errors import DataError
@@ -106,16 +106,18 @@ class _Wanted:
             if lower != token:
                 self._rows.setdefault(_bytes(lower), []).append((row, 1))
 
-    def expect(self, width: int, where: str) -> None:
+    def expect(self, width: int, where: str, path: Path) -> None:
         """Set the width of a file before its first vector.
 
         Raises:
-            DataError: if it differs from the expected width.
+            DataError: if it differs from the expected width, or the tokens need implausibly many such vectors.
         """
         if self.width not in (None, width):
             raise DataError(f"Expected word vectors of width {self.width} but got {width} in {where}. Change the width.")
         if width > WIDEST:
             raise DataError(f"Expected word vectors of width at most {WIDEST:,} but got wider ones in {where}. Check the file.")
+        size = bytes_of((len(self.vectors), width), 4)
+        check_unpacked(path, size, what=f"a table of vectors for {len(self.vectors):,} tokens", remedy="use fewer tokens")
         self.vectors = torch.zeros(len(self.vectors), width)
 
     def takers(self, word: bytes) -> list[tuple[int, int]]:
@@ -151,7 +153,7 @@ def _from_text(path: Path, wanted: _Wanted) -> None:
                 if not width or said not in (0, width):
                     what = f"declares vectors of width {said}, but" if said else "holds no word vectors:"
                     raise DataError(f"{where} {what} line {number} is {_start(line)!r} with {width} numbers. Check the file.")
-                wanted.expect(width, where)
+                wanted.expect(width, where, path)
             lines += 1
             spaces = line.count(b" ")
             if spaces < width:
@@ -256,7 +258,7 @@ def _from_cache(path: Path, wanted: _Wanted) -> None:
             f" {'' if dense else 'not '}contiguous, on the device {vectors.device.type!r}. Save it again, as"
             " `vectors.float().cpu().to_dense().contiguous()`."
         )
-    _fill(words, vectors.detach().float().numpy(), where, wanted)
+    _fill(words, vectors.detach().float().numpy(), path, wanted)
 
 
 def _unpacked_cache(path: Path) -> Any:
@@ -293,14 +295,15 @@ def _from_arrays(array: Path, index: Path, wanted: _Wanted) -> None:
         raise
     except Exception as error:  # see the reader of tables
         raise DataError(f"{str(array)!r} and {str(index)!r} cannot be read: {error}. Install the package again.") from error
-    _fill(words, vectors, repr(str(array)), wanted)
+    _fill(words, vectors, array, wanted)
 
 
-def _fill(words: list[str], vectors: np.ndarray[Any, Any], where: str, wanted: _Wanted) -> None:
+def _fill(words: list[str], vectors: np.ndarray[Any, Any], path: Path, wanted: _Wanted) -> None:
     """Take the needed ones of the vectors (N, D) of words."""
+    where = repr(str(path))
     if vectors.ndim != 2 or len(vectors) != len(words):
         raise DataError(f"Expected a vector for each of {len(words)} words in {where} but got {vectors.shape}. Check the file.")
-    wanted.expect(vectors.shape[1], where)
+    wanted.expect(vectors.shape[1], where, path)
     for place, word in enumerate(words):
         if not isinstance(word, str):
             raise DataError(f"Expected words in {where} but got {word!r} at position {place + 1}. Correct it.")

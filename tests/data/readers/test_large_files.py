@@ -30,6 +30,7 @@ from lit_sparse.data.readers.gettext import read_catalogues
 from lit_sparse.data.readers.joblib_arrays import read_joblib_array
 from lit_sparse.data.readers.splits import read_split
 from lit_sparse.data.readers.text_files import read_lines
+from lit_sparse.data.readers.word_vectors import read_vectors
 from lit_sparse.errors import DataError
 
 from .test_bad_files import COMPLEX, VECTORS, Use, cached, dumped, game, houses, images, labels, npy, npz, table, vectors
@@ -59,6 +60,22 @@ def written(values: Callable[[], Any], **options: Any) -> bytes:
     return buffer.getvalue()
 
 
+def column(path: Path) -> dict[str, list[Any]]:
+    return read_split(None, str(path), {"x": "x"})
+
+
+def wide_vectors(path: Path) -> object:
+    return read_vectors(str(path), [str(number) for number in range(2**9)])
+
+
+def understated(content: bytes) -> bytes:
+    """Return a Parquet file whose footer says that its column takes 40 bytes."""
+    size = arrow.read_metadata(io.BytesIO(content)).row_group(0).column(0).total_uncompressed_size
+    real, other = (bytes(2 * one >> 7 * place & 127 | 128 * (place < 3) for place in range(4)) for one in (size, 40))
+    assert real in content
+    return content.replace(real, other)
+
+
 BOMBS: dict[str, tuple[Use, str, Callable[[], bytes]]] = {
     "idx": (
         images,
@@ -79,7 +96,7 @@ BOMBS: dict[str, tuple[Use, str, Callable[[], bytes]]] = {
     "vectors-zip": (vectors, "a.zip", lambda: zipped("a.txt", b"a 1 2\n" * (ZEROS // 6 + 1))),
     "vectors-pt": (vectors, "a.pt", lambda: deflated(cached(["a", "b"], torch.zeros(2, ZEROS // 8)))),
     **{
-        f"parquet-{kind}": (lambda path: column(path), "a.parquet", partial(written, values, **options))
+        f"parquet-{kind}": (column, "a.parquet", partial(written, values, **options))
         for kind, (values, options) in {
             "text": (lambda: pyarrow.array([TEXT] * 8), {}),
             "dictionary": (lambda: pyarrow.array([TEXT] * 8).dictionary_encode(), {}),
@@ -92,6 +109,12 @@ BOMBS: dict[str, tuple[Use, str, Callable[[], bytes]]] = {
             "plain": (lambda: pyarrow.array([TEXT * 8]), {"use_dictionary": False, "compression": "zstd"}),
         }.items()
     },
+    "parquet-footer": (
+        column,
+        "a.parquet",
+        lambda: understated(written(lambda: pyarrow.array([TEXT * 8]), use_dictionary=False, write_statistics=False)),
+    ),
+    "vectors-wide": (wide_vectors, "a.txt", lambda: b"a" + b" 1" * 2**12 + b"\n"),
     "sklearn": (houses, "cal_housing_py3.pkz", lambda: dumped(np.zeros((ZEROS // 72 + 1, 9)))),
 }
 
@@ -131,16 +154,14 @@ def catalogue(entries: int) -> bytes:
     return struct.pack("<7I", 0x950412DE, 0, entries, 28, 28 + 8 * entries, 0, 0) + bytes(16 * entries)
 
 
-def column(path: Path) -> dict[str, list[Any]]:
-    return read_split(None, str(path), {"x": "x"})
-
-
 LONG: dict[str, tuple[Use, str, Callable[[], bytes]]] = {
     "lines": (read_lines, "a.txt.gz", lambda: gzip.compress(b"\n" * MANY)),
     "bz2": (read_lines, "a.txt.bz2", lambda: bz2.compress(b"\n" * MANY)),
     "segments": (read_lines, "a.sgm.gz", lambda: gzip.compress(b"\n" * MANY)),
     "csv": (column, "a.csv.gz", lambda: gzip.compress(b"\n" * MANY)),
     "tsv": (column, "a.tsv.gz", lambda: gzip.compress(b"\n" * MANY)),
+    "cells": (column, "a.tsv.gz", lambda: gzip.compress(b"\t" * MANY)),
+    "numbers": (column, "a.json.gz", lambda: gzip.compress(b'{"x":[' + b"1," * MANY + b"1]}")),
     "jsonl": (column, "a.jsonl.gz", lambda: gzip.compress(b"\n" * MANY)),
     "json": (column, "a.json.gz", lambda: gzip.compress(b"[" + b"{}," * MANY + b"{}]")),
     "json-values": (column, "a.json.gz", lambda: gzip.compress(b'{"x":[' + b"[]," * MANY + b"[]]}")),

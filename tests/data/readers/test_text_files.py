@@ -69,6 +69,12 @@ def test_whatever_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, l
     assert read_lines(path) == lines
 
 
+def test_a_bzip2_file_may_have_several_streams(tmp_path: Path) -> None:
+    words = [f"{number}" * 99 for number in range(9)]
+    (tmp_path / "a.bz2").write_bytes(b"".join(bz2.compress(f"{word}\n".encode()) for word in words))
+    assert read_lines(tmp_path / "a.bz2") == words
+
+
 @pytest.mark.parametrize("ending", [".sgm", ".SGML", ".sgm.gz"])
 def test_segments_of_test_sets(tmp_path: Path, ending: str) -> None:
     content = """<refset setid="news" srclang="any" trglang="en">
@@ -78,6 +84,11 @@ def test_segments_of_test_sets(tmp_path: Path, ending: str) -> None:
 <seg id="3"></seg></p></doc></refset>"""
     path = write(tmp_path / f"news{ending}", content)
     assert read_lines(path) == ["A title", "AT&T <b> \u2019s R&D \u00e9 over! lines", ""]
+
+
+@pytest.mark.parametrize("entity", [f"&#{'1' * 5000};", f"&#x{'f' * 5000};"])  # Python refuses to read such an integer
+def test_entities_of_many_digits_stay_as_they_are(tmp_path: Path, entity: str) -> None:
+    assert read_lines(write(tmp_path / "a.sgm", f"<seg>{entity} &#00065;</seg>")) == [f"{entity} A"]
 
 
 @pytest.mark.parametrize(
@@ -92,6 +103,7 @@ def test_segments_of_test_sets(tmp_path: Path, ending: str) -> None:
         ("a.gz", b"", r"a.gz' is not a gzip file"),
         ("a.bz2", b"BZh is a word", r"a.bz2' is not a bzip2 file: it starts with b'BZ'"),
         ("a.bz2", bz2.compress(b"text\n" * 1000)[:-12], r"a.bz2' is not a whole bzip2 file"),
+        ("a.bz2", bz2.compress(b"text\n") + b"BZ" + bz2.compress(b"more\n"), r"a.bz2' is not a whole bzip2 file"),
         ("a.gz", gzip.compress(b"text\n" * 1000, mtime=0)[:-12], r"a.gz' is not a whole gzip file"),
         ("a.gz", b"\x1f\x8bnothing else", r"a.gz' is not a whole gzip file"),
     ],
