@@ -83,6 +83,7 @@ def attention(
     Source: Vaswani et al. (2017), Attention Is All You Need, eq. (1).
 
     Example:
+        >>> import torch
         >>> from lit_sparse.mappings import Sparsemax
         >>> query, key, value = torch.randn(3, 5, 8), torch.randn(3, 7, 8), torch.randn(3, 7, 4)
         >>> causal = torch.ones(5, 7, dtype=torch.bool).tril()
