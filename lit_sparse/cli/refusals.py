@@ -86,7 +86,7 @@ def refusal(error: Exception, logged: Collection[str] = ()) -> ConfigurationErro
     part, monitor = "ReduceLROnPlateau", found.get("monitor_key")  # of Lightning's loop
     if monitor is None:
         part, monitor = type(found.get("self")).__name__, getattr(found.get("self"), "monitor", None)
-    if monitor is None or monitor in logged:
+    if not isinstance(monitor, str) or monitor in logged:  # a model's is a pair
         return ConfigurationError(f"Lightning refuses this run: {' '.join(str(error).split())}")
     shown = [name for name in sorted(logged) if "/" in name and not name.endswith(STATISTICS)]
     return ConfigurationError(

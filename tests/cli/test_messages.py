@@ -150,6 +150,11 @@ def test_a_metric_that_is_not_logged(part: str, capsys: pytest.CaptureFixture[st
     assert "p90" not in message
 
 
+def test_what_lightning_refuses_within_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", *DIGITS, *SHORT, "--trainer.gradient_clip_val=.nan"]) == 2
+    assert "Lightning refuses this run: " in capsys.readouterr().err
+
+
 def test_the_last_checkpoint_is_named_where_the_best_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
     folder = Path("runs/ssvae/digits/0/checkpoints")
     folder.mkdir(parents=True)

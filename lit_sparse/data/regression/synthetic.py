@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import torch
@@ -45,7 +46,9 @@ class SyntheticRegressionDataModule(RegressionDataModule):
         super().__init__(**options)
         self.family = check_choice("family", family, FAMILIES)
         self.rows = check_count("size", size, 3, MOST_EXAMPLES)
-        self.coefficients = tuple(float(value) for value in coefficients)
+        self.coefficients = tuple(
+            check_number("coefficients", value, -math.inf, math.inf, open_low=True, open_high=True) for value in coefficients
+        )
         if len(self.coefficients) <= int(self.intercept):
             raise ConfigurationError("Expected `coefficients` with an entry per feature but got none. Add at least one.")
         self.noise = check_number("noise", noise, 0.0, 1e12)

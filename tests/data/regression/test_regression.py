@@ -331,6 +331,7 @@ def test_synthetic_rows_have_a_seed_and_checked_arguments() -> None:
         ({"family": "gamma"}, "family"),
         ({"size": 2}, "size"),
         ({"coefficients": (1.0,)}, "coefficients"),
+        ({"coefficients": (math.nan, 1.0)}, "coefficients"),
         ({"noise": -1.0}, "noise"),
         ({"noise": math.nan}, "noise"),
         ({"val_size": 0.0}, "val_size"),
