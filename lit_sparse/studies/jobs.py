@@ -10,7 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -201,8 +201,10 @@ def run_all(tasks: Sequence[Callable[[int], None]], at_once: int) -> list[str]:
                 process.terminate()
                 ended.add(process)
             time.sleep(0.1)
-        with suppress(OSError):  # of a terminal that is closed
+        try:
             print("interrupted: give the same command again to continue", file=sys.stderr, flush=True)
+        except OSError:  # of a terminal that is closed; Python would write again at its end, and exit with 120
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
         raise
     finally:
         pool.shutdown(cancel_futures=True)
