@@ -252,10 +252,10 @@ def replaced(path: Path, mode: str) -> Iterator[IO[Any]]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        part.replace(path)
-    except IsADirectoryError as error:
-        part.unlink(missing_ok=True)
-        raise _not_plain(path) from error
+        try:
+            part.replace(path)
+        except IsADirectoryError as error:
+            raise _not_plain(path) from error
     except BaseException:
         part.unlink(missing_ok=True)
         raise
@@ -280,6 +280,8 @@ def result_file(path: Path, mode: str) -> Iterator[IO[Any]]:
         with replaced(path, mode) as file:
             yield file
     except OSError as error:
+        if error.filename is not None and Path(error.filename).parent != path.parent:  # of a file that the caller reads
+            raise
         raise ConfigurationError(
             f"Expected to write {str(path)!r} but got: {error.strerror or error}. Choose another path."
         ) from error

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib import import_module
 from types import ModuleType
@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 from torch import nn
+
+from lit_sparse.errors import CheckpointError
 
 __all__ = ["find_imported", "is_allowed", "trusted", "trusting"]
 
@@ -91,8 +93,14 @@ def find_imported(name: str) -> Any:
         module = ".".join(parts[:end])
         known = f"{module}.".startswith(tuple(f"{part}." for part in PARTS))
         if module not in sys.modules and (known or any(text.startswith(f"{module}.") for text in trusted())):
-            with suppress(Exception):  # of the user's module; what reads the config has reported it
+            try:
                 import_module(module)
+            except Exception as error:
+                if isinstance(error, ImportError) and (known or f"{module}.".startswith(f"{error.name}.")):
+                    continue  # the extra is not installed, or this is the name of a class, not of a module
+                raise CheckpointError(
+                    f"Expected to import {module!r}, which your config or options name, but got {type(error).__name__}: {error}"
+                ) from error
         if module in sys.modules:
             found: Any = sys.modules[module]
             for part in parts[end:]:  # not getattr, which imports submodules in some packages

@@ -129,6 +129,19 @@ def test_a_model() -> None:
         OwnModel().run_step({}, 0, "train")
 
 
+def test_entries_of_a_batch_mean_what_a_model_says() -> None:
+    """A label may be a vector of probabilities, and a tensor may be the same for all examples."""
+
+    class Several(LitSparseModule):
+        def step(self, batch: Any, batch_idx: int, stage: Any) -> StepOutput:
+            return StepOutput((batch["scale"] * (batch["x"] - batch["label"])).square().sum(1)[: batch.get("number")])
+
+    batch = {"scale": torch.ones(1), "x": torch.ones(4, 2), "label": torch.full((4, 2), 0.5)}
+    assert Several().run_step(batch, 0, "train")["loss"] == 0.5
+    with pytest.raises(ConfigurationError, match=r"losses` .* shape \(4,\) but got \(3,\)"):
+        Several().run_step(batch | {"index": torch.arange(4), "number": 3}, 0, "train")
+
+
 class OfAnotherShape(Sparsemax):
     def map(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
         return super().map(scores, mask, dim).sum(dim, keepdim=True)
@@ -237,9 +250,12 @@ def moving() -> Risk:
     [
         (
             lambda: EntropicTransport(Whole(), dim=1)(torch.ones(2, 1), torch.ones(2, 1)),
-            r"a value per point \(2,\) .* torch.int64",
+            r"`source_potential` of .*Whole to return .* shape \(2,\) but got \(2,\) of torch.int64",
         ),
-        (lambda: classifier(network=Pair(3, 2))(BATCH["pixels"]), "returns a floating tensor but .*Pair returns tuple"),
+        (
+            lambda: classifier(network=Pair(3, 2))(BATCH["pixels"]),
+            r"the network Pair to map images \(4, 3\) to scores \(4, 2\) but got tuple",
+        ),
         (lambda: classifier(risk=Largest()).run_step(BATCH, 0, "train"), "a floating scalar tensor but got .* of torch.int64"),
         (
             lambda: classifier(risk=Largest()).on_train_epoch_end(),
@@ -339,8 +355,11 @@ def posterior(**methods: Any) -> Any:
         (lambda: regression(log_prob=lambda *_: torch.ones(())).run_step(ROWS, 0, "train"), r"`log_prob` .* got \(\)"),
         (lambda: regression(mean=lambda eta: eta.mean()).run_step(ROWS, 0, "train"), r"`mean` .* shape \(4,\) but got \(\)"),
         (lambda: regression(mean=lambda eta: eta.mean()).predict_step(ROWS, 0), r"`mean` .* shape \(4,\) but got \(\)"),
-        (lambda: points(torch.ones(3, 2).numpy()), "floating tensor but got numpy.ndarray"),
-        (lambda: points(torch.ones(3, 2).long()), "floating tensor but got .* torch.int64"),
+        (
+            lambda: points(torch.ones(3, 2).numpy()),
+            r"`sample` of .*Own to return a floating tensor of shape \(3, 2\) but got numpy.ndarray",
+        ),
+        (lambda: points(torch.ones(3, 2).long()), r"floating tensor of shape \(3, 2\) but got \(3, 2\) of torch.int64"),
         (lambda: own(ImageDataModule, load=lambda: None)().setup("fit"), "`load` of .*Own .* each Images, but got NoneType"),
         (
             lambda: own(RegressionDataModule, load=lambda: {"train": ()})().setup("fit"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import warnings
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from lit_sparse.cli.checkpoints import StoredModel, changes_of_run, is_restoring
 from lit_sparse.cli.files import DiskError, WholeFiles
 from lit_sparse.cli.help import USAGES
 from lit_sparse.cli.loggers import ROWS, RowsBeforeCheckpoint, run_loggers
+from lit_sparse.cli.messages import SAID
 from lit_sparse.cli.parser import Parser
 from lit_sparse.cli.refusals import build_error, check_numbers, refusal, told_as, trainer_error
 from lit_sparse.cli.stopping import (
@@ -99,6 +101,7 @@ class LitSparseCLI(LightningCLI):
     _status: RunStatus | None = None
 
     def __init__(self, args: list[str], execute: bool = True) -> None:
+        SAID.clear()
         self.command = args[0]
         self._given = Given.of(args[1:])
         self._execute = execute
@@ -375,9 +378,11 @@ class LitSparseCLI(LightningCLI):
 
     def _is_ours(self, error: OSError) -> bool:
         """Return whether the disk is full, or a file of the run folder cannot be written, as where a folder has its name."""
+        if error.errno not in (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.EACCES, errno.EROFS):
+            return error.errno in DISK_IS_FULL
         names = [name for name in (error.filename, error.filename2) if isinstance(name, str | Path)]
         folder = None if self.run_folder is None else self.run_folder.resolve()
-        return error.errno in DISK_IS_FULL or any(folder in Path(name).resolve().parents for name in names)
+        return any(folder in Path(name).resolve().parents for name in names)
 
     def _next(self, command: str, *names: str) -> str:
         if self.run_folder is None:

@@ -59,15 +59,17 @@ class Given(NamedTuple):
             text = value if inline else read_config(paths[-1])
             configs.append(text if inline or not is_file(paths[-1]) else paths[-1])  # a pipe can be read only once
             contents.append(load_yaml(text))
-        checkpoint = next((content["ckpt_path"] for content in contents[::-1] if "ckpt_path" in content), None)
-        some = [*(content.get("trust") or () for content in contents), *(_in_yaml(name) or name for name in found.trust)]
-        trusted = dict.fromkeys(str(name) for names in some for name in ([names] if isinstance(names, str) else names))
+        stored = [content["ckpt_path"] for content in contents if isinstance(content.get("ckpt_path", 0), str | None)]
+        checkpoint = next(reversed(stored), None)  # the parser refuses other types
+        some = [*(content.get("trust") for content in contents), *(_in_yaml(name) or name for name in found.trust)]
+        lists = [[names] if isinstance(names, str) else names for names in some if isinstance(names, str | list)]
+        trusted = dict.fromkeys(str(name) for names in lists for name in names)
         return cls(
             next(iter(paths), None),
             configs,
             contents,
             [with_full_name(word) for word in options],
-            found.ckpt_path or checkpoint,
+            checkpoint if found.ckpt_path is None else found.ckpt_path,
             [*trusted],
         )
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from typing_extensions import Self, override
 
-from lit_sparse.checks import MOST_EXAMPLES, check_count
+from lit_sparse.checks import MOST_EXAMPLES, check_count, check_result
 from lit_sparse.data.base import ResumableDataModule, Split
 from lit_sparse.data.loader import Batch
 from lit_sparse.data.readers.arrays import check_real, read_npy
-from lit_sparse.errors import ConfigurationError, DataError, full_name
+from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.stored import open_plain
 from lit_sparse.transport.measures import Measure, draw_rows, normalized_weights
 
@@ -98,10 +98,7 @@ class TransportDataModule(ResumableDataModule):
             measure.sample(seed, indices) for measure, seed in zip((self.source, self.target), seeds, strict=True)
         )
         for measure, points in ((self.source, source), (self.target, target)):
-            expected = (len(indices), measure.dim)
-            if not isinstance(points, Tensor) or points.shape != expected or not points.is_floating_point():
-                got = f"{tuple(points.shape)} of {points.dtype}" if isinstance(points, Tensor) else full_name(points)
-                raise DataError(f"Expected {full_name(measure)} to draw points {expected} in a floating tensor but got {got}.")
+            check_result(measure, "sample", points, (len(indices), measure.dim))
         return {"source": source, "target": target, "index": indices}
 
     def train_indices(self) -> Tensor:

@@ -271,8 +271,10 @@ class _Sloped(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
         (slope,) = ctx.saved_tensors
-        change = torch.zeros_like(slope) if tangents[0] is None else torch.where(slope != 0, slope * tangents[0], 0.0)
-        return change if ctx.dim is None else change.sum(ctx.dim)
+        change = torch.zeros_like(slope) if tangents[0] is None else slope * tangents[0]
+        if ctx.dim is None:
+            return change
+        return torch.where(slope != 0, change, 0.0).sum(ctx.dim)  # tangents without weight do not matter, even NaN
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_sparse.arguments import checked
-from lit_sparse.checks import MOST_LAYERS, check_count, check_flag
+from lit_sparse.checks import MOST_LAYERS, check_count
 from lit_sparse.errors import ConfigurationError, DataError, MissingExtraError, did_you_mean
 from lit_sparse.metrics.text import TextMetric, check_name, check_texts
 
@@ -69,7 +69,7 @@ class Bleu(TextMetric):
     ) -> None:
         super().__init__(2 + 2 * ORDERS, **options)
         self.tokenize = _check_tokenizer(tokenize)
-        self.lowercase = check_flag("lowercase", lowercase)
+        self.lowercase = lowercase
         self.name = check_name("name", name)
         self.language = language
         if tokenize == "moses":
@@ -133,7 +133,7 @@ class ChrF(TextMetric):
     def __init__(self, word_order: int = 0, lowercase: bool = False, name: str = "chrf", **options: Any) -> None:
         super().__init__(3 * (6 + check_count("word_order", word_order, 0, MOST_LAYERS)), **options)
         self.word_order = word_order
-        self.lowercase = check_flag("lowercase", lowercase)
+        self.lowercase = lowercase
         self.name = check_name("name", name)
 
     def statistics(self, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_sparse.checks import check_choice, check_count, check_flag, check_number
+from lit_sparse.checks import check_choice, check_count, check_number
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.metrics.text import TextMetric, check_name
 
@@ -212,7 +212,7 @@ class Rouge(TextMetric):
         self.types = self_types
         self.truncate_bytes = None if truncate_bytes is None else check_count("truncate_bytes", truncate_bytes)
         self.references = check_choice("references", references, ("average", "best", "pooled"))
-        self.use_stemmer = check_flag("use_stemmer", use_stemmer)
+        self.use_stemmer = use_stemmer
         self.weight = check_number("weight", weight, 1.0, 10.0)
         self.name = f"rouge{truncate_bytes or ''}" if name is None else check_name("name", name)
         self.tokenizer = check_choice("tokenizer", tokenizer, ("rouge_score", "spaces"))

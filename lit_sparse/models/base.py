@@ -232,7 +232,8 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         objective, losses, rows = output.objective, output.losses, output.example_index
         if rows is not None and (not isinstance(rows, Tensor) or rows.dim() != 1 or rows.dtype != torch.int64):
             raise ConfigurationError(f"Expected `example_index` of {full_name(self)} to be indices (R,) but got {rows!r}.")
-        each = (size_of(batch) if rows is None else len(rows),)
+        known = batch.get("index", losses) if rows is None else rows
+        each = tuple(known.shape[:1]) if isinstance(known, Tensor) else ()
         for name, shape in (("objective", ()), ("penalty", ()), ("losses", each), ("transport_cost", each)):
             if (value := getattr(output, name)) is not None:
                 check_result(self, f"step(...).{name}", value, shape)
@@ -452,7 +453,8 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
             CheckpointError: if the checkpoint cannot describe a part that was built in Python, and the part is not given.
         """
         match_risk(self, checkpoint, continues=self._is_fitting)
-        self.initial_weights = None  # a file that the checkpoint names, whose weights it already replaces
+        if self.initial_weights == checkpoint.get("hyper_parameters", {}).get("initial_weights"):
+            self.initial_weights = None  # a file that the checkpoint names, whose weights it already replaces
         unknown = [name for name in checkpoint.get("undescribed", ()) if name not in self._undescribed]
         if unknown:
             raise not_given(type(self), unknown)

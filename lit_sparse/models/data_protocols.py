@@ -13,7 +13,7 @@ from lit_sparse.errors import ConfigurationError, full_name
 __all__ = [
     "Batch",
     "HasRows",
-    "apply_network",
+    "ask",
     "check_batch",
     "check_columns",
     "check_entries",
@@ -28,9 +28,8 @@ __all__ = [
 ]
 
 Batch: TypeAlias = dict[str, Any]
-#: Entries of a batch with a row per example, and the ones with whole numbers.
+#: Entries of a batch with a row per example.
 ROWS = ("index", "pixels", "features", "target", "label", "true_label", "weight", "group")
-WHOLE = ("label", "true_label", "group")
 
 
 class HasRows(Protocol):
@@ -118,17 +117,12 @@ def check_batch(batch: Any) -> None:
         raise ConfigurationError(f"Expected batches that are dicts of tensors but got {full_name(batch)}. Use a data module.")
     known = {name: batch[name] for name in ROWS if name in batch}
     sizes = {len(value) if isinstance(value, Tensor) and value.dim() else None for value in known.values()}
-    fractions = [
-        name for name in WHOLE if name in known and isinstance(known[name], Tensor) and known[name].is_floating_point()
-    ]
-    if len(sizes) > 1 or None in sizes or fractions:
+    if len(sizes) > 1 or None in sizes:
         shown = ", ".join(
             f"{name} {value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else f"{name} {full_name(value)}"
             for name, value in known.items()
         )
-        raise ConfigurationError(
-            f"Expected tensors with a row per example, and whole numbers as {', '.join(WHOLE)}, but got {shown}."
-        )
+        raise ConfigurationError(f"Expected tensors with a row per example but got {shown}.")
 
 
 def column_of(name: str | None, batch: Batch, rows: Tensor | None) -> Tensor | None:
@@ -172,33 +166,40 @@ def check_labels(label: Tensor, classes: int) -> None:
     """Check that the labels (B,) of a batch are classes, if they are on the CPU; negative ones mark unlabelled examples.
 
     Raises:
-        ConfigurationError: for another shape, or a label that is too large.
+        ConfigurationError: for another shape or dtype, or a label that is too large.
     """
-    if label.dim() != 1:
-        raise ConfigurationError(f"Expected labels (B,) but got {tuple(label.shape)}.")
+    if label.dim() != 1 or label.is_floating_point():
+        raise ConfigurationError(f"Expected whole numbers as labels (B,) but got {label.dtype} {tuple(label.shape)}.")
     if label.device.type == "cpu" and len(label) and int(label.max()) >= classes:
         raise ConfigurationError(
             f"Expected labels below classes={classes} but got {int(label.max())}. Set `classes` to their number."
         )
 
 
-def apply_network(network: nn.Module, inputs: Tensor) -> Tensor:
-    """Return the output of a network that the user gives.
+def ask(part: nn.Module, role: str, takes: str, returns: str, shapes: Sequence[tuple[int, ...]], *arguments: Tensor) -> Tensor:
+    """Return what a module of a model, which may be the user's, makes of tensors.
+
+    Args:
+        part: the module.
+        role: what it is in the model.
+        takes: what the arguments are.
+        returns: what the result is.
+        shapes: the shapes that it may have.
+        arguments: the tensors.
 
     Raises:
-        ConfigurationError: if it does not take inputs of this shape.
+        ConfigurationError: if the module does not take these tensors, or returns something else.
     """
+    wanted = f"Expected the {role} {type(part).__name__} to map {takes} to {returns} {shapes[0]}"
     if torch.compiler.is_compiling():
-        return network(inputs)  # type: ignore[no-any-return]
+        return part(*arguments)  # type: ignore[no-any-return]
     try:
-        output: Tensor = network(inputs)
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
-        raise ConfigurationError(
-            f"Expected a `network` for inputs {tuple(inputs.shape)} but {full_name(network)} does not take them: {error}."
-        ) from error
-    if not isinstance(output, Tensor) or not output.is_floating_point():
-        got = output.dtype if isinstance(output, Tensor) else full_name(output)
-        raise ConfigurationError(f"Expected a `network` that returns a floating tensor but {full_name(network)} returns {got}.")
-    return output
+        found = part(*arguments)
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        if type(error) not in (RuntimeError, ValueError, IndexError, TypeError):  # out of memory, say, or one of the package's
+            raise
+        raise ConfigurationError(f"{wanted} but got {type(error).__name__}: {error}") from error
+    if not isinstance(found, Tensor) or found.shape not in shapes or not found.is_floating_point():
+        got = f"{returns} {tuple(found.shape)} of {found.dtype}" if isinstance(found, Tensor) else type(found).__name__
+        raise ConfigurationError(f"{wanted} but got {got}. Correct it.")
+    return found

@@ -10,9 +10,9 @@ from torchmetrics import Metric
 from typing_extensions import override
 
 from lit_sparse.checks import MOST_FEATURES, MOST_INPUTS, check_count
-from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.errors import ConfigurationError
 from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, mean_metrics
-from lit_sparse.models.data_protocols import apply_network, check_features, check_keys, check_labels, rows_of
+from lit_sparse.models.data_protocols import ask, check_features, check_keys, check_labels, rows_of
 from lit_sparse.nn import ConvNet
 
 __all__ = ["RobustClassifier"]
@@ -71,13 +71,8 @@ class RobustClassifier(LitSparseModule):
     def forward(self, pixels: Tensor) -> Tensor:
         """Return scores (B, classes) of images (B, D)."""
         check_features(pixels, self.in_features)
-        scores = apply_network(self.network, pixels)
-        if scores.shape != (len(pixels), self.classes):
-            raise ConfigurationError(
-                f"Expected {full_name(self.network)} to return scores {(len(pixels), self.classes)} but got"
-                f" {tuple(scores.shape)}. Change its output layer."
-            )
-        return scores
+        takes = f"images {tuple(pixels.shape)}"
+        return ask(self.network, "network", takes, "scores", [(len(pixels), self.classes)], pixels)
 
     def class_scores(self, batch: Batch) -> Tensor:
         """Return the scores (B, classes) of a batch's examples, for :class:`lit_sparse.callbacks.OptimalBrainDamage`."""

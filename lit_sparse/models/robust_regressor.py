@@ -10,10 +10,10 @@ from torchmetrics import Metric
 from typing_extensions import override
 
 from lit_sparse.checks import MOST_INPUTS, check_choice, check_count, check_positive
-from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.errors import ConfigurationError
 from lit_sparse.metrics import LogMeanExp
 from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, mean_metrics
-from lit_sparse.models.data_protocols import apply_network, check_entries, has_rows
+from lit_sparse.models.data_protocols import ask, check_entries, has_rows
 
 __all__ = ["RobustRegressor"]
 
@@ -103,13 +103,8 @@ class RobustRegressor(LitSparseModule):
 
     def forward(self, features: Tensor) -> Tensor:
         """Return predictions (B,) for features (B, D)."""
-        predictions = apply_network(self.network, features)
-        if predictions.shape not in ((len(features),), (len(features), 1)):
-            raise ConfigurationError(
-                f"Expected {full_name(self.network)} to return one prediction per row, {(len(features), 1)}, but got"
-                f" {tuple(predictions.shape)}. Change its output layer."
-            )
-        return predictions.reshape(len(features))
+        takes, shapes = f"features {tuple(features.shape)}", [(len(features), 1), (len(features),)]
+        return ask(self.network, "network", takes, "predictions", shapes, features).reshape(len(features))
 
     @override
     def configure_predictor(self) -> nn.Module:

@@ -11,11 +11,10 @@ from torchmetrics import Metric
 from typing_extensions import override
 
 from lit_sparse.checks import MOST_FEATURES, MOST_INPUTS, check_choice, check_count
-from lit_sparse.errors import ConfigurationError
 from lit_sparse.estimators import Estimator, Expectation, LatentBatch, RunningMean, with_gradient_of
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, mean_metrics
-from lit_sparse.models.data_protocols import check_features
+from lit_sparse.models.data_protocols import ask, check_features
 from lit_sparse.nn import Receiver, Sender
 
 __all__ = ["SignalingGame"]
@@ -100,7 +99,7 @@ class SignalingGame(LitSparseModule):
     def forward(self, images: Tensor) -> Tensor:
         """Return the scores (B, V) of the symbols for images (B, F)."""
         takes = f"images {tuple(images.shape)} for vocabulary={self.vocabulary}"
-        return self._ask("sender", takes, (len(images), self.vocabulary), images)
+        return ask(self.sender, "sender", takes, "scores", [(len(images), self.vocabulary)], images)
 
     @override
     def configure_metrics(self, stage: Stage) -> dict[str, Metric]:
@@ -168,30 +167,8 @@ class SignalingGame(LitSparseModule):
     def _pick(self, candidates: Tensor, messages: Tensor, rows: Tensor) -> Tensor:
         """Return the scores (R, N) of candidates (B, N, F) for messages (R, V)."""
         takes = f"candidates {tuple(candidates.shape)}, messages {tuple(messages.shape)} and rows {tuple(rows.shape)}"
-        return self._ask("receiver", takes, (len(rows), candidates.shape[1]), candidates, messages, rows)
-
-    def _ask(self, name: str, takes: str, shape: tuple[int, int], *arguments: Tensor) -> Tensor:
-        """Return the scores of the sender or receiver after a check of their shape.
-
-        Raises:
-            ConfigurationError: if the module fails, or returns another shape.
-        """
-        player: nn.Module = getattr(self, name)
-        try:
-            scores: Tensor = player(*arguments)
-        except torch.cuda.OutOfMemoryError:
-            raise
-        except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            raise ConfigurationError(
-                f"Expected the {name} {type(player).__name__} to map {takes} to scores {shape} but got"
-                f" {type(error).__name__}: {error}"
-            ) from error
-        if not isinstance(scores, Tensor) or scores.shape != shape or not scores.is_floating_point():
-            got = f"scores {tuple(scores.shape)} of {scores.dtype}" if isinstance(scores, Tensor) else type(scores).__name__
-            raise ConfigurationError(
-                f"Expected the {name} {type(player).__name__} to map {takes} to scores {shape} but got {got}. Correct it."
-            )
-        return scores
+        shapes = [(len(rows), candidates.shape[1])]
+        return ask(self.receiver, "receiver", takes, "scores", shapes, candidates, messages, rows)
 
     @staticmethod
     def _sent(out: Expectation, batch: Batch) -> dict[str, Tensor]:

@@ -168,14 +168,9 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
         check_features(examples, self.in_features)
         generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
         drawn = self.initial_bases(examples.detach().float().cpu(), self.width, generator)
-        if not isinstance(drawn, Tensor):
-            check_result(self.initial_bases, "forward", drawn, self.encoder.weight.shape)
-        if drawn.shape != self.encoder.weight.shape or not bool(drawn.isfinite().all()):
-            raise ConfigurationError(
-                f"Expected {full_name(self.initial_bases)} to return {tuple(self.encoder.weight.shape)} finite numbers, a basis"
-                f" per row, but got {tuple(drawn.shape)}{'' if bool(drawn.isfinite().all()) else ' with NaN or infinities'}."
-                " Correct it."
-            )
+        check_result(self.initial_bases, "forward", drawn, self.encoder.weight.shape)
+        if not bool(drawn.isfinite().all()):
+            raise ConfigurationError(f"Expected finite bases from {full_name(self.initial_bases)} but got NaN or infinities.")
         self.encoder.weight.copy_(drawn)
         self._started = True
 
@@ -232,14 +227,7 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
     def encode(self, pixels: Tensor) -> Tensor:
         """Return the activity h (B, width) for examples (B, D)."""
         sums = sparse_encode(pixels, self.bases) if self._goes_sparse else self.encoder(pixels)
-        found: Any = sums if self.mapping is None else self.mapping(sums)
-        activity = found if isinstance(found, Tensor) else check_result(self.mapping, "forward", found, sums.shape)
-        if activity.shape != sums.shape:
-            raise ConfigurationError(
-                f"Expected `mapping` to keep the shape {tuple(sums.shape)} but got {tuple(activity.shape)} from"
-                f" {full_name(self.mapping)}. Correct it."
-            )
-        return activity
+        return sums if self.mapping is None else check_result(self.mapping, "forward", self.mapping(sums), sums.shape)
 
     @property
     def _goes_sparse(self) -> bool:

@@ -121,6 +121,8 @@ class SemiSupervisedVAE(LitSparseModule):
     def generate(self, styles: Tensor, classes: Tensor) -> Tensor:
         """Return the pixels' means (B, D) for styles (B, H) and classes (B,)."""
         check_labels(classes, self.classes)
+        if classes.device.type == "cpu" and bool((classes < 0).any()):
+            raise ConfigurationError(f"Expected classes of at least 0 but got {int(classes.min())}.")
         if styles.shape != (len(classes), self.style_features):
             raise ConfigurationError(f"Expected styles {(len(classes), self.style_features)} but got {tuple(styles.shape)}.")
         dtype = next(self.generator.parameters()).dtype

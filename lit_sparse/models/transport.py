@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_sparse.checks import MOST_FEATURES, check_choice, check_count, check_number, check_positive
+from lit_sparse.checks import MOST_FEATURES, check_choice, check_count, check_number, check_positive, check_result
 from lit_sparse.distributed import gather_unequal
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.lightning import AGREED, LRSchedulerCallable, OptimizerCallable
@@ -302,10 +302,10 @@ class EntropicTransport(LitSparseModule):
             self.log(f"{stage}/{name}", torch.tensor(value, dtype=torch.float64), prog_bar=True, **AGREED)
 
     def _source(self, x: Tensor) -> Tensor:
-        return _per_point(self.potentials.source_potential(x), x)
+        return check_result(self.potentials, "source_potential", self.potentials.source_potential(x), x.shape[:1])
 
     def _target(self, y: Tensor) -> Tensor:
-        return _per_point(self.potentials.target_potential(y), y)
+        return check_result(self.potentials, "target_potential", self.potentials.target_potential(y), y.shape[:1])
 
     def _surplus(self, x: Tensor, y: Tensor, u: Tensor | None = None, v: Tensor | None = None) -> Tensor:
         u = self._source(x) if u is None else u
@@ -354,11 +354,3 @@ class _KernelSGD(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         return None if closure is None else closure()
-
-
-def _per_point(values: Tensor, points: Tensor) -> Tensor:
-    """Refuse what is not one value (B,) per point: (B, 1) would broadcast to all pairs."""
-    if not isinstance(values, Tensor) or values.shape != points.shape[:1] or not values.is_floating_point():
-        shown = f"{tuple(values.shape)} of {values.dtype}" if isinstance(values, Tensor) else type(values).__name__
-        raise ConfigurationError(f"Expected `potentials` to return a value per point ({len(points)},) but got {shown}.")
-    return values

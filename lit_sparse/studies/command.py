@@ -16,6 +16,7 @@ from lit_sparse.runs import result_file
 from lit_sparse.studies.cluster import Cluster
 from lit_sparse.studies.engine import Runner
 from lit_sparse.studies.figures import draw
+from lit_sparse.studies.jobs import say
 from lit_sparse.studies.load import load_study
 from lit_sparse.studies.statistics import draw_ranks, ranks_page
 from lit_sparse.studies.tables import numbers, page
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     failed = [] if options.tables else runner.run(options.cells, options.seeds)
     for message in runner.changed() if options.tables else failed:
-        print(printable(message), file=sys.stderr, flush=True)
+        say(printable(message), sys.stderr)
     written = write(runner)
     if not written and options.tables:
         raise ConfigurationError(f"{runner.rows.path} has no rows: nothing is finished yet.")

@@ -22,7 +22,7 @@ from lit_sparse.run_status import check_plain
 from lit_sparse.runs import CHECKPOINTS, numbered, replaced
 from lit_sparse.stored import read_json, read_metrics
 from lit_sparse.studies.cluster import Cluster, forget_job
-from lit_sparse.studies.jobs import JobFailedError, call, locked, naming_failure, run_all, try_lock
+from lit_sparse.studies.jobs import JobFailedError, call, locked, naming_failure, run_all, say, try_lock
 from lit_sparse.studies.load import check_names
 from lit_sparse.studies.rows import Row, Rows, provenance
 from lit_sparse.studies.study import Cell, Change, Study, changes, digest, written
@@ -69,8 +69,7 @@ class Runner:
         self.folder = self.output / self.name
         lock = self.results / f".{self.name}.lock"
         cells, numbers = self.study.cells, self.study.numbers
-        keys = [*self.study.keys, *self.study.series]
-        self.rows = Rows(self.results / f"{self.name}.csv", lock, cells, numbers=numbers, unique=keys)
+        self.rows = Rows(self.results / f"{self.name}.csv", lock, cells, numbers=numbers, unique=self.study.row_keys)
         names = ("cell", "seed", "name")
         self.samples = Rows(
             self.results / f"{self.name}_samples.csv", lock, cells, last=("name",), lists=("values",), unique=names
@@ -122,9 +121,9 @@ class Runner:
         for run in {run.name: run for level in (*levels, pending) for run in level}.values():
             run.check_options()
         if len(pending) < len(runs):
-            print(f"{len(runs) - len(pending)} of {len(runs)} runs have rows in {self.rows.path}", flush=True)
+            say(f"{len(runs) - len(pending)} of {len(runs)} runs have rows in {self.rows.path}")
         if not pending:
-            print("Give --results and --output with other folders to run them anew.", flush=True)
+            say("Give --results and --output with other folders to run them anew.")
         failed: list[str] = []
         for level in levels:
             failed += self._run_each(level, source=True)
@@ -163,7 +162,7 @@ class Runner:
                 return
             file.close()
         waits = f"{run.place}: another process runs it, or a killed one left its training; waiting"
-        with locked(path, partial(print, waits, flush=True)) as descriptors:
+        with locked(path, partial(say, waits)) as descriptors:
             finished = run.finished
             if finished and not run.cell.hidden and (not source or run.trained):
                 return
@@ -171,10 +170,10 @@ class Runner:
                 run.begin()
                 if finished and run.trained:
                     return
-                print(f"{run.place}: runs; output in {run.log}", flush=True)
+                say(f"{run.place}: runs; output in {run.log}")
                 began = time.monotonic()
                 run.run(threads, descriptors)
-            print(f"{run.place}: finished, {(time.monotonic() - began) / 60:.1f} min", flush=True)
+            say(f"{run.place}: finished, {(time.monotonic() - began) / 60:.1f} min")
 
     def changed(self, cells: Iterable[str] | None = None) -> list[str]:
         """Return a message for each cell, by default of all, with rows that were made with other settings."""
@@ -420,7 +419,12 @@ class RunOf:
     def _append(self, rows: Sequence[Mapping[str, Any]], seconds: float) -> None:
         made = provenance(digest(self.begun or self.settings), seconds)  # a config may have changed since
         study = self.runner.study
-        keys = [*study.keys, *(key for key in rows[0] if key in study.series)]
+        keys = study.row_keys
+        if len({tuple(str(row.get(key)) for key in keys) for row in rows}) < len(rows):
+            raise ConfigurationError(
+                f"Expected {self.cell.function} to return rows that differ in {', '.join(keys)} but got two with the same."
+                f" Name what tells them apart in `series` of {study.path}."
+            )
         self.runner.rows.append([{**row, **made} for row in rows], keys)
 
     def _call(self, threads: int, held: Sequence[int]) -> None:

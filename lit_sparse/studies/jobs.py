@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Protocol, TextIO
 
 from lit_sparse.errors import LitSparseError, Terminated, terminable
 from lit_sparse.runs import open_to_append
@@ -31,8 +31,19 @@ __all__ = [
     "locked",
     "naming_failure",
     "run_all",
+    "say",
     "try_lock",
 ]
+
+
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Print text at once, by default to standard output; nothing goes to a terminal that is closed."""
+    stream = sys.stdout if stream is None else stream
+    try:
+        print(text, file=stream, flush=True)
+    except OSError:  # Python would write the rest at its end, and exit with 120
+        with Path(os.devnull).open("wb") as nothing:
+            os.dup2(nothing.fileno(), stream.fileno())
 
 
 class JobFailedError(LitSparseError):
@@ -164,7 +175,7 @@ def naming_failure(place: str) -> Iterator[None]:
     except JobInterruptedError:
         raise
     except Exception:
-        print(f"{place}: failed", flush=True)
+        say(f"{place}: failed")
         raise
 
 
@@ -201,10 +212,7 @@ def run_all(tasks: Sequence[Callable[[int], None]], at_once: int) -> list[str]:
                 process.terminate()
                 ended.add(process)
             time.sleep(0.1)
-        try:
-            print("interrupted: give the same command again to continue", file=sys.stderr, flush=True)
-        except OSError:  # of a terminal that is closed; Python would write again at its end, and exit with 120
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+        say("interrupted: give the same command again to continue", sys.stderr)
         raise
     finally:
         pool.shutdown(cancel_futures=True)

@@ -364,12 +364,17 @@ class Study(Change):
 
     @property
     def keys(self) -> list[str]:
-        """The columns that identify a row."""
+        """The columns that identify a row, but for series."""
         return ["cell", "seed", *dict.fromkeys(key for cell in self.cells.values() for key in cell.grid)]
+
+    @property
+    def row_keys(self) -> list[str]:
+        """The columns that identify a row, of a series too."""
+        return [*self.keys, *self.series]
 
     def stores(self, key: str) -> bool:
         """Return whether a column of the rows is a key, not a measured number."""
-        return key in self.keys or key in self.series or any(key in cell.labels for cell in self.cells.values())
+        return key in self.row_keys or any(key in cell.labels for cell in self.cells.values())
 
     def over_training(self, panel: Panel) -> bool:
         """Return whether a panel draws logged values over training, which are stored apart from the rows."""

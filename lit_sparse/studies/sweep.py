@@ -25,7 +25,16 @@ from lit_sparse.stored import read_metrics, read_yaml
 from lit_sparse.studies.cluster import Cluster
 from lit_sparse.studies.engine import Runner, summarized
 from lit_sparse.studies.figures import draw_front
-from lit_sparse.studies.jobs import JobFailedError, JobInterruptedError, descriptors, locked, naming_failure, run_all, try_lock
+from lit_sparse.studies.jobs import (
+    JobFailedError,
+    JobInterruptedError,
+    descriptors,
+    locked,
+    naming_failure,
+    run_all,
+    say,
+    try_lock,
+)
 from lit_sparse.studies.space import check_database, check_journal, distribution_of, draw_rest, import_optuna, matching
 from lit_sparse.studies.study import Cell, Study
 from lit_sparse.studies.tables import markdown
@@ -223,7 +232,7 @@ class Sweep:
 
         others = run_all([work] * jobs, jobs)
         while held := self._held():
-            print(f"{', '.join(held)}: another process runs it, or a killed one left its training; waiting", flush=True)
+            say(f"{', '.join(held)}: another process runs it, or a killed one left its training; waiting")
             while set(held) == set(self._held()):
                 time.sleep(0.5)
             others += run_all([work] * jobs, jobs)
@@ -296,7 +305,7 @@ class Sweep:
             return  # another process has finished it
         trial = optuna.trial.Trial(self.study, frozen._trial_id)
         shown = ", ".join(f"{key.rsplit('.', 1)[-1]} {value}" for key, value in self.params(frozen).items())
-        print(f"{name}: runs with {shown}; output in {runs[0].log}", flush=True)
+        say(f"{name}: runs with {shown}; output in {runs[0].log}")
         reported = len(frozen.intermediate_values)
 
         def stops() -> bool:
@@ -325,7 +334,7 @@ class Sweep:
             self._explain(logged[0], values)
         else:
             self.study.tell(number, [value for value in values if value is not None])
-        print(f"{name}: {', '.join(f'{metric} = {value}' for metric, value in zip(self.metrics, values, strict=True))}")
+        say(f"{name}: {', '.join(f'{metric} = {value}' for metric, value in zip(self.metrics, values, strict=True))}")
 
     def _config(self, number: int) -> str:
         """Return the config of a trial, without a fold, from the configs of the sweep and not from its run folder."""

@@ -435,7 +435,8 @@ def test_exit_status_of_the_process(tmp_path: Path) -> None:
 def test_an_error_of_a_file_in_the_run_folder_is_one_message(tmp_path: Path) -> None:
     run, place = cast(LitSparseCLI, SimpleNamespace(run_folder=tmp_path)), str(tmp_path / "hparams.yaml")
     assert LitSparseCLI._is_ours(run, IsADirectoryError(21, "Is a directory", place))
-    assert not LitSparseCLI._is_ours(run, FileNotFoundError(2, "No such file", str(tmp_path.parent / "data.csv")))
+    assert not LitSparseCLI._is_ours(run, IsADirectoryError(21, "Is a directory", str(tmp_path.parent / "data.csv")))
+    assert not LitSparseCLI._is_ours(run, FileNotFoundError(2, "No such file", place)), "it may be a callback that reads"
 
 
 def test_a_message_is_cut_in_its_middle() -> None:

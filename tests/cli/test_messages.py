@@ -150,6 +150,22 @@ def test_a_metric_that_is_not_logged(part: str, capsys: pytest.CaptureFixture[st
     assert "p90" not in message
 
 
+@pytest.mark.parametrize(
+    ("config", "words", "text"),
+    [
+        ("ckpt_path: 5", [], "`ckpt_path`"),
+        ("ckpt_path: [x]", [], "`ckpt_path`"),
+        ("trust: 5", [], "`trust`"),
+        ("ckpt_path: null", ["--ckpt_path", ""], "Give the path of a checkpoint"),
+    ],
+)
+def test_values_of_options_about_checkpoints(
+    config: str, words: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("some.yaml").write_text(config)
+    assert text in refused(["fit", *DIGITS, *SHORT, "-c", "some.yaml", *words], capsys)
+
+
 def test_what_lightning_refuses_within_a_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", *DIGITS, *SHORT, "--trainer.gradient_clip_val=.nan"]) == 2
     assert "Lightning refuses this run: " in capsys.readouterr().err

@@ -26,6 +26,7 @@ from lit_sparse.mappings import (
     SqPNormMax,
     TopKSparsemax,
 )
+from lit_sparse.mappings.base import with_slope
 from lit_sparse.testing import concrete_subclasses
 from tests.mappings.second_opinions import bisected, central_difference, random_rows
 from tests.support.versions import needs_custom_operators
@@ -384,3 +385,18 @@ def test_a_negative_probability_has_infinite_loss(mapping: SparseMapping) -> Non
     targets = torch.tensor([[-1.0, 1.0, 1.0], [0.5, 0.5, 0.0]])
     losses = FenchelYoungLoss(mapping, reduction="none")(torch.zeros(2, 3), targets)
     assert losses.isinf().tolist() == [True, False]
+
+
+def test_a_slope_of_zero_has_a_derivative() -> None:
+    """Each order of differentiation finds the second derivative, where the first one is zero."""
+
+    def sloped(p: Tensor) -> Tensor:
+        return with_slope(p, p - 1.0).sum()
+
+    def pushed(p: Tensor) -> Tensor:
+        tangent: Tensor = torch.func.jvp(sloped, (p,), (torch.ones_like(p),))[1]
+        return tangent
+
+    p = torch.tensor([1.0])
+    assert torch.func.grad(pushed)(p) == 1
+    assert torch.func.jvp(torch.func.grad(sloped), (p,), (torch.ones_like(p),))[1] == 1

@@ -173,6 +173,9 @@ def test_a_warm_start_reads_weights_once(python_checkpoint: Path, tmp_path: Path
     fitting.fit(model, DigitsDataModule())
     saved = torch.load(python_checkpoint, weights_only=True)["state_dict"]
     assert all(torch.equal(tensor, saved[name]) for name, tensor in model.state_dict().items())
+    fitting.save_checkpoint(tmp_path / "warm.ckpt")
+    assert SemiSupervisedVAE.load_from_checkpoint(tmp_path / "warm.ckpt").initial_weights is None, "a file named by a file"
+    assert SemiSupervisedVAE.load_from_checkpoint(tmp_path / "warm.ckpt", initial_weights="own").initial_weights == "own"
 
 
 class Derived(SemiSupervisedVAE):

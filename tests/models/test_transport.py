@@ -426,7 +426,7 @@ def test_potentials_are_a_value_per_point() -> None:
     model, points = EntropicTransport(Column(), dim=1), torch.zeros(3, 1)
     batch = {"source": points, "target": points}
     for call in (lambda: model(points, points), lambda: model.step(batch, 0, "train"), lambda: model.step(batch, 0, "val")):
-        with pytest.raises(ConfigurationError, match=r"a value per point \(3,\) but got \(3, 1\)"):
+        with pytest.raises(ConfigurationError, match=r"shape \(3,\) but got \(3, 1\)"):
             call()
 
 

@@ -49,6 +49,9 @@ def square(seed, *, x, folder, plus=0):
 
 def series(seed, *, n):
     return [{"k": k, "y": 1.0 / k} for k in range(1, n + 1)]
+
+def twice(seed):
+    return [{"y": 1.0}, {"y": 2.0}]
 '''
 
 

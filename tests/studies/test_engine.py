@@ -193,6 +193,24 @@ def test_a_function_may_return_a_series(write_study: Callable[..., Path], functi
     assert study.rows.path.stat().st_mtime_ns == before
 
 
+def test_rows_of_a_function_differ(write_study: Callable[..., Path], function_study: Path, runner: Make) -> None:
+    cells = {"twice": {"function": "own_functions.twice"}}
+    study = runner(write_study("twice", config=None, options={}, cells=cells, columns={"y": {"value": "y"}}))
+    (message,) = study.run()
+    assert "rows that differ in cell, seed but got two with the same" in message
+    assert study.rows.read() == []
+
+
+def test_a_closed_terminal_is_printed_to_no_more() -> None:
+    program = "from lit_sparse.studies.jobs import say; import time; time.sleep(0.2); [say('x') for _ in range(3)]"
+    with subprocess.Popen(
+        [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, env={**os.environ, "PYTHONUNBUFFERED": ""}
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.wait(timeout=50) == 0
+
+
 def test_options_that_cannot_be_given_are_refused_before_anything_runs(
     write_study: Callable[..., Path], function_study: Path, runner: Make
 ) -> None:

@@ -224,7 +224,7 @@ def _unpacked(path: Path, file: IO[bytes], table: Any, kept: Sequence[str]) -> i
         group = table.metadata.row_group(place)
         for leaf, kind in ((group.column(number), kind) for number, kind in leaves):
             name = leaf.path_in_schema
-            starts = [start for start in (leaf.dictionary_page_offset, leaf.data_page_offset) if start is not None]
+            starts = [start for start in (leaf.dictionary_page_offset, leaf.data_page_offset) if start]
             pages = pages_of(file, min(starts), leaf.total_compressed_size)
             if pages.repeats:
                 raise DataError(f"Expected no DELTA_BYTE_ARRAY in column {name!r} of {str(path)!r}. Write it without.")

@@ -103,9 +103,11 @@ class _Bzip2(io.RawIOBase):
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
         """Return the position, or go back to the start."""
-        if whence == os.SEEK_SET:
+        if (offset, whence) == (0, os.SEEK_SET):
             self._file.seek(0)
             self._stream, self._place = bz2.BZ2Decompressor(), 0
+        elif (offset, whence) != (0, os.SEEK_CUR):
+            raise io.UnsupportedOperation("a compressed file can be positioned only at its start")
         return self._place
 
 

@@ -166,8 +166,8 @@ def _from_text(path: Path, wanted: _Wanted) -> None:
             else:
                 *parts, numbers = line.split(b" ", spaces - width + 1)
                 word = b" ".join(parts)
-                if lines == 2 and wanted.width is None and FLOAT.fullmatch(parts[-1]):  # the first line may be damaged
-                    raise DataError(f"Lines 1 and 2 of {where} may have vectors of different widths. Give the width.")
+                if lines == 2 and not said and wanted.width is None and FLOAT.fullmatch(parts[-1]):
+                    raise DataError(f"The first two vectors of {where} may have different widths. Give the width.")
             takers = wanted.takers(word)
             if takers:
                 wanted.take(takers, _parsed(numbers, f"Line {number} of {where}"))

@@ -34,7 +34,8 @@ class Ragged:
     def __init__(self, flat: Tensor, lengths: Tensor) -> None:
         if flat.is_floating_point() or flat.dim() != 1 or lengths.dim() != 1 or int(lengths.sum()) != len(flat):
             raise DataError(
-                f"Expected lengths (N,) of the sum {len(flat)}, the number of integers, but got {int(lengths.sum())}."
+                f"Expected integers (n,) and lengths (N,) whose sum is n but got {flat.dtype} {tuple(flat.shape)} and lengths"
+                f" {tuple(lengths.shape)} of sum {int(lengths.sum())}."
             )
         if len(lengths) and int(lengths.min()) < 0:
             raise DataError(f"Expected lengths of at least 0 but got {int(lengths.min())}.")

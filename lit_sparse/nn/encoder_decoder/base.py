@@ -13,7 +13,7 @@ from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.mappings.base import warn_off_simplex
 
-__all__ = ["EncoderDecoder", "State", "length_mask"]
+__all__ = ["EncoderDecoder", "State", "check_lengths", "length_mask"]
 
 #: Dtypes of lengths.
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -21,11 +21,11 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 State = dict[str, Tensor]
 
 
-def length_mask(lengths: Tensor, size: int) -> Tensor:
-    """Return (B, size), True at the first ``lengths`` positions of each row.
+def check_lengths(lengths: Tensor, size: int) -> None:
+    """Check lengths (B,) of rows that are padded to a size.
 
     Raises:
-        ConfigurationError: unless the lengths are integers in 0 .. size; values on a GPU are not read.
+        ConfigurationError: unless they are integers in 0 .. size; values on a GPU are not read.
     """
     if not isinstance(lengths, Tensor) or lengths.dim() != 1 or lengths.dtype not in INTEGERS:
         got = f"{lengths.dtype} {tuple(lengths.shape)}" if isinstance(lengths, Tensor) else full_name(lengths)
@@ -34,6 +34,15 @@ def length_mask(lengths: Tensor, size: int) -> Tensor:
         least, most = lengths.aminmax()
         if least < 0 or most > size:
             raise ConfigurationError(f"Expected lengths in 0 .. {size}, the padded length, but got {least} .. {most}.")
+
+
+def length_mask(lengths: Tensor, size: int) -> Tensor:
+    """Return (B, size), True at the first ``lengths`` positions of each row.
+
+    Raises:
+        ConfigurationError: unless the lengths are integers in 0 .. size; values on a GPU are not read.
+    """
+    check_lengths(lengths, size)
     return torch.arange(size, device=lengths.device) < lengths.unsqueeze(-1)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as nnf
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from lit_sparse.nn.encoder_decoder.base import length_mask
+from lit_sparse.nn.encoder_decoder.base import check_lengths, length_mask
 from lit_sparse.torch_internals import is_exporting, lacks_autocast_dtype, scan
 
 __all__ = ["call_recurrent", "run_recurrent"]
@@ -29,7 +29,7 @@ def run_recurrent(
     Returns:
         States (B, L, directions * H), zero beyond the lengths, and final h, for an LSTM also c, (layers * directions, B, H).
     """
-    length_mask(lengths, inputs.shape[1])  # refuses what are no lengths
+    check_lengths(lengths, inputs.shape[1])
     lengths = lengths.clamp_min(1)
     if is_exporting():  # packing reads the lengths
         return _scanned(rnn, inputs, lengths, start)

@@ -103,6 +103,11 @@ def test_one_number_a_word(tmp_path: Path) -> None:
     assert read_vectors(str(path), ["1", "x"])[0].tolist() == [[0], [2]], "a word of width 1"
 
 
+def test_a_declared_width_tells_words_with_numbers_apart(tmp_path: Path) -> None:
+    path = as_text(tmp_path / "some.txt", "2 3\nthe 1 2 3\npage 7 4 5 6\n")
+    assert read_vectors(str(path), ["page 7"])[0].tolist() == [[4, 5, 6]]
+
+
 @pytest.mark.parametrize(
     ("content", "width", "words"),
     [
@@ -116,7 +121,7 @@ def test_one_number_a_word(tmp_path: Path) -> None:
             None,
             r"Line 2 of '.*some\.txt' is not a vector: expected a word and 2 numbers but got 'b 1' with 1\.",
         ),
-        ("a 1_0 2\nb 1 2\n", None, "Lines 1 and 2 .* different widths"),
+        ("a 1_0 2\nb 1 2\n", None, "first two vectors .* different widths"),
         ("a 1 2\nb\n", None, "Line 2 .* got 'b' with 0"),
         ("a 1 2\nb 1 x\n", None, "Line 2 .* is not a vector: could not convert"),
         ("a 1 2\nb  2\n", None, "Line 2 .* is not a vector: could not convert"),
