@@ -35,12 +35,12 @@ def main(arguments: Sequence[str]) -> int:
     runner = Runner(
         load_study(find_config(options.study, kind="studies")),
         options.schedule,
-        options.output,
-        options.results,
-        dict(_pair(text) for text in options.input),
-        arguments[place + 1 :],
-        check_count("--jobs", options.jobs),
-        None if options.submit is None else Cluster(options.submit),
+        output=options.output,
+        results=options.results,
+        inputs=dict(_pair(text) for text in options.input),
+        extra=arguments[place + 1 :],
+        cluster=None if options.submit is None else Cluster(options.submit),
+        jobs=check_count("--jobs", options.jobs),
     )
     failed = [] if options.tables else runner.run(options.cells, options.seeds)
     for message in runner.changed() if options.tables else failed:

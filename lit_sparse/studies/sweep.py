@@ -23,7 +23,7 @@ from lit_sparse.run_status import check_plain
 from lit_sparse.runs import experiment_name, replaced
 from lit_sparse.stored import read_metrics, read_yaml
 from lit_sparse.studies.cluster import Cluster
-from lit_sparse.studies.engine import Runner, summarized
+from lit_sparse.studies.engine import Runner
 from lit_sparse.studies.figures import draw_front
 from lit_sparse.studies.jobs import (
     JobFailedError,
@@ -38,6 +38,7 @@ from lit_sparse.studies.jobs import (
 from lit_sparse.studies.space import check_database, check_journal, distribution_of, draw_rest, import_optuna, matching
 from lit_sparse.studies.study import Cell, Study
 from lit_sparse.studies.tables import markdown
+from lit_sparse.studies.workspace import summarized
 
 __all__ = ["Sweep", "main", "parser"]
 

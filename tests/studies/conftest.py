@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from lit_sparse.cli import main
-from lit_sparse.studies import engine
-from lit_sparse.studies.engine import Runner, RunOf
+from lit_sparse.studies import workspace
+from lit_sparse.studies.engine import Runner
 from lit_sparse.studies.jobs import JobFailedError
 from lit_sparse.studies.load import load_study
 from tests.conftest import ROOT
@@ -88,8 +88,8 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
         if status:
             raise JobFailedError(log.read_text())
 
-    monkeypatch.setattr(engine, "call", call)
-    monkeypatch.setattr(RunOf, "_call", lambda self, *_: self.call_functions())
+    monkeypatch.setattr(workspace, "call", call)
+    monkeypatch.setattr(workspace.RunOf, "_call", lambda self, *_: self.call_functions())
 
 
 @pytest.fixture
