@@ -217,7 +217,7 @@ def laplace_posterior(
 
 def forward_kl(full: GaussianPosterior, approximate: GaussianPosterior) -> float:
     """Return the divergence ``KL(full || approximate)`` in nats; tiny values have full relative precision."""
-    mine, other = full, approximate.to(full.mean)
+    mine, other = _comparable(full, approximate)
     across = torch.linalg.solve_triangular(other.factor, mine.covariance - other.covariance, upper=False)
     excess = torch.linalg.solve_triangular(other.factor, across.mT, upper=False)  # L^-1 (S - S') L^-T
     values = torch.linalg.eigvalsh(0.5 * (excess + excess.mT)).clamp_min(-1.0)
@@ -237,7 +237,20 @@ def symmetrized_kl(full: GaussianPosterior, approximate: GaussianPosterior) -> f
 
 def map_distance(full: GaussianPosterior, approximate: GaussianPosterior) -> float:
     """Return the Euclidean distance between the most probable parameters."""
-    return float((full.mean - approximate.mean.to(full.mean)).norm())
+    mine, other = _comparable(full, approximate)
+    return float((mine.mean - other.mean).norm())
+
+
+def _comparable(full: GaussianPosterior, approximate: GaussianPosterior) -> tuple[GaussianPosterior, GaussianPosterior]:
+    """Return two posteriors of one dimension, in the dtype and on the device of the first.
+
+    Raises:
+        ConfigurationError: for different dimensions.
+    """
+    if full.mean.shape != approximate.mean.shape:
+        sizes = f"{len(full.mean)} and {len(approximate.mean)}"
+        raise ConfigurationError(f"Expected posteriors of one dimension but got {sizes}.")
+    return full, approximate.to(full.mean)
 
 
 def _less_log1p(values: Tensor) -> Tensor:

@@ -56,13 +56,15 @@ class BitsPerDim(ExactMetric):
             standard_errors: (B,) standard error of each estimate, in nats; None for exact values.
 
         Raises:
-            DataError: for standard errors of another shape.
+            DataError: for standard errors of another shape, or negative ones, which are not looked for on an accelerator.
         """
         if standard_errors is not None and standard_errors.shape != log_likelihoods.shape:
             raise DataError(
                 f"Expected a standard error per log likelihood {tuple(log_likelihoods.shape)} but got shape "
                 f"{tuple(standard_errors.shape)}."
             )
+        if standard_errors is not None and standard_errors.device.type == "cpu" and bool((standard_errors < 0).any()):
+            raise DataError(f"Expected standard errors of at least 0 but got {float(standard_errors.min())}.")
         self.total -= log_likelihoods.detach().double().sum()
         self.count += log_likelihoods.numel()
         if standard_errors is not None:

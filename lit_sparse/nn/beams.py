@@ -105,11 +105,10 @@ def beam_search(
         length += 1
         log_probs, weights, state = step(tokens[:, :, -1].flatten(), memory, state)
         log_probs = log_probs.masked_fill(log_probs.isnan(), -torch.inf)
+        for name, token in (("eos", eos), ("forbidden", max(forbidden, default=0))):
+            if token >= log_probs.shape[-1]:
+                raise ConfigurationError(f"Expected `{name}` tokens in 0 .. {log_probs.shape[-1] - 1} but got {token}.")
         if forbidden:
-            if max(forbidden) >= log_probs.shape[-1]:
-                raise ConfigurationError(
-                    f"Expected `forbidden` tokens in 0 .. {log_probs.shape[-1] - 1} but got {max(forbidden)}."
-                )
             log_probs[:, list(forbidden)] = -torch.inf
         size = log_probs.shape[-1]
         totals = (scores.unsqueeze(-1) + log_probs.view(len(open_rows), beam_size, size)).flatten(1)

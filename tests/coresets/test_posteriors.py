@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,7 @@ from lit_sparse.coresets.posteriors import (
     reverse_kl,
     symmetrized_kl,
 )
-from lit_sparse.errors import DataError
+from lit_sparse.errors import ConfigurationError, DataError
 from tests.coresets import problems
 
 LIKELIHOODS: dict[str, Likelihood] = {"logistic": LogisticLikelihood(), "poisson": PoissonLikelihood()}
@@ -338,3 +339,11 @@ def test_a_start_from_which_no_step_leads_on() -> None:
     torch.testing.assert_close(found.mean, expected.mean)
     with pytest.warns(UserWarning, match="no Newton step increases"):
         laplace_posterior(PoissonLikelihood(), features, target, weights, prior=GaussianPosterior(start, prior.covariance))
+
+
+@pytest.mark.parametrize("compare", [forward_kl, reverse_kl, map_distance])
+def test_posteriors_of_different_dimensions_are_not_compared(compare: Callable[..., float]) -> None:
+    one, two = GaussianPosterior.isotropic(1), GaussianPosterior.isotropic(2)
+    for pair in ((one, two), (two, one)):
+        with pytest.raises(ConfigurationError, match="one dimension"):
+            compare(*pair)

@@ -53,4 +53,6 @@ def test_errors_of_other_examples() -> None:
     metric = BitsPerDim(3)
     with pytest.raises(DataError, match="a standard error per log likelihood"):
         metric.update(torch.zeros(3), torch.zeros(2))
+    with pytest.raises(DataError, match="at least 0 but got -1"):
+        metric.update(torch.zeros(3), -torch.ones(3))
     assert int(metric.count) == 0

@@ -164,3 +164,13 @@ def test_wrong_options_are_refused(wrong: dict[str, float]) -> None:
 def test_limits_are_a_whole_number_per_row(limits: list[int]) -> None:
     with pytest.raises(ConfigurationError):
         found_by_beam(random_table(2), limits)
+
+
+def test_the_end_is_a_token() -> None:
+    """Otherwise no sequence would ever finish."""
+
+    def step(tokens: Tensor, memory: State, state: State) -> tuple[Tensor, Tensor, State]:
+        return torch.zeros(len(tokens), 3), torch.zeros(len(tokens), 1, 1), state
+
+    with pytest.raises(ConfigurationError, match=r"`eos` tokens in 0 .. 2 but got 7"):
+        beam_search(step, {}, {}, bos=0, eos=7, limits=torch.tensor([3]))
