@@ -16,14 +16,14 @@ from typing import Any
 
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.runs import PART, replaced
-from lit_sparse.stored import open_plain, unique_keys
+from lit_sparse.stored import open_plain, read_metrics, unique_keys
 
 try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["STATUS", "RunStatus", "check_plain", "read_status", "take"]
+__all__ = ["STATUS", "RunStatus", "check_plain", "logged", "read_status", "take"]
 
 STATUS = "status.json"
 #: Bytes of the largest status that is read.
@@ -55,6 +55,26 @@ def read_status(folder: Path) -> Fields | None:
     if status is not None and status["state"] == "running" and _is_here(status) and not _lives(status):
         status |= {"state": "interrupted", "why": f"process {status['process']} was killed"}
     return status
+
+
+def logged(run: Path, within: Path | None = None) -> list[dict[str, float]]:
+    """Return what a run logged: of a finished run, all of it.
+
+    Args:
+        run: the run folder.
+        within: see :func:`lit_sparse.stored.read_metrics`.
+
+    Raises:
+        ConfigurationError: if rows are missing, or see :func:`lit_sparse.stored.read_metrics`.
+    """
+    lines, status = read_metrics(run, within), _read(run / STATUS)
+    rows = None if status is None else status.get("rows")
+    if rows is not None and rows != len(lines):
+        raise ConfigurationError(
+            f"Expected the {rows!r:.80} rows of a finished run in {str(run / 'metrics.csv')!r} but got {len(lines)}. Restore"
+            " the file."
+        )
+    return lines
 
 
 class RunStatus:
@@ -90,12 +110,12 @@ class RunStatus:
         _write(self.path, self._fields)
 
     def finish(self, why: str) -> None:
-        """Note that the run ended by itself.
+        """Note that the run ended by itself, with the number of rows that it logged.
 
         Args:
             why: reason, unless the file already has one.
         """
-        self.update(state="finished")
+        self.update(state="finished", rows=len(read_metrics(self.path.parent)))
         if not self._fields["why"]:
             self.update(why=why)
 
@@ -255,7 +275,7 @@ def _read(path: Path) -> Fields | None:
             raise ValueError(f"its state is {status['state'][:50]!r}")
         if status["process"] < 1:
             raise ValueError(f"its process is {status['process']}")
-        status = {name: value for name, value in status.items() if name in {*TYPES, "epoch", "step", "limits", "job"}}
+        status = {name: value for name, value in status.items() if name in {*TYPES, "epoch", "step", "limits", "job", "rows"}}
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 import shlex
 import shutil
@@ -18,6 +19,7 @@ from lit_sparse.errors import CheckpointError, ConfigurationError
 
 __all__ = [
     "CHECKPOINTS",
+    "NUMBER",
     "claim_folder",
     "differences",
     "discard_if_unused",
@@ -37,6 +39,8 @@ CHECKPOINTS = "checkpoints"
 FOLDER_VARIABLE = "LIT_SPARSE_RUN_FOLDER"
 #: Ending of the temporary files that :func:`replaced` writes.
 PART = ".part"
+#: Number in the name of a folder or file, in one spelling.
+NUMBER = re.compile(r"0|[1-9][0-9]*")
 
 
 def experiment_name(config: str | None, model: str) -> str:
@@ -66,11 +70,11 @@ def experiment_folder(output_dir: str, name: str) -> Path:
 
 
 def numbered(folder: Path) -> list[Path]:
-    """Return the numbered subfolders in order, the newest last."""
+    """Return the numbered subfolders in order, the newest last; ``00`` is none of them."""
     if not folder.is_dir():
         return []
     return sorted(
-        (path for path in folder.iterdir() if path.is_dir() and path.name.isdecimal()), key=lambda path: int(path.name)
+        (path for path in folder.iterdir() if NUMBER.fullmatch(path.name) and path.is_dir()), key=lambda path: int(path.name)
     )
 
 

@@ -52,6 +52,10 @@ LARGEST = 1e100
 #: Largest weight of attention; it has few digits.
 LARGEST_WEIGHT = 1e6
 INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")  # in one spelling
+#: A number as programs write it; Python's ``float`` also takes digits of other scripts, underscores and spaces.
+NUMBER = re.compile(r"[-+]?(([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?|inf|nan)")
+#: What lets Lightning log several validations at one step, in the config of a run.
+ACCUMULATES = re.compile(r"^ +accumulate_grad_batches: (?!1$|null$)|GradientAccumulationScheduler", re.MULTILINE)
 REPAIR, ORIGIN = "Correct or restore the file", "Check where the file comes from"
 PNG = b"\x89PNG\r\n\x1a\n"
 KINDS = {
@@ -282,7 +286,8 @@ def read_table(
         ConfigurationError: if it is not such a table, or see :func:`read_bytes`.
     """
     text = read_text(path, within) or ""
-    reader = csv.reader(io.StringIO(text, newline=""))
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    begun, cut = 0, text[-1:] not in ("", "\r", "\n")
     try:
         header = next((cells for cells in reader if cells), [])
         if odd := [name for name in header if not name.isprintable()]:
@@ -294,9 +299,9 @@ def read_table(
         checked = [place for place, name in enumerate(header) if numbers is None or name in numbers or name in lists]
         rows: list[dict[str, str]] = []
         for cells in filter(None, reader):
-            where = f"in line {reader.line_num}"
+            begun, where = reader.line_num, f"in line {reader.line_num}"
             if len(cells) != len(header):
-                if len(cells) < len(header) and text[-1] not in "\r\n" and next(reader, None) is None:
+                if len(cells) < len(header) and cut and next(reader, None) is None:
                     break
                 raise _refusal(path, f"{len(header)} cells {where}", f"{len(cells)}", REPAIR)
             for place in (it for it in checked if cells[it] or header[it] in filled):
@@ -311,16 +316,15 @@ def read_table(
             if len(rows) * (len(header) + CELLS_OF_ROW) > MAX_CELLS:
                 raise _refusal(path, f"at most {MAX_CELLS:,} cells", "more", ORIGIN)
     except csv.Error as error:
-        raise _refusal(path, "a table", f"in line {reader.line_num}: {error}", REPAIR) from error
+        if not cut or not 0 < begun == reader.line_num - 1:
+            raise _refusal(path, "a table", f"in line {reader.line_num}: {error}", REPAIR) from error
     return rows
 
 
 def _is_number(text: str) -> bool:
-    try:
-        value = float(text)
-    except ValueError:
+    if not NUMBER.fullmatch(text):
         return False
-    return abs(value) <= LARGEST or not math.isfinite(value)
+    return abs(value := float(text)) <= LARGEST or not math.isfinite(value)
 
 
 def read_metrics(folder: Path, within: Path | None = None) -> list[dict[str, float]]:
@@ -331,16 +335,35 @@ def read_metrics(folder: Path, within: Path | None = None) -> list[dict[str, flo
         within: see :func:`read_bytes`; by default the same folder.
 
     Raises:
-        ConfigurationError: see :func:`read_table`.
+        ConfigurationError: if epochs or steps go backward, a metric has two values at one place, or see :func:`read_table`.
     """
     path = folder / "metrics.csv"
     table = read_table(path, within or folder, numbers=None)
     lines = [{key: float(cell) for key, cell in row.items() if cell} for row in table]
     for line in lines:
         for key in ("epoch", "step"):
-            if not math.isfinite(line.get(key, 0.0)):
-                raise _refusal(path, f"finite numbers in column {key!r}", str(line[key]), REPAIR)
+            if not 0 <= line.get(key, 0.0) < math.inf:
+                raise _refusal(path, f"finite numbers in column {key!r}, at least 0", str(line[key]), REPAIR)
+    _check_order(path, within or folder, [line for line in lines if "epoch" in line])  # others are the user's, of any step
     return lines
+
+
+def _check_order(path: Path, within: Path, lines: list[dict[str, float]]) -> None:
+    """Check that the values of each column stand in order, with one value at each place."""
+    last: dict[str, tuple[float, float, float]] = {}
+    for line in lines:
+        for name in (name for name in line if name not in ("epoch", "step")):
+            epoch, step, value = last.get(name, (0.0, -1.0, math.nan))
+            at = line["epoch"], line.get("step", step)
+            where = f"epoch {at[0]:g}, step {at[1]:g}"
+            if at[0] < epoch or at[1] < step:
+                raise _refusal(path, f"{name!r} in order", f"{where} after epoch {epoch:g}, step {step:g}", REPAIR)
+            both = value, line[name]
+            if "step" in line and at == (epoch, step) and value != line[name] and not all(map(math.isnan, both)):
+                config = read_text(path.with_name("config.yaml"), within, MAX_YAML_BYTES) or ""
+                if not ACCUMULATES.search(config):
+                    raise _refusal(path, f"one {name!r} at {where}", " and ".join(map(str, both)), REPAIR)
+            last[name] = (*at, line[name])
 
 
 def read_attention(path: Path, within: Path) -> dict[str, Any]:

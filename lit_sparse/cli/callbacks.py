@@ -27,7 +27,7 @@ from lit_sparse.callbacks import (
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.lightning import ModelCheckpoint, SaveConfigCallback, pl
 from lit_sparse.lightning_internals import sets_rates
-from lit_sparse.runs import replaced
+from lit_sparse.runs import NUMBER, replaced
 from lit_sparse.stored import read_bytes, read_yaml
 
 __all__ = ["OptimizerOptions", "SaveConfig", "checkpoints", "measures", "monitor_of", "not_named", "pictures"]
@@ -73,7 +73,7 @@ class SaveConfig(SaveConfigCallback):
         """Keep a former config under the next number, unless a killed process has done so."""
         assert self.folder is not None
         names = {path.stem.partition("_")[2]: path for path in self.folder.glob("config_*.yaml")}
-        kept = {int(name): path for name, path in names.items() if name.isdecimal()}
+        kept = {int(name): path for name, path in names.items() if NUMBER.fullmatch(name)}
         last = max(kept, default=-1)
         if kept and read_bytes(kept[last], self.folder) == former:
             return

@@ -16,6 +16,7 @@ from lit_sparse.checkpoint_files import read_torch_file, restoring_error
 from lit_sparse.checks import MOST_FEATURES, check_count
 from lit_sparse.descriptions import describe, plan_arguments
 from lit_sparse.errors import CheckpointError, ConfigurationError, full_name
+from lit_sparse.hf.saved_files import place_of
 from lit_sparse.mappings import SparseMapping, Sparsemax
 from lit_sparse.mappings.base import check_mapping
 from lit_sparse.runs import replaced
@@ -115,14 +116,14 @@ class SparseAttentionPooling(nn.Module):
         folder = Path(input_path)
         source, file = repr(str(folder / "config.json")), folder / "pooling.pt"
         try:
-            config = read_json(folder / "config.json")
+            config = read_json(place_of(folder / "config.json", folder))
         except ConfigurationError as error:
             raise CheckpointError(str(error)) from error
         if config is None:
             raise CheckpointError(
                 f"Expected the arguments of the pooling in {source} but there is no such file. Save it again."
             )
-        state = read_torch_file(file, repr(str(file)))
+        state = read_torch_file(place_of(file, folder), repr(str(file)))
         try:
             with Limits.of(source, state).kept():
                 pool: Self = plan_arguments(source, config, cls).build(source)

@@ -20,7 +20,7 @@ from lit_sparse.errors import CheckpointError, ConfigurationError, printable
 from lit_sparse.hf.requirement import import_transformers
 from lit_sparse.stored import open_plain, read_json
 
-__all__ = ["SavedFiles", "unreadable"]
+__all__ = ["SavedFiles", "place_of", "unreadable"]
 
 #: Keys that choose code or files; keys that start with an underscore are transformers' own, and dropped.
 ACTING = {
@@ -111,7 +111,9 @@ class SavedFiles:
             found = cached_file(self.path, name, **self.shared, _raise_exceptions_for_missing_entries=False)
         except (OSError, ValueError) as error:  # no such folder, and no name on the hub
             raise unreadable(f"{name} of {self.path!r}", error) from error
-        return None if found is None else Path(found)
+        if found is None:
+            return None
+        return place_of(Path(found), Path(self.path) if Path(self.path).is_dir() else Path(found).parent)
 
     def _json(self, name: str) -> dict[Any, Any] | None:
         file = self._file(name)
@@ -200,6 +202,24 @@ def _sizes(file: Path) -> list[int]:
             return [math.prod(opened.get_slice(name).get_shape()) for name in opened.keys()]  # noqa: SIM118
     except (OSError, safetensors.SafetensorError) as error:
         raise unreadable(f"The weights {str(file)!r}", error) from error
+
+
+def place_of(path: Path, folder: Path) -> Path:
+    """Return the place of a folder's file, which in a cache of the hub is a link to the blobs of the same repository.
+
+    Raises:
+        CheckpointError: if a link leads elsewhere.
+    """
+    try:
+        real, root = path.resolve(), folder.resolve()
+    except (OSError, RuntimeError) as error:  # a circle of links
+        raise unreadable(repr(str(path)), error) from error
+    snapshots = next((parent for parent in root.parents if parent.name == "snapshots"), None)
+    if not real.is_relative_to(root) and not (snapshots and real.is_relative_to(snapshots.with_name("blobs"))):
+        raise CheckpointError(
+            f"Expected {str(path)!r} to be in its folder but it is a link out of it, to {str(real)!r}. Copy the file there."
+        )
+    return real
 
 
 def unreadable(what: str, error: Exception) -> CheckpointError:

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lit_sparse.errors import ConfigurationError, did_you_mean, printable
+from lit_sparse.run_status import logged
 from lit_sparse.runs import numbered, result_file
-from lit_sparse.stored import read_metrics
 from lit_sparse.studies.figures import draw
 from lit_sparse.studies.rows import Row, shown
 from lit_sparse.studies.study import Cell, Column, Figure, Panel, Study
@@ -66,10 +66,10 @@ def comparison(runs: Sequence[tuple[str, Path]], asked: str | None) -> tuple[Stu
     Raises:
         ConfigurationError: if a folder is not that of a run, or the metric was not logged.
     """
-    logged = {name: _logged(run) for name, run in runs}
-    metric = _metric({key for lines in logged.values() for line in lines for key in line}, asked)
+    found = {name: _logged(run) for name, run in runs}
+    metric = _metric({key for lines in found.values() for line in lines for key in line}, asked)
     rows, curves = [], []
-    for name, lines in logged.items():
+    for name, lines in found.items():
         last = {key: value for line in lines for key, value in line.items()}
         rows.append({key: shown(value) for key, value in last.items()} | {"cell": name, "seed": "0"})
         merged: dict[float, dict[str, float]] = {}
@@ -78,8 +78,8 @@ def comparison(runs: Sequence[tuple[str, Path]], asked: str | None) -> tuple[Stu
         curves += [
             {key: shown(value) for key, value in point.items()} | {"cell": name, "seed": "0"} for point in _thinned(merged)
         ]
-    study = Study(title="Comparison", cells={name: Cell() for name in logged}, columns=_columns(rows))
-    figure = Figure(_panels(metric, any(CALLS in row for row in curves)), alt=f"{metric} of {', '.join(logged)}.")
+    study = Study(title="Comparison", cells={name: Cell() for name in found}, columns=_columns(rows))
+    figure = Figure(_panels(metric, any(CALLS in row for row in curves)), alt=f"{metric} of {', '.join(found)}.")
     return study, figure, rows, curves
 
 
@@ -110,11 +110,11 @@ def is_folder(path: str | Path) -> bool:
 
 def _logged(run: Path) -> list[dict[str, float]]:
     """Return what a run logged, that of its newest test last."""
-    lines = read_metrics(run)
+    lines = logged(run)
     if not lines:
         raise ConfigurationError(f"{str(run)!r} is not a run folder: it has no metrics.csv. A run prints its folder last.")
     epoch = lines[-1].get("epoch", 0.0)
-    tests = [{**line, "epoch": epoch} for folder in numbered(run / "test")[-1:] for line in read_metrics(folder, run)]
+    tests = [{**line, "epoch": epoch} for folder in numbered(run / "test")[-1:] for line in logged(folder, run)]
     return [*lines, *tests]
 
 

@@ -24,6 +24,8 @@ LARGEST, ROWS, LONGEST = 2**28, 100_000, 2**20
 UNFINISHED = 5000
 #: Largest sum of the squared numbers of a journal's entries of one kind for one trial. Each copies those before it.
 MOST_COPIED = 10**9
+#: Number of a journal's entries that change the state of a trial, and the numbers of the states in which it is finished.
+ENDS, ENDED = 6, (1, 2, 3)
 
 
 def import_optuna() -> Any:
@@ -86,7 +88,8 @@ def check_journal(journal: Path) -> None:
     """Check that a journal fits into memory, is read in time proportional to its length, and can be appended to.
 
     Raises:
-        ConfigurationError: with its largest size, its most frequent entry, or if its last line is cut off.
+        ConfigurationError: with its largest size, its most frequent entry, or if its last line is cut off, or it changes a
+            finished trial, which Optuna ignores.
     """
     if not journal.is_file():
         return
@@ -97,8 +100,19 @@ def check_journal(journal: Path) -> None:
         if file.read(1) not in (b"", b"\n"):  # Optuna would append to what a full disk has cut off
             raise ConfigurationError(f"Expected whole lines in {str(journal)!r} but the last one is cut off. Remove it.")
         file.seek(0)
-        entries = (json.loads(line) for line in file)
-        counts = Counter(f"{entry['op_code']} {entry.get('trial_id')}" for entry in entries)
+        counts: Counter[str] = Counter()
+        ended = set()
+        for number, line in enumerate(file, 1):
+            entry = json.loads(line)
+            trial = str(entry.get("trial_id"))
+            if "trial_id" in entry and trial in ended:
+                raise ConfigurationError(
+                    f"Expected no change of the finished trial {trial:.80} in {str(journal)!r} but got one in line {number}."
+                    " Remove the line, or choose another --output."
+                )
+            if entry["op_code"] == ENDS and entry.get("state") in ENDED:
+                ended.add(trial)
+            counts[f"{entry['op_code']} {trial}"] += 1
         if sum(count**2 for count in counts.values()) > MOST_COPIED:
             raise ConfigurationError(
                 f"Expected fewer entries of one kind for a trial in {str(journal)!r} but got up to {max(counts.values()):,}."
@@ -147,6 +161,12 @@ def check_database(storage: str) -> None:
                 raise ConfigurationError(
                     f"Expected at most {UNFINISHED:,} unfinished trials in {str(path)!r} but got {rows:,}. Choose another"
                     " --storage."
+                )
+            query = "select number from trials group by study_id, number having count(*) > 1"
+            if twice := database.execute(query).fetchone():
+                raise ConfigurationError(
+                    f"Expected one trial of each number in {str(path)!r} but got several of number {twice[0]!r:.80}. Choose"
+                    " another --storage."
                 )
         if "trial_params" in {name for _, name, _ in listed}:
             (longest,) = database.execute("select max(length(distribution_json)) from trial_params").fetchone()

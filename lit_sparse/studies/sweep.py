@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from lit_sparse.config_files import find_config
 from lit_sparse.errors import ConfigurationError, LitSparseError, did_you_mean, printable
-from lit_sparse.run_status import check_plain
+from lit_sparse.run_status import check_plain, logged
 from lit_sparse.runs import experiment_name, replaced
 from lit_sparse.stored import read_metrics, read_yaml
 from lit_sparse.studies.cluster import Cluster
@@ -277,13 +277,23 @@ class Sweep:
             assert lock is not None
             return number, lock
 
+    def _trial(self, number: int) -> Any:
+        """Return the stored trial of a number."""
+        trials = self.study.get_trials(deepcopy=False)
+        if number >= len(trials):
+            raise ConfigurationError(
+                f"Expected trial {number} in {self.storage or str(self.folder)!r} but it has {len(trials)} trials. The storage"
+                " was changed: choose another --output."
+            )
+        return trials[number]
+
     def _lock(self, number: int) -> Path:
         return self.folder / f"trial_{number}" / "lock"
 
     def runner(self, number: int, folds: int | None = None) -> Runner:
         """Return what trains a trial: a study with one cell, or with one for each fold."""
         folds = self.folds if folds is None else folds
-        params = self.params(self.study.get_trials(deepcopy=False)[number])
+        params = self.params(self._trial(number))
         config, *overlays = (str(Path(path).resolve()) for path in self.configs)
         cells = {f"trial_{number}": Cell(config=config, overlays=overlays, options=params)}
         if folds > 1:
@@ -301,7 +311,7 @@ class Sweep:
 
         name, runner = f"trial_{number}", self.runner(number)
         runs = [runner.of(cell, 0) for cell in runner.study.cells]
-        frozen = self.study.get_trials(deepcopy=False)[number]
+        frozen = self._trial(number)
         if frozen.state != optuna.trial.TrialState.RUNNING:
             return  # another process has finished it
         trial = optuna.trial.Trial(self.study, frozen._trial_id)
@@ -326,13 +336,13 @@ class Sweep:
         except JobFailedError:
             self.study.tell(number, state=optuna.trial.TrialState.FAIL)
             raise
-        logged = [read_metrics(run.folder) for run in runs]
-        values = [_mean([summarized(lines, metric) for lines in logged]) for metric in self.metrics]
+        found = [logged(run.folder) for run in runs]
+        values = [_mean([summarized(lines, metric) for lines in found]) for metric in self.metrics]
         if self.prune and trial.should_prune():
             self.study.tell(number, state=optuna.trial.TrialState.PRUNED)
         elif None in values or any(math.isnan(value) for value in values if value is not None):
             self.study.tell(number, state=optuna.trial.TrialState.FAIL)
-            self._explain(logged[0], values)
+            self._explain(found[0], values)
         else:
             self.study.tell(number, [value for value in values if value is not None])
         say(f"{name}: {', '.join(f'{metric} = {value}' for metric, value in zip(self.metrics, values, strict=True))}")
@@ -351,10 +361,10 @@ class Sweep:
         """
         for metric, value in zip(self.metrics, values, strict=True):
             if value is None:
-                logged = sorted({key for line in lines for key in line if key.startswith("val/")})
+                names = sorted({key for line in lines for key in line if key.startswith("val/")})
                 raise ConfigurationError(
-                    f"Expected --metric to be among what was logged, {', '.join(logged) or 'nothing by validation'}, but got"
-                    f" {metric!r}.{did_you_mean(metric, logged)}"
+                    f"Expected --metric to be among what was logged, {', '.join(names) or 'nothing by validation'}, but got"
+                    f" {metric!r}.{did_you_mean(metric, names)}"
                 )
 
     def write(self) -> list[Path]:

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.run_status import logged
 from lit_sparse.runs import CHECKPOINTS, numbered, replaced
-from lit_sparse.stored import read_json, read_metrics
+from lit_sparse.stored import read_json
 from lit_sparse.studies.cluster import Cluster, forget_job
 from lit_sparse.studies.jobs import JobFailedError, call
 from lit_sparse.studies.load import check_names
@@ -279,22 +280,22 @@ class RunOf:
             words = [word for option, value in options.items() for word in (f"--{option}", self.filled(value))]
             words += ["--ckpt_path", str(self.checkpoint(study.checkpoint))]
             self._run_command([*self.command("test"), *words], threads, held)
-            found = read_metrics(numbered(self.folder / "test")[-1])
+            found = logged(numbered(self.folder / "test")[-1])
             numbers |= {name if test == "test" else f"{test}/{name}": line[name] for line in found for name in line}
         numbers = {name: value for name, value in numbers.items() if "test/" in name}
         if study.scores:
             self._call(threads, held)
             numbers |= self.read_scores()
-        lines = read_metrics(self.folder)
+        lines = logged(self.folder)
         for column in study.columns.values():
             if column.value not in numbers and (value := summarized(lines, column.value)) is not None:
                 numbers[column.value] = value
         panels = [panel for figure in study.figures for panel in figure.panels if study.over_training(panel)]
-        logged = {name for panel in panels for name in (panel.value, panel.cumulative, *panel.band_keys)}
+        shown = {name for panel in panels for name in (panel.value, panel.cumulative, *panel.band_keys)}
         axis = "step" if any(panel.x == "step" for panel in panels) else "epoch"
         points: dict[int, dict[str, Any]] = {}
         for line in lines:
-            kept = {name: line[name] for name in sorted(logged) if name in line}
+            kept = {name: line[name] for name in sorted(shown) if name in line}
             if kept and axis in line:
                 at = int(line[axis]) + (axis == "epoch")
                 epoch = int(line.get("epoch", 0)) + 1

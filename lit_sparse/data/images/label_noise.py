@@ -215,7 +215,7 @@ def _from_text(path: Path) -> np.ndarray[Any, Any]:
     while lines and not lines[-1].strip():
         lines.pop()
     for number, line in enumerate(lines, 1):
-        if not line.strip().isdecimal() or len(line) > 18:
+        if not (line.isascii() and line.strip().isdecimal()) or len(line) > 18:
             raise DataError(
                 f"Expected one label per line, such as 7, in {str(path)!r} but got {line[:40]!r} in line {number}. Correct it."
             )

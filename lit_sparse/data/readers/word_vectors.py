@@ -178,6 +178,8 @@ def _from_text(path: Path, wanted: _Wanted) -> None:
 
 def _parsed(numbers: bytes, where: str) -> np.ndarray[Any, np.dtype[np.float64]]:
     try:
+        if b"_" in numbers:  # as in Python's own numbers
+            raise ValueError(f"it has an underscore: {_start(numbers)!r}")
         vector = np.array(numbers.split(b" "), dtype=np.float64)
     except ValueError as error:
         raise DataError(f"{where} is not a vector: {error}. Correct the line.") from error
@@ -245,12 +247,6 @@ def _from_cache(path: Path, wanted: _Wanted) -> None:
             f"Expected the words, their indices, their vectors and the width in {where}, as in a torchtext cache, but got"
             " something else. Make the cache again."
         )
-    if not isinstance(content[1], dict) or any(
-        not isinstance(index, int) or not 0 <= index < len(words) or words[index] != word for word, index in content[1].items()
-    ):
-        raise DataError(
-            f"Expected the index of each word in {where} to be its place in the list of words. Make the cache again."
-        )
     dense = vectors.layout == torch.strided and vectors.is_contiguous()  # an expanded one takes more memory than its file
     if not dense or vectors.device.type != "cpu" or not vectors.is_floating_point():
         raise DataError(
@@ -258,7 +254,21 @@ def _from_cache(path: Path, wanted: _Wanted) -> None:
             f" {'' if dense else 'not '}contiguous, on the device {vectors.device.type!r}. Save it again, as"
             " `vectors.float().cpu().to_dense().contiguous()`."
         )
+    _, index, _, width = content
+    if type(width) is not int or width != vectors.shape[1]:
+        raise DataError(
+            f"Expected the width in {where} to be {vectors.shape[1]} as of its vectors but got {width!r:.80}. Make the cache"
+            " again."
+        )
     _fill(words, vectors.detach().float().numpy(), path, wanted)
+    if (
+        not isinstance(index, dict)
+        or {*words} != {*index}
+        or any(type(place) is not int or not 0 <= place < len(words) or words[place] != word for word, place in index.items())
+    ):
+        raise DataError(
+            f"Expected the index of each word in {where} to be its place in the list of words. Make the cache again."
+        )
 
 
 def _unpacked_cache(path: Path) -> Any:
