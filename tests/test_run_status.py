@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.run_status import LARGEST, STATUS, check_plain, read_status, take
+from lit_sparse.run_status import LARGEST, STATUS, check_plain, logged, read_status, take
 
 TAKES = """
 import sys, time
@@ -163,6 +163,20 @@ def test_a_run_that_fails_before_its_first_step_is_as_it_was(tmp_path: Path) -> 
     status = read_status(tmp_path)
     assert status is not None
     assert (status["state"], status["why"]) == ("interrupted", "SIGTERM")
+
+
+@pytest.mark.parametrize("lines", ["0,1\n", "0,1\n1,2\n2,3\n", ""])
+def test_a_finished_run_has_the_rows_that_it_logged(lines: str, tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    path.write_text("epoch,val/loss\n0,1\n1,2\n")
+    status = take(tmp_path)
+    status.finish("a test")
+    assert len(logged(tmp_path)) == 2
+    path.write_text(f"epoch,val/loss\n{lines}")
+    with pytest.raises(ConfigurationError, match=rf"the 2 rows of a finished run in .* but got {lines.count(chr(10))}"):
+        logged(tmp_path)
+    take(tmp_path)
+    assert len(logged(tmp_path)) == lines.count("\n"), "a run that is continued may have any number"
 
 
 def test_there_is_no_status(tmp_path: Path) -> None:

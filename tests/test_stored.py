@@ -11,10 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
 
 from lit_sparse import stored
 from lit_sparse.cli.loggers import RunCSVLogger
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.lightning import pl
 from lit_sparse.stored import check_members, read_attention, read_json, read_metrics, read_png, read_table, read_yaml
 
 ATTENTION = {"title": "", "source": ["a", "b"], "output": ["o"], "heads": [[[0, 0.5]]]}
@@ -68,6 +72,12 @@ BAD: dict[str, tuple[Callable[..., Any], bytes, str]] = {
     "rows, seed": (rows, b"cell,seed\na,../b\n", "an integer as `seed` in line 2 in .* but got '../b'"),
     "rows, spelled": (rows, b"cell,seed\na,0\na,00\n", "an integer as `seed` in line 3 in .* but got '00'"),
     "rows, text": (rows, b"cell,seed,x\na,1,\nb,1,abc\n", "column 'x' in line 3 in .* but got 'abc'"),
+    "rows, underscore": (rows, b"cell,seed,x\na,1,1_0\n", "column 'x' in line 2 in .* but got '1_0'"),
+    "rows, other digits": (rows, "cell,seed,x\na,1,\uff11\n".encode(), "column 'x' in line 2 in"),
+    "rows, space": (rows, b"cell,seed,x\na,1, 1\n", "column 'x' in line 2 in .* but got ' 1'"),
+    "rows, open quote": (rows, b'cell,seed,x\na,1,2\n"b,1,2\nc,1,2\n', "a table in .* in line 4: unexpected end"),
+    "rows, open quote, cut": (rows, b'cell,seed,x\na,1,2\n"b,1,2\nc,1,2', "a table in .* in line 4: unexpected end"),
+    "rows, text after a quote": (rows, b'cell,seed,x\n"b"c,1,2\n', "a table in .* in line 2"),
     "rows, empty": (
         lambda path, within: read_table(path, within, needed=["x"], filled=["x"], numbers=["x"]),
         b"x,y\n1,2\n,3\n",
@@ -133,6 +143,8 @@ def test_good_content_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert read_attention(file, tmp_path) == ATTENTION
     file.write_text('\ufeffcell,seed,x,values\na,-1,nan,1 2\n\n"b,\n",2,,\nc,3,0.')
     assert [row["cell"] for row in rows(file)] == ["a", "b,\n"], "a line that a killed process left is dropped"
+    file.write_text('cell,seed,x,values\na,-1,nan,1 2\n"b')
+    assert [row["cell"] for row in rows(file)] == ["a"], "also one within a quote"
     (tmp_path / "link").symlink_to(file)
     assert rows(tmp_path / "link") == rows(file), "the user may name a link"
     monkeypatch.setattr(stored, "MAX_CELLS", 7)
@@ -152,6 +164,65 @@ def test_metrics(tmp_path: Path) -> None:
         path.write_text(f"epoch,step,val/loss\n{line}\n")
         with pytest.raises(ConfigurationError, match=message):
             read_metrics(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("-1,1,1", "column 'epoch', at least 0"),
+        ("0,-1,1", "column 'step', at least 0"),
+        ("1,9,1\n0,12,1", "'val/loss' in order .* but got epoch 0, step 12 after epoch 1, step 9"),
+        ("0,9,1\n1,5,1", "'val/loss' in order .* but got epoch 1, step 5 after epoch 0, step 9"),
+        ("1,,1\n0,,1", "'val/loss' in order"),
+        ("0,5,1\n0,5,\n0,5,2", r"one 'val/loss' at epoch 0, step 5 in .* but got 1\.0 and 2\.0"),
+        ("0,5,nan\n0,5,2", "one 'val/loss'"),
+    ],
+)
+def test_metrics_that_contradict_each_other_are_refused(lines: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_text(f"epoch,step,val/loss\n{lines}\n")
+    (tmp_path / "config.yaml").write_text("trainer:\n  accumulate_grad_batches: 1\n")
+    with pytest.raises(ConfigurationError, match=message):
+        read_metrics(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "0,5,1,\n0,5,,2\n0,5,1,\n1,5,2,",  # training, validation, a row that was logged ahead
+        "0,0,,1\n,0,1,\n,0,2,\n0,9,,1\n,1,1,",  # a callback's rows, and steps that a model logs, have no epoch
+        "0,9,nan,\n0,9,nan,",
+        "0,49,,1\n0,0,1,\n0,99,,1\n1,1,2,",  # each column is in order
+    ],
+)
+def test_metrics_as_lightning_logs_them(lines: str, tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_text(f"epoch,step,val/loss,train/loss\n{lines}\n")
+    assert len(read_metrics(tmp_path)) == lines.count("\n") + 1
+
+
+def test_validations_before_a_step_is_complete_are_logged_at_one_step(tmp_path: Path) -> None:
+    class Model(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(1, 1)
+
+        def training_step(self, batch: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = self.layer(batch).sum()
+            return found
+
+        def validation_step(self, batch: torch.Tensor) -> None:
+            self.log("val/loss", float(self.trainer.fit_loop.batch_idx))
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    options: dict[str, Any] = {"accumulate_grad_batches": 2, "val_check_interval": 1, "max_epochs": 1, "log_every_n_steps": 1}
+    quiet: dict[str, Any] = dict.fromkeys(("enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    data = DataLoader(torch.ones(2, 1))
+    pl.Trainer(accelerator="cpu", logger=RunCSVLogger(str(tmp_path)), **options, **quiet).fit(Model(), data, data)
+    with pytest.raises(ConfigurationError, match="one 'val/loss' at epoch 0, step 0"):
+        read_metrics(tmp_path)
+    (tmp_path / "config.yaml").write_text("trainer:\n  accumulate_grad_batches: 2\n")
+    assert [line["val/loss"] for line in read_metrics(tmp_path) if "val/loss" in line] == [0, 1]
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])

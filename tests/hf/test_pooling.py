@@ -83,6 +83,22 @@ def test_damaged_files_are_refused(file: str, content: bytes, tmp_path: Path) ->
         SparseAttentionPooling.load(str(tmp_path))
 
 
+@pytest.mark.parametrize("file", ["config.json", "pooling.pt"])
+def test_links_out_of_the_folder_are_refused(file: str, tmp_path: Path) -> None:
+    folder = tmp_path / "snapshots" / "0123" / "1_Pooling"
+    pooling().save(str(folder))
+    (tmp_path / "blobs").mkdir()
+    (folder / file).rename(tmp_path / "blobs" / "abc")
+    (folder / file).symlink_to(Path("..", "..", "..", "blobs", "abc"))
+    assert SparseAttentionPooling.load(str(folder)).dim == 4
+    (tmp_path / "blobs" / "abc").rename(tmp_path / "abc")
+    for target in (tmp_path / "abc", Path("/nowhere"), Path(file)):
+        (folder / file).unlink()
+        (folder / file).symlink_to(target)
+        with pytest.raises(CheckpointError, match=r"it is a link out of it|cannot be read"):
+            SparseAttentionPooling.load(str(folder))
+
+
 def test_bad_arguments() -> None:
     for options, text in (
         ({"dim": 0}, "`dim`"),

@@ -83,6 +83,10 @@ def piped(path: Path) -> None:
     os.mkfifo(path.with_name("b.safetensors"))
 
 
+def led_outside(path: Path, moved: Path | None = None) -> None:
+    path.symlink_to((moved or path).rename(path.parent.with_name("elsewhere")))
+
+
 #: Changes of files that are refused.
 FILES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "config, deep": ("config.json", lambda path: path.write_text("[" * 10**5), "JSON in"),
@@ -107,6 +111,10 @@ FILES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "weights, pickle": (WEIGHTS, lambda path: path.rename(path.with_name("a.bin")), "no file named"),
     "index, missing": (INDEX, lambda path: listed(path, {"a": "b.safetensors"}), "not a file beside it"),
     "index, pipe": (INDEX, piped, "not a file beside it"),
+    "weights, link": (WEIGHTS, led_outside, "it is a link out of it"),
+    "config, link": ("config.json", led_outside, "it is a link out of it"),
+    "generation, link": ("generation_config.json", led_outside, "it is a link out of it"),
+    "index, link": (INDEX, lambda path: led_outside(path, path.with_name(WEIGHTS)), "it is a link out of it"),
     "weights, names": (WEIGHTS, lambda path: save_file({"\x1b[2J": torch.zeros(1)}, path), "cannot be printed"),
 }
 
@@ -162,3 +170,19 @@ def test_a_model_in_several_files_is_loaded(model: Path) -> None:
     whole.save_pretrained(model.parent / "parts", max_shard_size="20KB")
     assert len(list((model.parent / "parts").glob("model-*.safetensors"))) > 1
     assert tiny.outputs_of(from_pretrained(transformers.LlamaForCausalLM, model.parent / "parts")).equal(tiny.outputs_of(whole))
+
+
+def test_a_snapshot_of_the_hub_links_to_the_blobs_of_its_repository(model: Path) -> None:
+    repository = model.parent / "models--some--model"
+    snapshot, blobs = repository / "snapshots" / "0123", repository / "blobs"
+    snapshot.parent.mkdir(parents=True)
+    blobs.mkdir()
+    model.rename(snapshot)
+    for number, path in enumerate([*snapshot.iterdir()]):
+        path.rename(blobs / str(number))
+        path.symlink_to(Path("..", "..", "blobs", str(number)))
+    from_pretrained(transformers.LlamaForCausalLM, snapshot)
+    blobs.rename(repository / "others")
+    blobs.symlink_to(repository / "others")
+    with pytest.raises(CheckpointError, match="it is a link out of it"):
+        from_pretrained(transformers.LlamaForCausalLM, snapshot)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import functools
+import json
 import os
 import re
 import shutil
@@ -18,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -372,6 +374,7 @@ CHANGES = {
         "cannot be used",
     ),
     "number": ("update trials set number = 7 + number", "to be one of a sweep but got number 7"),
+    "twice": ("insert into trials (number, study_id, state) values (0, 1, 'FAIL')", r"trials\.db.* several of number 0"),
     "constraints": (
         "insert into trial_system_attributes (trial_id, key, value_json) values (1, 'constraints:a', '5')",
         "to be one of a sweep",
@@ -427,6 +430,27 @@ def test_a_stored_trial_has_a_value_for_each_metric(values: str, tmp_path: Path)
     journal.write_text(changed)
     with pytest.raises(ConfigurationError, match=r"to have 1 numbers but got|cannot be used"):
         Sweep(*options)
+
+
+@pytest.mark.parametrize("ending", [{"state": 1, "values": [7.0]}, {"state": 3, "values": None}, {"op_code": 8}])
+def test_a_journal_that_changes_a_finished_trial_is_refused(ending: dict[str, Any], tmp_path: Path) -> None:
+    options = ([CONFIG], {K: [2]}, ["val/nelbo"], ["minimize"], tmp_path / "sweep")
+    sweep = Sweep(*options)
+    for value in (1.0, 2.0):
+        sweep.study.tell(sweep.study.ask(sweep.distributions), value)
+    assert len(Sweep(*options).study.trials) == 2
+    journal = tmp_path / "sweep" / "journal.log"
+    *_, last = (entry for entry in map(json.loads, journal.read_text().splitlines()) if "values" in entry)
+    with journal.open("a") as file:
+        file.write(json.dumps(last | ending) + "\n")
+    with pytest.raises(ConfigurationError, match=r"no change of the finished trial 1 in .*journal\.log' but got one in line"):
+        Sweep(*options)
+
+
+def test_a_trial_that_is_lost_while_a_sweep_runs_is_one_error(tmp_path: Path) -> None:
+    sweep = Sweep([CONFIG], {K: [2]}, ["val/nelbo"], ["minimize"], tmp_path / "sweep")
+    with pytest.raises(ConfigurationError, match=r"Expected trial 3 in .*sweep' but it has 0 trials"):
+        sweep.runner(3)
 
 
 def test_a_missing_value_is_not_the_value_none(tmp_path: Path) -> None:

@@ -183,12 +183,21 @@ def test_a_member_that_was_damaged(tmp_path: Path) -> None:
         (["the"], {"the": 0}, torch.zeros(2, 3), 3),
         (["the"], {"the": 0}, torch.zeros(1), 1),
         (("the",), {"the": 0}, [0.0], 1),
+        *((["the", "a"], index, torch.zeros(2, 3), 3) for index in ({}, {"the": 0}, {"the": 1, "a": 0}, {"the": 0, "a": 2})),
+        *((["the", "a"], index, torch.zeros(2, 3), 3) for index in ({"the": 0, "a": 1, "cat": 1}, {"the": 0, "a": True}, [])),
+        *((["the"], {"the": 0}, torch.zeros(1, 3), width) for width in (2, 300, None, 3.0)),
     ],
 )
 def test_caches_of_other_things(tmp_path: Path, content: object) -> None:
     torch.save(content, tmp_path / "some.pt")
     with pytest.raises(DataError, match=r"some\.pt"):
         read_vectors(str(tmp_path / "some.pt"), ["the"])
+
+
+def test_numbers_have_no_underscores(tmp_path: Path) -> None:
+    (tmp_path / "some.txt").write_text("the 1 2\na 1_0 2\n")
+    with pytest.raises(DataError, match="has an underscore"):
+        read_vectors(str(tmp_path / "some.txt"), ["a"])
 
 
 def test_a_cache_runs_no_code(tmp_path: Path) -> None:
