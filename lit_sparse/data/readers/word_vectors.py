@@ -37,7 +37,8 @@ def read_vectors(path: str, tokens: Sequence[str], width: int | None = None) -> 
     r"""Return the vectors of tokens from a file.
 
     A token takes the vector of the same word, or else of its lower-cased form. If a word occurs twice in the file, its first
-    vector is used. The file is read in one pass, and only the needed vectors are parsed and kept.
+    vector is used, or the one that a cache's index names. The file is read in one pass, and only the needed vectors are
+    parsed and kept.
 
     Args:
         path: one of
@@ -260,11 +261,10 @@ def _from_cache(path: Path, wanted: _Wanted) -> None:
             f"Expected the width in {where} to be {vectors.shape[1]} as of its vectors but got {width!r:.80}. Make the cache"
             " again."
         )
-    _fill(words, vectors.detach().float().numpy(), path, wanted)
-    if (
-        not isinstance(index, dict)
-        or {*words} != {*index}
-        or any(type(place) is not int or not 0 <= place < len(words) or words[place] != word for word, place in index.items())
+    index = index if isinstance(index, dict) else {}
+    _fill(words, vectors.detach().float().numpy(), path, wanted, index)
+    if {*words} != {*index} or any(
+        type(place) is not int or not 0 <= place < len(words) or words[place] != word for word, place in index.items()
     ):
         raise DataError(
             f"Expected the index of each word in {where} to be its place in the list of words. Make the cache again."
@@ -308,8 +308,10 @@ def _from_arrays(array: Path, index: Path, wanted: _Wanted) -> None:
     _fill(words, vectors, array, wanted)
 
 
-def _fill(words: list[str], vectors: np.ndarray[Any, Any], path: Path, wanted: _Wanted) -> None:
-    """Take the needed ones of the vectors (N, D) of words."""
+def _fill(
+    words: list[str], vectors: np.ndarray[Any, Any], path: Path, wanted: _Wanted, index: dict[str, int] | None = None
+) -> None:
+    """Take the needed ones of the vectors (N, D) of words; with an index, those at the places that it names."""
     where = repr(str(path))
     if vectors.ndim != 2 or len(vectors) != len(words):
         raise DataError(f"Expected a vector for each of {len(words)} words in {where} but got {vectors.shape}. Check the file.")
@@ -317,7 +319,7 @@ def _fill(words: list[str], vectors: np.ndarray[Any, Any], path: Path, wanted: _
     for place, word in enumerate(words):
         if not isinstance(word, str):
             raise DataError(f"Expected words in {where} but got {word!r} at position {place + 1}. Correct it.")
-        takers = wanted.takers(_bytes(word))
+        takers = wanted.takers(_bytes(word)) if index is None or index.get(word) == place else []
         if takers:
             if not _fits(vectors[place]):
                 raise DataError(f"Expected finite vectors in {where} but got NaN or inf for {word!r}. Correct the vector.")

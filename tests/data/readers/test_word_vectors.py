@@ -194,6 +194,13 @@ def test_caches_of_other_things(tmp_path: Path, content: object) -> None:
         read_vectors(str(tmp_path / "some.pt"), ["the"])
 
 
+@pytest.mark.parametrize("place", [0, 2])
+def test_the_index_of_a_cache_chooses_between_two_vectors_of_a_word(place: int, tmp_path: Path) -> None:
+    content = (["the", "a", "the"], {"the": place, "a": 1}, torch.arange(3.0).unsqueeze(1), 1)
+    torch.save(content, tmp_path / "some.pt")
+    assert read_vectors(str(tmp_path / "some.pt"), ["the"])[0].item() == place
+
+
 def test_numbers_have_no_underscores(tmp_path: Path) -> None:
     (tmp_path / "some.txt").write_text("the 1 2\na 1_0 2\n")
     with pytest.raises(DataError, match="has an underscore"):
