@@ -148,7 +148,8 @@ class Sweep:
                 time.sleep(1)
                 found = self._open()
         except Exception as error:  # of any database
-            raise ConfigurationError(f"The storage {self.storage or str(self.folder)!r} cannot be used: {error}") from error
+            reason = str(error) or type(error).__name__
+            raise ConfigurationError(f"The storage {self.storage or str(self.folder)!r} cannot be used: {reason}") from error
         if [direction.name.lower() for direction in found.directions] != self.directions:
             raise ConfigurationError(f"{self.folder} was begun with other metrics. Choose another --output.")
         return found

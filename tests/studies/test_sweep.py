@@ -383,6 +383,10 @@ CHANGES = {
         "insert into trial_system_attributes (trial_id, key, value_json) values (1, 'fixed_params', '5')",
         "to be one of a sweep",
     ),
+    "infinity": (
+        "update trial_values set value_type = 'INF_POS'",
+        "cannot be used: AssertionError",
+    ),
     "reported": (
         "insert into trial_intermediate_values values (null, 1, 0, 'x', 'FINITE')",
         "to be one of a sweep",

@@ -131,9 +131,9 @@ def torch_saved(thing: object) -> bytes:
     return buffer.getvalue()
 
 
-def cached(words: object, tensor: torch.Tensor) -> bytes:
+def cached(words: list[Any], tensor: torch.Tensor) -> bytes:
     """Return a file of torchtext's ``.vector_cache``."""
-    return torch_saved((words, {}, tensor, 2))
+    return torch_saved((words, {word: place for place, word in enumerate(words)}, tensor, tensor.shape[1]))
 
 
 def wide(digits: int) -> bytes:
