@@ -10,7 +10,7 @@ import functools
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import IO, Any, TypeVar
+from typing import IO, Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ __all__ = [
     "can_read_values",
     "constant_in_graphs",
     "count_dispatch_modes",
-    "exports_without_autograd",
+    "derivatives",
     "forward_mode_active",
     "is_exporting",
     "is_fake",
@@ -169,9 +169,17 @@ def autograd_in_operator() -> AbstractContextManager[Any]:
     return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), _EXCLUDED)
 
 
-def exports_without_autograd() -> bool:
-    """Return whether ``torch.export`` traces, and no derivative and no transform is active."""
-    return is_exporting() and no_autograd()
+def derivatives() -> Literal["operator", "operations", "function"] | None:
+    """Return what carries the derivatives of a kernel in the running code; None where there are none.
+
+    This is an autograd function, plain operations around an opaque operator, or, in an exported program without derivatives,
+    the operator alone.
+    """
+    if is_exporting() and no_autograd():
+        return "operator"
+    if must_decompose():
+        return "operations"
+    return None if no_autograd() else "function"
 
 
 def must_decompose() -> bool:

@@ -16,15 +16,7 @@ from torch import Tensor
 
 from lit_sparse.kernels.row_kernel import HALVES, batch_first
 from lit_sparse.mappings.masking import along_last
-from lit_sparse.torch_internals import (
-    exports_without_autograd,
-    forward_mode_active,
-    must_decompose,
-    no_autograd,
-    transforms_active,
-    unbound_apply,
-    unwrap_if_dead,
-)
+from lit_sparse.torch_internals import derivatives, no_autograd, transforms_active, unbound_apply, unwrap_if_dead
 
 __all__ = ["RowFunction", "constant_in"]
 
@@ -113,23 +105,18 @@ class RowFunction:
         Raises:
             ConfigurationError: if the scores are not floating, or the mask or a parameter does not fit.
         """
-        function: Callable[..., Tensor] = cls.of
-        strength = gamma
-        if exports_without_autograd():
+        carried, strength = derivatives(), gamma
+        function: Callable[..., Tensor] = partial(cls._eagerly, carried is None)
+        if carried == "operator":
             function = cls.value_traced
-        elif must_decompose():
+        elif carried == "operations":
             function, strength = partial(cls.traced, gamma=gamma, shift=shift), 1.0
         last = options if gamma is None else (strength, *options)
         return along_last(scores, mask, dim, lambda x, *p: function(x, *p, *last), *parameters)
 
     @classmethod
-    def of(cls, *args: Any) -> Tensor:
-        """Return the result for these arguments.
-
-        ``Function.apply`` binds its arguments to a signature at every call, which costs more than a small row; without
-        functorch's transforms there is nothing to bind.
-        """
-        result = cls._all(*args)
+    def _eagerly(cls, plain: bool, *args: Any) -> Tensor:
+        result = cls._all(plain, *args)
         return result if isinstance(result, Tensor) else result[0]
 
     @classmethod
@@ -184,13 +171,17 @@ class RowFunction:
         return answer.to(dtype)
 
     @classmethod
-    def _all(cls, *args: Any) -> Any:
-        """Return the result with its auxiliary results."""
+    def _all(cls, plain: bool, *args: Any) -> Any:
+        """Return the result with its auxiliary results; those of the kernel suffice if it is plain.
+
+        ``Function.apply`` binds its arguments to a signature at every call, which costs more than a small row; without
+        functorch's transforms there is nothing to bind.
+        """
         if transforms_active():
             return cls._function.apply(*args)  # type: ignore[no-untyped-call]
-        if no_autograd():
-            return cls.kernel(*_unwrap_finished(args))
-        return cls._apply(*_unwrap_finished(args))
+        # A finished transform leaves wrappers around tensors.
+        args = tuple([unwrap_if_dead(arg) if type(arg) is Tensor else arg for arg in args])
+        return cls.kernel(*args) if plain else cls._apply(*args)
 
     #: The autograd function of this rule, and its ``apply`` without the binding of arguments to a signature.
     _function: ClassVar[type[_Derivative]]
@@ -237,8 +228,7 @@ class _Derivative(torch.autograd.Function):
             saved, rest, ctx.parameter = (*saved, rest[0]), rest[1:], True
         ctx.rest = rest
         ctx.save_for_backward(*saved)
-        if forward_mode_active():
-            ctx.save_for_forward(*saved)
+        ctx.save_for_forward(*saved)
 
     @classmethod
     def backward(cls, ctx: Any, *grads: Any) -> Any:
@@ -266,7 +256,7 @@ class _Derivative(torch.autograd.Function):
 
     @classmethod
     def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
-        result = cls.rule._all(*batch_first(info.batch_size, in_dims, args))
+        result = cls.rule._all(no_autograd(), *batch_first(info.batch_size, in_dims, args))
         return result, (0 if isinstance(result, Tensor) else (0,) * len(result))
 
 
@@ -297,8 +287,3 @@ def _wide_call(function: Callable[..., Tensor], v: Tensor, *args: Any) -> Tensor
 
 def _widened(values: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple([v.float() if isinstance(v, Tensor) and v.dtype in HALVES else v for v in values])
-
-
-def _unwrap_finished(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Take the tensors out of wrappers that a finished transform left around them."""
-    return tuple([unwrap_if_dead(arg) if type(arg) is Tensor else arg for arg in args])

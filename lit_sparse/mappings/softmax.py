@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from lit_sparse.checks import check_positive
 from lit_sparse.mappings.base import SparseMapping
-from lit_sparse.mappings.masking import along_last
 from lit_sparse.mappings.row_function import RowFunction
-from lit_sparse.torch_internals import can_read_values, must_decompose, softmax_backward
+from lit_sparse.torch_internals import can_read_values, softmax_backward
 
 __all__ = ["Softmax", "softmax"]
 
@@ -20,6 +20,19 @@ class _Softmax(RowFunction):
     """Softmax of rows / gamma; forbidden entries, and rows of nothing else, are zero."""
 
     piecewise_linear = False
+
+    @classmethod
+    @override
+    def value_traced(cls, x: Tensor, *args: Any) -> Tensor:
+        return cls.traced(x, gamma=args[0])
+
+    @classmethod
+    @override
+    def traced(cls, x: Tensor, *args: Any, gamma: float | None = None, shift: bool = True) -> Tensor:
+        # A row without allowed entries is taken out before the exponential, where its gradient would be NaN.
+        forbidden = x == -torch.inf
+        empty = forbidden.all(-1, keepdim=True)
+        return _plain(torch.where(empty, 0.0, x), gamma or 1.0).masked_fill(forbidden, 0.0)
 
     @staticmethod
     def kernel(x: Tensor, gamma: float) -> Tensor:
@@ -56,15 +69,6 @@ def _plain(x: Tensor, gamma: float) -> Tensor:
     return _softmax(x, gamma).masked_fill(x == -torch.inf, 0.0)
 
 
-def _rows(x: Tensor, gamma: float) -> Tensor:
-    if not must_decompose():
-        return _Softmax.of(x, gamma)
-    # A row without allowed entries is taken out before the exponential, where its gradient would be NaN.
-    forbidden = x == -torch.inf
-    empty = forbidden.all(-1, keepdim=True)
-    return _plain(torch.where(empty, 0.0, x), gamma).masked_fill(forbidden, 0.0)
-
-
 def softmax(scores: Tensor, *, gamma: float = 1.0, dim: int = -1, mask: Tensor | None = None) -> Tensor:
     """Return ``exp(x / gamma)``, normalized along ``dim``.
 
@@ -83,7 +87,7 @@ def softmax(scores: Tensor, *, gamma: float = 1.0, dim: int = -1, mask: Tensor |
         ConfigurationError: if ``gamma`` is not positive, the scores are not floating, or the mask does not fit.
     """
     gamma = check_positive("gamma", gamma)
-    return along_last(scores, mask, dim, lambda x: _rows(x, gamma))
+    return _Softmax.along(scores, mask, dim, gamma=gamma)
 
 
 class Softmax(SparseMapping):
