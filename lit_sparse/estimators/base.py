@@ -9,6 +9,7 @@ from typing import ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import one_hot
 from typing_extensions import Self
 
 from lit_sparse.errors import ConfigurationError, full_name
@@ -213,15 +214,15 @@ class Estimator(nn.Module, ABC):
             )
         return losses if losses.is_floating_point() else losses.to(batch.values.dtype)
 
-    def over_support(self, probs: Tensor, values: Tensor, loss_fn: LossFunction) -> Expectation:
+    def over_support(self, probs: Tensor, values: Tensor | None, loss_fn: LossFunction) -> Expectation:
         """Sum the loss over the listed values of nonzero probability, in a single call of ``loss_fn``.
 
         Args:
             probs: (B, S) probabilities.
-            values: (B, S, D) value of each probability.
+            values: (B, S, D) value of each probability; None for S categories.
             loss_fn: see :meth:`forward`.
         """
-        if values.dim() != 3 or values.shape[:2] != probs.shape:
+        if values is not None and (values.dim() != 3 or values.shape[:2] != probs.shape):
             raise ConfigurationError(
                 f"Expected a value (B, S, D) for each probability (B, S) but got values {tuple(values.shape)} and"
                 f" probabilities {tuple(probs.shape)}."
@@ -229,10 +230,12 @@ class Estimator(nn.Module, ABC):
         support = probs != 0  # NaN is included, so that an invalid row shows in the loss
         rows, places = support.nonzero(as_tuple=True)
         listed = probs[rows, places]
-        losses = self.losses(loss_fn, LatentBatch(values[rows, places], rows))
+        decoded = one_hot(places, probs.shape[1]).to(probs.dtype) if values is None else values[rows, places]
+        losses = self.losses(loss_fn, LatentBatch(decoded, rows))
         loss = self.sum_by_example(listed * losses, rows, len(probs))
         size = support.sum(-1)
-        return Expectation(loss=loss, probs=listed, example_index=rows, support_size=size, decoder_calls=size)
+        reported = probs if values is None else listed
+        return Expectation(loss=loss, probs=reported, example_index=rows, support_size=size, decoder_calls=size)
 
     @staticmethod
     def sum_by_example(values: Tensor, rows: Tensor, size: int) -> Tensor:

@@ -61,19 +61,9 @@ class Marginalize(Estimator):
     @override
     def expect(self, scores: Tensor, loss_fn: LossFunction, context: Tensor | None) -> Expectation:
         probs = self.probabilities(scores)
-        support = probs != 0  # NaN is included, so that an invalid row shows in the loss
-        return self._over_support(probs, support, loss_fn) if self.ragged else self._over_all(probs, support, loss_fn)
-
-    def _over_support(self, probs: Tensor, support: Tensor, loss_fn: LossFunction) -> Expectation:
-        rows, values = support.nonzero(as_tuple=True)
-        one_hot = torch.nn.functional.one_hot(values, probs.shape[-1]).to(probs.dtype)
-        losses = self.losses(loss_fn, LatentBatch(one_hot, rows))
-        loss = self.sum_by_example(probs[rows, values] * losses, rows, len(probs))
-        size = support.sum(-1)
-        return Expectation(loss=loss, probs=probs, example_index=rows, support_size=size, decoder_calls=size)
-
-    def _over_all(self, probs: Tensor, support: Tensor, loss_fn: LossFunction) -> Expectation:
-        examples, values = probs.shape
+        if self.ragged:
+            return self.over_support(probs, None, loss_fn)
+        support, (examples, values) = probs != 0, probs.shape
         rows = torch.arange(examples, device=probs.device).repeat_interleave(values, output_size=examples * values)
         one_hot = torch.eye(values, dtype=probs.dtype, device=probs.device).repeat(examples, 1)
         losses = self.losses(loss_fn, LatentBatch(one_hot, rows)).view(examples, values)

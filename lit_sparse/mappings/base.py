@@ -194,7 +194,10 @@ class SparseMapping(nn.Module, ABC):
     def value_along(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
         """Return :meth:`value` along ``dim`` instead of ``self.dim``."""
         self.check_value()
-        x = allowed_scores(scores, mask, dim)
+        return self.value_of(allowed_scores(scores, mask, dim), dim)
+
+    def value_of(self, x: Tensor, dim: int) -> Tensor:
+        """Return :meth:`value_along` of floating scores, -inf where an entry is not allowed."""
         dtype = x.dtype
         if dtype in HALVES:
             x = x.float()

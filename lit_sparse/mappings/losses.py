@@ -92,9 +92,7 @@ class FenchelYoungLoss(nn.Module):
             ConfigurationError: if the scores are not floating, the shapes do not fit, or a label is not a class. If labels
                 cannot be read (on a GPU, in a graph, under a transform), the loss of such a label is NaN instead.
         """
-        scores = allowed_scores(scores, None)
-        if scores.dtype in HALVES and autocast_enabled(scores.device):
-            scores = scores.float()
+        scores = _checked(scores)
         rows = scores if scores.dim() == 1 else scores.movedim(1, -1)
         classes = rows.shape[-1]
         if self.weight is not None and len(self.weight) != classes:
@@ -118,7 +116,7 @@ class FenchelYoungLoss(nn.Module):
 
     def of_labels(self, rows: Tensor, labels: Tensor) -> Tensor:
         """Return the losses (...) of scores (..., C) against class labels (...); NaN for a label that is not a class."""
-        rows = allowed_scores(rows, None)
+        rows = _checked(rows)
         classes = torch.arange(rows.shape[-1], device=rows.device)
         known = (labels >= 0) & (labels < len(classes))
         plain = self.weight is None and self.label_smoothing == 0 and rows.numel() and rows.dtype not in HALVES
@@ -169,7 +167,7 @@ class FenchelYoungLoss(nn.Module):
             rows = rows - torch.where(top.isinf(), 0.0, top)
         dim = min(1, rows.dim() - 1)  # a mapping's own parameters have the layout of the scores
         scores, target = rows.movedim(-1, dim), q.movedim(-1, dim)
-        value = self.mapping.value_along(scores, None, dim)
+        value = self.mapping.value_of(scores, dim)
         allowed = scores.detach() != -torch.inf
         target = self.mapping.admissible(target, dim, allowed)
         score = torch.where(allowed | (target != 0), target * scores, 0.0).sum(dim)
@@ -201,3 +199,9 @@ class FenchelYoungLoss(nn.Module):
                 f" but got labels from {int(labels.min())} to {int(labels.max())}."
             )
         return labels, ignored
+
+
+def _checked(scores: Tensor) -> Tensor:
+    """Return floating scores, under autocast in float32."""
+    scores = allowed_scores(scores, None)
+    return scores.float() if scores.dtype in HALVES and autocast_enabled(scores.device) else scores

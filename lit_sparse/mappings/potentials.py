@@ -13,7 +13,6 @@ from torch import Tensor
 from lit_sparse.checks import check_count, check_positive
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings.base import SparseMapping, envelope, with_slope
-from lit_sparse.mappings.masking import allowed_scores
 from lit_sparse.structures import FactorGraph, Structure
 
 __all__ = ["PotentialMapping", "as_potentials", "warn_of_iterations"]
@@ -97,11 +96,11 @@ class PotentialMapping(SparseMapping):
             Marginals (..., d); how much each potential counts (B, ...); the potentials in that shape; and the maximum (...).
         """
 
-    def value_along(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
+    def value_of(self, x: Tensor, dim: int) -> Tensor:
         """Return the maximum along ``dim``; its gradient is the marginals, and in the potentials the expected counts."""
         if self.potentials is None:
-            return super().value_along(scores, mask, dim)
-        given = allowed_scores(scores, mask, dim).movedim(dim, -1)
+            return super().value_of(x, dim)
+        given = x.movedim(dim, -1)
         x = given.double()  # autocast leaves it alone
         if x.shape[-1] == 0:
             return given.sum(-1).fill_(-torch.inf)

@@ -168,7 +168,7 @@ class SemiSupervisedVAE(LitSparseModule):
         known, supervised = None, None
         if len(labelled):
             x, s, y = (values.index_select(0, labelled) for values in (pixels, scores, label))
-            per_example["classification"] = self.classification_loss(s, y)
+            per_example["classification"] = self.classification_loss.of_labels(s, y)
             per_example["accuracy"] = (s.argmax(-1) == y).to(x.dtype)
             noise = torch.randn(len(x), self.style_features, device=x.device, dtype=x.dtype)
             known = (x, nnf.one_hot(y, self.classes).to(x.dtype), noise)

@@ -121,7 +121,7 @@ def _of_support(
     top = support.detach().amax(-1)
     center = torch.where(top.isinf(), 0.0, top)
     support = support - center.unsqueeze(1)
-    value = mapping.value_along(support, None, 1)
+    value = mapping.value_of(support, 1)
     losses = _losses_of_values(value, scores[:, 0] - center, center, hidden, weight, bias, labels, criterion)
     with torch.no_grad():
         weights = mapping.map(support, None, 1)

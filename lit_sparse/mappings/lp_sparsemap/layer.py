@@ -256,4 +256,4 @@ class LPSparseMAP(PotentialMapping):
             )
         links = _batched(self.potentials, self.graph, x).to(x.dtype)
         chosen = torch.where(bits > 0, x.reshape(bits.shape), 0.0).sum(-1) - 0.5 * self.gamma * bits.sum(-1)
-        return self.value_along(scores, mask, -1) - (chosen + local.totals(bits, links)).reshape(x.shape[:-1])
+        return self.value_of(x, -1) - (chosen + local.totals(bits, links)).reshape(x.shape[:-1])

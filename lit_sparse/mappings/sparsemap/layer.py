@@ -285,4 +285,4 @@ class SparseMAP(PotentialMapping):
             links = self.structure.batch_potentials(self.potentials, target.shape[-1]).to(x.dtype)
             single = target.reshape(-1, 1, target.shape[-1])
             total = total + self.structure.potential_scores(single, links).reshape(total.shape)
-        return self.value_along(scores, mask, -1) - total
+        return self.value_of(x, -1) - total
