@@ -31,13 +31,13 @@ from lit_sparse.lightning import (
 from lit_sparse.lightning_internals import after_restore, given_hyperparameters, limits_of, sets_rates
 from lit_sparse.lightning_restoring import guard_restoring, prepare_to_continue, start_training, store_training
 from lit_sparse.lightning_states import is_tuning, unmask
-from lit_sparse.models.data_protocols import Batch, check_batch, column_of, place_of, rows_of, size_of
+from lit_sparse.models.data_protocols import Batch, check_batch, first_update, rows_of, size_of, updates_of
 from lit_sparse.models.loaded_weights import load_initial_weights, match_risk, not_given
 from lit_sparse.models.optimizers import build_optimizer, clips_by_itself, renew_dual_rates, warn_of_other_rates
 from lit_sparse.models.schedulers import check_end, describe_scheduler
 from lit_sparse.models.stage_metrics import StageMetrics, group_metrics, mean_metrics
 from lit_sparse.models.step_output import StepOutput
-from lit_sparse.models.updates import check_updates, first_update, joined, make_update, updates_of
+from lit_sparse.models.updates import check_updates, joined, make_update
 from lit_sparse.random import seed_generator
 from lit_sparse.risks import BrokenLossError, Mean, Risk
 
@@ -49,6 +49,8 @@ Stage: TypeAlias = Literal["train", "val", "test"]
 SHOWN_EVERY = 10
 #: Entry of a batch with the group of each example, whose scores are logged, unless the risk names another.
 GROUP = "group"
+#: Measurements of a step that callbacks get as they are.
+REPORTED = ("example_index", "support_size", "decoder_calls", "num_allowed", "groups", "artifacts")
 
 
 class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
@@ -237,17 +239,19 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         for name, shape in (("objective", ()), ("penalty", ()), ("losses", each), ("transport_cost", each)):
             if (value := getattr(output, name)) is not None:
                 check_result(self, f"step(...).{name}", value, shape)
-        if losses is None:
+        if losses is not None:
+            logged = self.weighted(losses, batch, rows)
             if objective is None:
-                raise ConfigurationError(f"Expected `losses` or an `objective` from {full_name(self)} but got neither.")
-            return output.for_callbacks(objective, objective.reshape(1))
-        logged = self.weighted(losses, batch, rows)
-        if objective is None:
-            minimized = losses if output.transport_cost is None else losses - output.transport_cost
-            objective = self.objective(minimized, batch, stage, rows)
-        if output.penalty is not None:
-            objective, logged = objective + output.penalty, logged + output.penalty
-        return output.for_callbacks(objective, logged)
+                minimized = losses if output.transport_cost is None else losses - output.transport_cost
+                objective = self.objective(minimized, batch, stage, rows)
+            if output.penalty is not None:
+                objective, logged = objective + output.penalty, logged + output.penalty
+        elif objective is not None:
+            logged = objective.reshape(1)
+        else:
+            raise ConfigurationError(f"Expected `losses` or an `objective` from {full_name(self)} but got neither.")
+        per_example = {name: values.detach() for name, values in ({"loss": logged} | output.per_example).items()}
+        return {"loss": objective, "per_example": per_example} | {name: getattr(output, name) for name in REPORTED}
 
     @staticmethod
     def weighted(losses: Tensor, batch: Batch, rows: Tensor | None = None) -> Tensor:
@@ -258,7 +262,7 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
             batch: batch, whose entry ``weight`` (B,) holds the weights, those of a coreset.
             rows: (R,) position in the batch of the example that each loss belongs to.
         """
-        weights = column_of("weight", batch, rows)
+        weights = _column("weight", batch, rows)
         return losses if weights is None else losses * weights.to(losses.dtype)
 
     def objective(
@@ -279,13 +283,14 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         if stage != "train":
             return self.weighted(losses, batch, rows).mean()
         try:
-            weights = column_of("weight", batch, rows)
+            weights = _column("weight", batch, rows)
             if shares is not None:
                 weights = shares if weights is None else shares * weights
-            risk: Tensor = self.risk(losses, weights, column_of(self.risk.group_key, batch, rows))
+            risk: Tensor = self.risk(losses, weights, _column(self.risk.group_key, batch, rows))
         except BrokenLossError as error:
-            row = error.row if rows is None else int(rows[error.row])
-            raise error.located(row, place_of(row, batch)) from None
+            row, index = error.row if rows is None else int(rows[error.row]), batch.get("index")
+            where = f" (number {int(index[row])} of the training data)" if isinstance(index, Tensor) else ""
+            raise error.located(row, where) from None
         return risk
 
     def perturbed(self, loss_fn: Callable[[Tensor], Tensor], inputs: Tensor, stage: Stage) -> tuple[Tensor, Tensor | None]:
@@ -483,8 +488,16 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         if not batch:
             return {}
         output = self.run_step(batch, batch_idx, stage)
-        metrics.measure(output["per_example"], column_of(self.risk.group_key or GROUP, batch, output["example_index"]))
+        metrics.measure(output["per_example"], _column(self.risk.group_key or GROUP, batch, output["example_index"]))
         return output
 
     def _log_metrics(self, stage: Stage) -> None:
         self.stage_metrics(stage).log(self, stage, self.count_name)
+
+
+def _column(name: str | None, batch: Batch, rows: Tensor | None) -> Tensor | None:
+    """Return an entry of a batch (B,) at each of the rows (R,), all without rows; None for data without it."""
+    if name is None or name not in batch:
+        return None
+    column: Tensor = batch[name]
+    return column if rows is None else column[rows]

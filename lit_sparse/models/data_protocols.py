@@ -20,16 +20,18 @@ __all__ = [
     "check_features",
     "check_keys",
     "check_labels",
-    "column_of",
+    "first_update",
     "has_rows",
-    "place_of",
     "rows_of",
     "size_of",
+    "updates_of",
 ]
 
 Batch: TypeAlias = dict[str, Any]
 #: Entries of a batch with a row per example.
 ROWS = ("index", "pixels", "features", "target", "label", "true_label", "weight", "group")
+#: Entry of a batch of several updates: their number in a full batch, and the number of examples of each.
+KEY = "updates"
 
 
 class HasRows(Protocol):
@@ -125,23 +127,24 @@ def check_batch(batch: Any) -> None:
         raise ConfigurationError(f"Expected tensors with a row per example but got {shown}.")
 
 
-def column_of(name: str | None, batch: Batch, rows: Tensor | None) -> Tensor | None:
-    """Return an entry of a batch with one value per loss, or None for data without it.
-
-    Args:
-        name: name of the entry (B,); None for no entry.
-        batch: the batch.
-        rows: (R,) position in the batch of the example that each loss belongs to; None for one loss per example.
-    """
-    if name is None or name not in batch:
-        return None
-    column: Tensor = batch[name]
-    return column if rows is None else column[rows]
-
-
 def size_of(batch: Batch) -> int:
     """Return the number of examples of a batch: the length of its first tensor."""
     return next((len(value) for value in batch.values() if isinstance(value, Tensor) and value.dim()), 0)
+
+
+def first_update(batch: Any, batch_idx: int) -> int:
+    """Return the number of the first update of a batch in its epoch."""
+    return batch_idx * int(batch[KEY][0]) if isinstance(batch, dict) and KEY in batch else batch_idx
+
+
+def updates_of(batch: Batch, batch_idx: int) -> list[tuple[int, Batch]]:
+    """Return the number and the examples of each update of a batch, or the batch itself if it is a single one."""
+    if not isinstance(batch, dict) or KEY not in batch:
+        return [(batch_idx, batch)]
+    examples = {name: value for name, value in batch.items() if name != KEY}
+    rows, size = len(next(iter(examples.values()))), batch[KEY][1]
+    parts = [{name: value[at : at + size] for name, value in examples.items()} for at in range(0, rows, size)]
+    return list(enumerate(parts, first_update(batch, batch_idx)))
 
 
 def rows_of(batch: Batch, rows: Tensor) -> Batch:
@@ -154,12 +157,6 @@ def rows_of(batch: Batch, rows: Tensor) -> Batch:
         return [value[row] for row in rows.tolist()] if isinstance(value, list) and len(value) == size else value
 
     return {name: chosen(value) for name, value in batch.items()}
-
-
-def place_of(row: int, batch: Batch) -> str:
-    """Return the index of an example for messages, or nothing if batches have no indices."""
-    index = batch.get("index")
-    return f" (number {int(index[row])} of the training data)" if isinstance(index, Tensor) else ""
 
 
 def check_labels(label: Tensor, classes: int) -> None:

@@ -39,22 +39,3 @@ class StepOutput:
     num_allowed: Tensor | None = None
     groups: Tensor | None = None
     artifacts: dict[str, Any] = field(default_factory=dict)
-
-    def for_callbacks(self, objective: Tensor, loss: Tensor) -> dict[str, Any]:
-        """Return the dict that Lightning and callbacks receive.
-
-        Args:
-            objective: scalar to minimize.
-            loss: (M,) values of the logged loss.
-        """
-        per_example = {"loss": loss} | self.per_example
-        return {
-            "loss": objective,
-            "example_index": self.example_index,
-            "per_example": {name: values.detach() for name, values in per_example.items()},
-            "support_size": self.support_size,
-            "decoder_calls": self.decoder_calls,
-            "num_allowed": self.num_allowed,
-            "groups": self.groups,
-            "artifacts": self.artifacts,
-        }

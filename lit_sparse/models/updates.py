@@ -10,28 +10,8 @@ from torch import Tensor
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.lightning import MixedPrecision, pl
 from lit_sparse.lightning_internals import count_update
-from lit_sparse.models.data_protocols import Batch
 
-__all__ = ["check_updates", "estimated_updates", "first_update", "joined", "make_update", "updates_of"]
-
-
-#: Entry of a batch of several updates: their number in a full batch, and the number of examples of each.
-KEY = "updates"
-
-
-def first_update(batch: Any, batch_idx: int) -> int:
-    """Return the number of the first update of a batch in its epoch."""
-    return batch_idx * int(batch[KEY][0]) if isinstance(batch, dict) and KEY in batch else batch_idx
-
-
-def updates_of(batch: Batch, batch_idx: int) -> list[tuple[int, Batch]]:
-    """Return the number and the examples of each update of a batch, or the batch itself if it is a single one."""
-    if not isinstance(batch, dict) or KEY not in batch:
-        return [(batch_idx, batch)]
-    examples = {name: value for name, value in batch.items() if name != KEY}
-    rows, size = len(next(iter(examples.values()))), batch[KEY][1]
-    parts = [{name: value[at : at + size] for name, value in examples.items()} for at in range(0, rows, size)]
-    return list(enumerate(parts, first_update(batch, batch_idx)))
+__all__ = ["check_updates", "estimated_updates", "joined", "make_update"]
 
 
 def make_update(model: pl.LightningModule, output: dict[str, Any]) -> None:
