@@ -81,7 +81,6 @@ def list_candidates(
         pairs: masks, bias and cap.
         only_few: whether to return None as soon as the candidates are many.
     """
-    pairs = pairs.simplified(query.shape[-2], keys.shape[1])
     search = _Search(query, keys, threshold, pairs, only_few)
     if query.is_cpu:
         over_blocks(search.run, len(search.blocks))

@@ -82,15 +82,16 @@ def attend_to_listed(
         dtype = torch.promote_types(low, torch.float32) if given.query.dtype == low else torch.float32
         operands = given.fitted(dtype)
         scaled, pairs = operands.query * operands.factor(), operands.pairs
-        keys, values = [x.flatten(0, -3) if x.dim() > 2 else x.unsqueeze(0) for x in (operands.key, operands.value)]
+        *leading, length, _ = scaled.shape
+        size = operands.key.shape[-2]
+        keys, values = operands.key[None].flatten(0, -3), operands.value[None].flatten(0, -3)
         if candidates is None:
             with torch.no_grad():
-                candidates = list_candidates(scaled, keys, threshold, pairs, only_few)
+                candidates = list_candidates(scaled, keys, threshold, pairs.simplified(length, size), only_few)
             if candidates is None:
                 return None
         places, long = candidates
-        *leading, length, _ = scaled.shape
-        size, rows = keys.shape[1], scaled.flatten(0, -2)
+        rows = scaled.flatten(0, -2)
         share = max(1, len(rows) // max(1, len(keys)))
         lists = Lists(places, torch.arange(len(rows), device=rows.device) // share, (len(keys), size))
         scores = products(rows, keys, lists).view(*leading, length, places.shape[-1])
@@ -98,7 +99,8 @@ def attend_to_listed(
             scores = torch.tanh(scores / pairs.softcap) * pairs.softcap
         if pairs.bias is not None:
             scores = scores + _listed_bias(pairs.bias, places, (*leading, length, size)).to(scores.dtype)
-        weights = F.dropout(mapping.map_block(scores, (places >= 0).view(scores.shape)), operands.dropout)
+        scores = scores.masked_fill((places < 0).view(scores.shape), -torch.inf)
+        weights = F.dropout(mapping.map(scores, None, -1), operands.dropout)
         output = sums(weights.flatten(0, -2), values, lists).view(*leading, length, values.shape[-1])
         rest = None
         if bool(long.any()):
