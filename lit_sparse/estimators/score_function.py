@@ -105,10 +105,7 @@ class ScoreFunction(Sampler):
         losses = decoded.losses[:, 0]
         seen = losses.detach()
         used = ~latent.broken & ~latent.empty
-        if self.baseline == "self_critic":
-            expected = decoded.losses[:, 1].detach()
-        else:
-            expected = self._mean().value.to(seen.dtype).expand_as(seen)
+        expected = decoded.losses[:, 1].detach() if self.mean is None else self.mean.value.to(seen.dtype).expand_as(seen)
         loss = losses
         if self.baseline == "learnt":
             guess = expected + self._network_of(context, len(seen)).to(seen.dtype)
@@ -119,10 +116,6 @@ class ScoreFunction(Sampler):
         log_prob = latent.log_prob(decoded.values[:, :1])[:, 0]
         loss = with_gradient_of(loss, torch.where(used, (seen - expected) * log_prob, 0.0))
         return self.expectation(latent, loss, decoded)
-
-    def _mean(self) -> RunningMean:
-        assert self.mean is not None
-        return self.mean
 
     def _network_of(self, context: Tensor | None, size: int) -> Tensor:
         if self.network is None or context is None:

@@ -203,7 +203,7 @@ def needs_all_scores(*tensors: Tensor | None) -> bool:
 
     Such tensors are fake, distributed, on the meta device or batches of the legacy vmap.
     """
-    unusual = [
-        x for x in tensors if x is not None and (type(x) not in (Tensor, nn.Parameter) or x.is_meta or is_legacy_batch(x))
-    ]
-    return not can_read_values() or forward_mode_active() or bool(unusual)
+    if not can_read_values() or forward_mode_active():
+        return True
+    given = [x for x in tensors if x is not None]
+    return any(type(x) not in (Tensor, nn.Parameter) or x.is_meta or is_legacy_batch(x) for x in given)

@@ -11,7 +11,7 @@ from torch.nn import functional as nnf
 from lit_sparse.checks import FLOATS, MOST_INPUTS, check_count
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.kernels.shared_categorical import log_likelihood
-from lit_sparse.torch_internals import can_read_values, forward_mode_active, is_legacy_batch
+from lit_sparse.nn.linear_losses import needs_all_scores
 
 __all__ = ["SharedCategorical"]
 
@@ -56,7 +56,7 @@ class SharedCategorical(nn.Linear):
                 f"Expected features (R, N, {self.in_features}) and values (R, N) but got {tuple(features.shape)} and"
                 f" {tuple(values.shape)}."
             )
-        if not can_read_values() or forward_mode_active() or _stands_for_others(features):
+        if needs_all_scores(features):
             return _plain(features, self.weight, self.bias, values)
         likelihood: Tensor = _LogLikelihood.apply(features, self.weight, self.bias, values, torch.is_grad_enabled())  # type: ignore[no-untyped-call]
         return likelihood
@@ -100,11 +100,6 @@ class _LogLikelihood(torch.autograd.Function):
             return (*[next(grads) if x.requires_grad else None for x in inputs], None, None)
         layer = (gradient @ layer_slopes.flatten(1)).view(layer_slopes.shape[1:])
         return gradient[:, None, None] * slopes, layer[1:].t(), layer[0], None, None
-
-
-def _stands_for_others(x: Tensor) -> bool:
-    """Return whether a tensor is fake or a batch of the legacy vmap, so that only plain operations work."""
-    return type(x) not in (Tensor, nn.Parameter) or is_legacy_batch(x)
 
 
 def _widened(features: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:

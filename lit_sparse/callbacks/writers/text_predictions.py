@@ -14,6 +14,7 @@ import torch
 
 from lit_sparse.callbacks.pictures.heat_maps import Attention
 from lit_sparse.callbacks.writers.outputs import Writer, gather_in_order, write_files
+from lit_sparse.checks import check_flag
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.lightning import pl
 
@@ -70,9 +71,7 @@ class TextPredictionWriter(Writer):
 
     def __init__(self, folder: str | None = None, attention: bool = False) -> None:
         super().__init__(folder)
-        if not isinstance(attention, bool):
-            raise ConfigurationError(f"Expected argument `attention` to be True or False but got {attention!r}.")
-        self.attention = attention
+        self.attention = check_flag("attention", attention)
 
     def on_predict_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *_: Any) -> None:
         """Store the predictions of a batch.
