@@ -172,7 +172,7 @@ class RowFunction:
 
     @classmethod
     def _all(cls, plain: bool, *args: Any) -> Any:
-        """Return the result with its auxiliary results; those of the kernel suffice if it is plain.
+        """Return the result with its auxiliary results, by the kernel alone if no derivative is needed (``plain``).
 
         ``Function.apply`` binds its arguments to a signature at every call, which costs more than a small row; without
         functorch's transforms there is nothing to bind.
