@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from lit_sparse.errors import ConfigurationError
 
-__all__ = ["Checks", "refuses"]
+__all__ = ["Checks", "copies_of", "refuses"]
 
 Part = TypeVar("Part")
 
@@ -33,16 +35,21 @@ class Checks(dict[str, Callable[[Part], None]], Generic[Part]):
                 raise AssertionError(f"{part!r} fails the check '{name}': {error}") from error
 
 
-def refuses(call: Callable[[], object], words: str) -> None:
-    """Check that a call raises a ConfigurationError whose message holds these words.
+def copies_of(part: Part) -> tuple[Part, Part]:
+    """Return a part from its own pickle, and a deep copy of it."""
+    return pickle.loads(pickle.dumps(part)), copy.deepcopy(part)
+
+
+def refuses(call: Callable[[], object], words: str, kind: type[Exception] = ConfigurationError) -> None:
+    """Check that a call raises an error of a kind whose message holds these words.
 
     Raises:
         AssertionError: if it does not.
     """
     try:
         result = call()
-    except ConfigurationError as error:
+    except kind as error:
         if words not in str(error):
             raise AssertionError(f"the message should name {words!r} but is: {error}") from error
     else:
-        raise AssertionError(f"expected a ConfigurationError about {words!r} but got {result!r}")
+        raise AssertionError(f"expected a {kind.__name__} about {words!r} but got {result!r}")

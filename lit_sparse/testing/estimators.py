@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lit_sparse.estimators import Estimator, Expectation, LatentBatch
 from lit_sparse.mappings import Softmax, Sparsemax
-from lit_sparse.testing.checks import Checks, refuses
+from lit_sparse.testing.checks import Checks, copies_of, refuses
 
 __all__ = ["ESTIMATOR_CHECKS", "check_estimator"]
 
@@ -344,7 +344,7 @@ def _objects(estimator: Estimator) -> None:
     """Pickled and deep-copied estimators give the same results in evaluation; an empty batch is allowed."""
     ready = _ready(estimator)[0].eval()
     losses = []
-    for copied in (ready, pickle.loads(pickle.dumps(ready)), copy.deepcopy(ready)):
+    for copied in (ready, *copies_of(ready)):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(5)
             losses.append(_run(copied, _scores(), Decoder()).loss)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ __all__ = [
     "compiles",
     "constructor_arguments",
     "derivatives",
+    "gradient_of",
     "machine_code",
     "random_scores",
     "same",
@@ -60,6 +62,13 @@ def constructor_arguments(mapping: SparseMapping) -> dict[str, Any]:
 def with_gamma(mapping: SparseMapping, gamma: float) -> SparseMapping:
     """Return a copy of a mapping with another strength of its regularizer."""
     return type(mapping)(**{**constructor_arguments(mapping), "gamma": gamma})
+
+
+def gradient_of(function: Callable[..., Tensor], x: Tensor, weights: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Return the gradient of ``(weights * function(x)).sum()``, of a mapping under a mask if there is one."""
+    leaf = x.clone().requires_grad_()
+    result = function(leaf) if mask is None else function(leaf, mask)
+    return torch.autograd.grad(result, leaf, weights)[0]
 
 
 def derivatives(mapping: SparseMapping) -> None:
@@ -130,24 +139,18 @@ def compiles(mapping: SparseMapping) -> None:
     compiled = torch.compile(forward, fullgraph=True, dynamic=True, backend=backend)
     for scores in (x, random_scores(3, 9), random_scores(5, 2)):
         same(compiled(scores), mapping(scores), mapping, f"compiled equals eager at {tuple(scores.shape)}")
-        ours, theirs = scores.clone().requires_grad_(), scores.clone().requires_grad_()
         weights = random_scores(*scores.shape, seed=6)
-        (got,) = torch.autograd.grad(compiled(ours), ours, weights)
-        (expected,) = torch.autograd.grad(mapping(theirs), theirs, weights)
+        got, expected = (gradient_of(function, scores, weights) for function in (compiled, mapping))
         same(got, expected, mapping, "the compiled gradient equals the eager one")
-    leaf, other = x.masked_fill(~mask, NAN).requires_grad_(), x.clone().requires_grad_()
-    same(compiled(leaf, mask), mapping(x, mask), mapping, "compiled with a mask equals eager")
-    (got,) = torch.autograd.grad(compiled(leaf, mask), leaf, x)
-    (expected,) = torch.autograd.grad(mapping(other, mask), other, x)
+    hidden = x.masked_fill(~mask, NAN).requires_grad_()
+    same(compiled(hidden, mask), mapping(x, mask), mapping, "compiled with a mask equals eager")
+    got, expected = gradient_of(compiled, hidden.detach(), x, mask), gradient_of(mapping, x, x, mask)
     same(got, expected, mapping, "the compiled gradient under a mask equals the eager one")
 
     broken = x.clone()
     broken[2, 1] = NAN
-    gradients_of_broken = []
-    for function in (compiled, mapping):
-        leaf = broken.clone().requires_grad_()
-        gradients_of_broken.append(torch.autograd.grad(function(leaf), leaf, x)[0])
-    same(gradients_of_broken[0], gradients_of_broken[1], mapping, "the compiled gradient of a NaN row equals the eager one")
+    got, expected = (gradient_of(function, broken, x) for function in (compiled, mapping))
+    same(got, expected, mapping, "the compiled gradient of a NaN row equals the eager one")
 
     def along(scores: Tensor, direction: Tensor) -> Tensor:
         return jvp(mapping, (scores,), (direction,))[1]  # type: ignore[no-any-return]
@@ -169,9 +172,7 @@ def compiles(mapping: SparseMapping) -> None:
 
     if mapping.has_value:
         compiled_value = torch.compile(mapping.value, fullgraph=True, backend=backend)
-        ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
-        (got,) = torch.autograd.grad(compiled_value(ours).sum(), ours)
-        (expected,) = torch.autograd.grad(mapping.value(theirs).sum(), theirs)
+        got, expected = (gradient_of(function, x, x.new_ones(4)) for function in (compiled_value, mapping.value))
         same(got, expected, mapping, "the compiled gradient of the value equals the eager one")
         same(compiled_value(x), mapping.value(x), mapping, "the compiled value equals the eager one")
 

@@ -6,18 +6,18 @@ Which checks apply is read from the class (``on_simplex``, ``shift_invariant``, 
 from __future__ import annotations
 
 import copy
-import pickle
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lit_sparse.mappings import FenchelYoungLoss, SparseMapping
-from lit_sparse.testing.checks import Checks, refuses
+from lit_sparse.testing.checks import Checks, copies_of, refuses
 from lit_sparse.testing.mapping_transforms import (
     compiles,
     constructor_arguments,
     derivatives,
+    gradient_of,
     machine_code,
     random_scores,
     same,
@@ -132,9 +132,8 @@ def _masks(mapping: SparseMapping) -> None:
         same(mapping(x.masked_fill(~mask, hidden), mask), y, mapping, f"{hidden} behind the mask changes nothing", 0.0)
     same(mapping(x, mask[:1].expand(30, 8)), mapping(x, mask[:1]), mapping, "a mask is broadcast", 0.0)
 
-    leaf = x.masked_fill(~mask, NAN).requires_grad_()
     weights = random_scores(30, 8, seed=2).masked_fill(~mask, NAN)  # gradients of masked entries are ignored too
-    (got,) = torch.autograd.grad(mapping(leaf, mask), leaf, weights)
+    got = gradient_of(mapping, x.masked_fill(~mask, NAN), weights, mask)
     assert bool((got[~mask] == 0).all()), "the gradient of masked entries is zero"
     assert bool(got.isfinite().all()), "the gradient is finite with NaN at masked entries"
 
@@ -236,7 +235,7 @@ def _devices(mapping: SparseMapping) -> None:
 def _objects(mapping: SparseMapping) -> None:
     """Copies give the same results, ``state_dict`` holds only parameters, and ``repr`` shows the arguments."""
     x = random_scores(4, 6)
-    for copied in (pickle.loads(pickle.dumps(mapping)), copy.deepcopy(mapping)):
+    for copied in copies_of(mapping):
         same(copied(x), mapping(x), mapping, "a copy does the same", 0.0)
     learnt = {name for name, _ in mapping.named_parameters()}
     assert set(mapping.state_dict()) <= learnt, f"state_dict holds {set(mapping.state_dict()) - learnt}, which is not learnt"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-import pickle
 
 import torch
 from torch import Tensor
 
 from lit_sparse.errors import DataError
 from lit_sparse.risks import DualRisk, Risk
-from lit_sparse.testing.checks import Checks, refuses
+from lit_sparse.testing.checks import Checks, copies_of, refuses
 
 __all__ = ["RISK_CHECKS", "check_risk"]
 
@@ -239,12 +238,7 @@ def _refuses(risk: Risk) -> None:
     before = copy.deepcopy(risk.state_dict())
     broken = losses.clone()
     broken[7] = torch.nan
-    try:
-        found = _value(copy.deepcopy(risk).train(), broken)
-    except DataError as error:
-        assert "example 7" in str(error), f"the message should name the example but is: {error}"
-    else:
-        raise AssertionError(f"expected a DataError about a NaN but got {found}")
+    refuses(lambda: _value(copy.deepcopy(risk).train(), broken), "example 7", DataError)
     for name, value in risk.state_dict().items():
         assert torch.equal(value.nan_to_num(-1.0), before[name].nan_to_num(-1.0)), f"{name} changed"
 
@@ -253,7 +247,7 @@ def _refuses(risk: Risk) -> None:
 def _module(risk: Risk) -> None:
     """It can be pickled, copied and printed."""
     losses = _losses()
-    for other in (pickle.loads(pickle.dumps(risk)), copy.deepcopy(risk)):
+    for other in copies_of(risk):
         assert repr(other) == repr(risk)
         torch.testing.assert_close(_value(other.eval(), losses), _value(copy.deepcopy(risk).eval(), losses))
     assert type(risk).__name__ in repr(risk)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 import tempfile
 from pathlib import Path
 
@@ -12,7 +10,7 @@ from torch import Tensor
 
 from lit_sparse.coresets import BlockVectors, Coreset, CoresetSelector, FileVectors, SelectionState, Vectors
 from lit_sparse.errors import DataError
-from lit_sparse.testing.checks import Checks, refuses
+from lit_sparse.testing.checks import Checks, copies_of, refuses
 
 __all__ = ["SELECTOR_CHECKS", "check_selector"]
 
@@ -209,18 +207,13 @@ def _refuses(selector: CoresetSelector) -> None:
         (torch.zeros_like(vectors), "zero"),
         (vectors[:0], "at least one example"),
     ):
-        try:
-            found = selector(given, 1)
-        except DataError as error:
-            assert words in str(error), f"the message should name {words!r} but is: {error}"
-        else:
-            raise AssertionError(f"expected a DataError about {words!r} but got {found}")
+        refuses(lambda given=given: selector(given, 1), words, DataError)  # type: ignore[misc]
 
 
 @SELECTOR_CHECKS.add
 def _module(selector: CoresetSelector) -> None:
     """It can be pickled, copied and printed, and has no state."""
-    for other in (pickle.loads(pickle.dumps(selector)), copy.deepcopy(selector)):
+    for other in copies_of(selector):
         assert repr(other) == repr(selector)
         assert torch.equal(_select(other, _vectors(), 9).indices, _select(selector, _vectors(), 9).indices)
     assert type(selector).__name__ in repr(selector)
