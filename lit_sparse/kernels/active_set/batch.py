@@ -9,11 +9,9 @@ import numpy as np
 
 from lit_sparse.kernels.active_set.row import (
     FOUND,
-    LISTS,
     MARGINALS,
     PROBS,
     RESIDUAL,
-    VECTORS,
     Workspace,
     admit,
     advance,
@@ -21,12 +19,13 @@ from lit_sparse.kernels.active_set.row import (
     capacity_of,
     compare,
     has_room,
+    workspace_shapes,
 )
 from lit_sparse.kernels.cpu.compile import compile_rows, empty, zeros
 from lit_sparse.kernels.cpu.threads import Array, over_rows
 from lit_sparse.kernels.oracles import CompiledOracle, find_best, is_broken, links_of
 
-__all__ = ["Solution", "Start", "solve_batch", "solve_block", "solve_with_oracle"]
+__all__ = ["Solution", "Start", "solution_shapes", "solve_batch", "solve_block", "solve_with_oracle"]
 
 SECONDS, STEP_SECONDS = 5e-9, 3e-10  # of one thread for one element of (rows, d, d), about: for all steps, and for one
 WORK_BYTES = 1 << 30  # workspace of a batch whose oracle is not compiled; longer ones are solved in parts
@@ -64,6 +63,22 @@ class Solution(NamedTuple):
     sizes: Any
     gaps: Any
     done: Any
+
+
+def solution_shapes(d: int, capacity: int) -> Solution:
+    """Return the shape and type of each part of the solution of a row."""
+    return Solution(
+        marginals=((d,), "float64"),
+        structures=((capacity, d), "uint8"),
+        probs=((capacity,), "float64"),
+        sizes=((), "int64"),
+        gaps=((), "float64"),
+        done=((), "uint8"),
+    )
+
+
+def _arrays(shapes: tuple[Any, ...], *rows: int) -> list[Array]:
+    return [zeros((*rows, *shape), dtype) for shape, dtype in shapes]
 
 
 @compile_rows(inline="source")
@@ -130,13 +145,7 @@ def solve_block(
 
 def _solve_part(first: int, stop: int, solution: Solution, scores: Array, *problem: Any) -> None:
     d, capacity = scores.shape[1], solution.probs.shape[1]
-    work = Workspace(
-        zeros((VECTORS, d), np.float64),
-        empty((capacity, d), np.uint8),
-        empty((capacity, capacity), np.float64),
-        empty((LISTS, capacity), np.float64),
-        empty(capacity, np.int32),
-    )
+    work = Workspace(*_arrays(workspace_shapes(d, capacity)))
     solve_block(first, stop, solution, scores, *problem, work, empty(d, np.float64), empty(d, np.int32))
 
 
@@ -151,20 +160,10 @@ def solve_batch(scores: Array, oracle: CompiledOracle, start: Start, max_iter: i
         tol: error of the marginals to reach, in Euclidean distance.
     """
     size, d = scores.shape
-    solution = _empty(size, d, capacity_of(d, max_iter, start.structures.shape[1]))
+    capacity = capacity_of(d, max_iter, start.structures.shape[1])
+    solution = Solution(*_arrays(solution_shapes(d, capacity), size))
     over_rows(_solve_part, (size, d), SECONDS * d, solution, scores, oracle, start, max_iter, tol)
     return solution
-
-
-def _empty(size: int, d: int, capacity: int) -> Solution:
-    return Solution(
-        empty((size, d), np.float64),
-        empty((size, capacity, d), np.uint8),
-        empty((size, capacity), np.float64),
-        empty(size, np.int64),
-        empty(size, np.float64),
-        empty(size, np.uint8),
-    )
 
 
 @compile_rows(inline="source")
@@ -234,7 +233,7 @@ def solve_with_oracle(
     """
     size, d = scores.shape
     capacity = capacity_of(d, max_iter, start.structures.shape[1])
-    solution = _empty(size, d, capacity)
+    solution = Solution(*_arrays(solution_shapes(d, capacity), size))
     step = max(1, WORK_BYTES // (capacity * (d + 8 * capacity)))
     for low in range(0, size, step):
         part = slice(low, min(low + step, size))
@@ -257,13 +256,7 @@ def _solve_together(
 ) -> None:
     """Write the solution of a part of a batch; see :func:`solve_with_oracle`."""
     (count, d), capacity = scores.shape, solution.probs.shape[1]
-    work = Workspace(
-        empty((count, VECTORS, d), np.float64),
-        empty((count, capacity, d), np.uint8),
-        empty((count, capacity, capacity), np.float64),
-        empty((count, LISTS, capacity), np.float64),
-        empty((count, capacity), np.int32),
-    )
+    work = Workspace(*_arrays(workspace_shapes(d, capacity), count))
     sizes, newest = empty(count, np.int64), np.full(count, -1)
 
     def over(block: Callable[..., None], rows: int, *args: Any) -> None:

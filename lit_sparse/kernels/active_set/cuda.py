@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_sparse.kernels.active_set.batch import Solution, Start, solve_block
-from lit_sparse.kernels.active_set.row import LISTS, VECTORS, Workspace, capacity_of
+from lit_sparse.kernels.active_set.batch import Solution, Start, solution_shapes, solve_block
+from lit_sparse.kernels.active_set.row import Workspace, capacity_of, workspace_shapes
 from lit_sparse.kernels.gpu.numba_rows import ArraySpec, launch, numba_cuda, program_of
 from lit_sparse.kernels.oracles import CompiledOracle
 
@@ -60,24 +60,10 @@ def solve_batch(scores: Tensor, oracle: CompiledOracle, start: Start, max_iter: 
         return NotImplemented
     size, d = scores.shape
     capacity = capacity_of(d, max_iter, start.structures.shape[1])
-    shapes: Solution = Solution(
-        ((d,), torch.float64),
-        ((capacity, d), torch.uint8),
-        ((capacity,), torch.float64),
-        ((), torch.int64),
-        ((), torch.float64),
-        ((), torch.uint8),
-    )
-    solution = Solution(*[torch.empty((size, *shape), dtype=dtype, device=scores.device) for shape, dtype in shapes])
-    work: list[ArraySpec] = [
-        ((VECTORS, d), torch.float64),
-        ((capacity, d), torch.uint8),
-        ((capacity, capacity), torch.float64),
-        ((LISTS, capacity), torch.float64),
-        ((capacity,), torch.int32),
-        ((d,), torch.float64),
-        ((d,), torch.int32),
-    ]
+    outs = [((size, *shape), getattr(torch, dtype)) for shape, dtype in solution_shapes(d, capacity)]
+    solution = Solution(*[torch.empty(shape, dtype=dtype, device=scores.device) for shape, dtype in outs])
+    shapes = *workspace_shapes(d, capacity), ((d,), "float64"), ((d,), "int32")
+    work: list[ArraySpec] = [(shape, getattr(torch, dtype)) for shape, dtype in shapes]
     tensors = (*solution, *[tensor.contiguous() for tensor in (scores, oracle.links, *start)])
     launch(program_of(solve_rows), size, tensors, work, (oracle.kind, oracle.budget, oracle.tags, max_iter, float(tol)))
     return solution

@@ -40,6 +40,7 @@ __all__ = [
     "capacity_of",
     "compare",
     "has_room",
+    "workspace_shapes",
 ]
 
 #: An entering structure whose squared distance from the affine hull of the support is below this lies in it.
@@ -77,6 +78,17 @@ class Workspace(NamedTuple):
 def capacity_of(d: int, max_iter: int, first: int) -> int:
     """Return the capacity of a workspace: at most d + 1 structures, plus one candidate that is not yet in the support."""
     return min(d, max_iter + first) + 3
+
+
+def workspace_shapes(d: int, capacity: int) -> Workspace:
+    """Return the shape and type of each part of the workspace of a row."""
+    return Workspace(
+        vectors=((VECTORS, d), "float64"),
+        matrix=((capacity, d), "uint8"),
+        factor=((capacity, capacity), "float64"),
+        lists=((LISTS, capacity), "float64"),
+        slots=((capacity,), "int32"),
+    )
 
 
 @compile_rows(REDUCTION_FLAGS)
