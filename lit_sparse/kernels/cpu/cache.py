@@ -29,10 +29,6 @@ from lit_sparse.stored import open_plain
 
 __all__ = ["MachineCode", "cache_folder", "refusal"]
 
-# Numba has no annotations for these.
-settings: Any = config
-packed: Any = serialize.dumps
-
 #: Bytes of the checksum at the start of a file.
 CHECKSUM = 32
 #: Settings of Numba that change what is compiled.
@@ -41,7 +37,7 @@ SETTINGS = ("OPT", "BOUNDSCHECK", "LOOP_VECTORIZE", "SLP_VECTORIZE", "ENABLE_AVX
 
 def cache_folder() -> Path:
     """Return the folder of machine code: ``NUMBA_CACHE_DIR``, or ``lit_sparse`` among the caches of the user."""
-    return Path(settings.CACHE_DIR or AppDirs("lit_sparse").user_cache_dir, "kernels")  # type: ignore[no-untyped-call]
+    return Path(config.CACHE_DIR or AppDirs("lit_sparse").user_cache_dir, "kernels")  # type: ignore[attr-defined]
 
 
 @cache
@@ -110,7 +106,7 @@ class MachineCode(NumbaCache):
         if refusal(cache_folder()) or not self.results.check_cachable(data):
             return
         with suppress(OSError, ConfigurationError), replaced(self._file(sig, data.target_context), "wb") as file:
-            content = packed(self.results.reduce(data))
+            content = serialize.dumps(self.results.reduce(data))
             file.write(hashlib.sha256(content).digest() + content)
 
     def _file(self, sig: Any, target_context: Any) -> Path:
@@ -128,7 +124,7 @@ class MachineCode(NumbaCache):
 def _surroundings() -> tuple[Any, ...]:
     versions = platform.python_version(), numba.__version__, llvmlite.__version__, np.__version__
     own = [Path(__file__).with_name(name).read_bytes() for name in ("compile.py", "machine.py", "cache.py")]
-    return *versions, hashlib.sha256(b"".join(own)).hexdigest(), *[getattr(settings, name, None) for name in SETTINGS]
+    return *versions, hashlib.sha256(b"".join(own)).hexdigest(), *[getattr(config, name, None) for name in SETTINGS]
 
 
 @cache

@@ -27,18 +27,6 @@ from lit_sparse.kernels.cpu.compile import without_collections
 
 __all__ = ["choice_of", "dispatcher_of", "helper_of"]
 
-# Numba has no annotations for these.
-make_intrinsic: Any = make_intrinsic_template
-register: Any = infer
-register_global: Any = infer_global
-fill: Any = populate_array
-borrowed: Any = impl_ret_borrowed
-fresh: Any = impl_ret_new_ref
-tuple_of: Any = types.UniTuple
-type_of: Any = parse_dtype
-unpack: Any = cgutils.unpack_tuple
-clear: Any = cgutils.memset
-
 
 class _Notice(event.Listener):
     """Prints one message before the first compilation; Numba does not announce functions that it loads from a cache."""
@@ -66,7 +54,7 @@ class _Notice(event.Listener):
         """Do nothing."""
 
 
-event.register("numba:compile", _Notice())  # type: ignore[no-untyped-call]
+event.register("numba:compile", _Notice())
 
 
 def dispatcher_of(kernel: marked.Kernel) -> Any:
@@ -86,8 +74,7 @@ def helper_of(kernel: marked.Kernel) -> Any:
 
     def resolve_types(args: Any, kws: Any) -> Any:
         """Make callers that pass constants use what is translated for any integer; Numba would translate for each."""
-        plain: Any = types.unliteral
-        return resolve(tuple(map(plain, args)), {name: plain(kind) for name, kind in kws.items()})
+        return resolve(tuple(map(types.unliteral, args)), {name: types.unliteral(kind) for name, kind in kws.items()})
 
     if not kernel.flags:  # with flags, constants may change the order of a sum, and so its rounding
         helper.get_call_template = resolve_types
@@ -105,8 +92,7 @@ def choice_of(choice: marked.Choice) -> Any:
 def _jit(kernel: marked.Kernel, **options: Any) -> Any:
     options |= {"no_cfunc_wrapper": True, "nogil": True, "error_model": "numpy", "fastmath": set(kernel.flags) or False}
     options |= {"inline": "always"} if kernel.inline == "source" else {"forceinline": True}
-    jit: Any = numba.njit
-    return jit(**options)(_compilable(kernel.py_func))
+    return numba.njit(**options)(_compilable(kernel.py_func))
 
 
 def _compilable(function: Any) -> Any:
@@ -130,7 +116,7 @@ def _without_machine_code(flags: Any) -> Any:
 
 
 def _translate(kernel: marked.Kernel, helper: Any, signature: Any) -> Any:
-    args, _ = sigutils.normalize_signature(signature)  # type: ignore[no-untyped-call]
+    args, _ = sigutils.normalize_signature(signature)
     with global_compiler_lock:
         found = helper.overloads.get(tuple(args))
         if found is None:
@@ -153,9 +139,9 @@ def _as_code(function: Callable[..., Any]) -> Callable[[Callable[..., Any]], Cal
     """Return a decorator of a function ``(context, *types) -> (signature, generate)`` that gives the code of another."""
 
     def decorate(define: Callable[..., Any]) -> Callable[..., Any]:
-        template = make_intrinsic(function, define, function.__name__, prefer_literal=False, kwargs=None)
-        register(template)
-        register_global(function, types.Function(template))
+        template = make_intrinsic_template(function, define, function.__name__, prefer_literal=False, kwargs=None)
+        infer(template)
+        infer_global(function, types.Function(template))
         return define
 
     return decorate
@@ -179,8 +165,8 @@ def _viewed(x: Any, dtype: Any) -> Any:
         array = context.make_array(x)(context, builder, args[0])
         view = context.make_array(kind)(context, builder)
         data = builder.bitcast(array.data, view.data.type)
-        fill(view, data, array.shape, array.strides, array.itemsize, array.meminfo, array.parent)
-        return borrowed(context, builder, kind, view._getvalue())
+        populate_array(view, data, array.shape, array.strides, array.itemsize, array.meminfo, array.parent)
+        return impl_ret_borrowed(context, builder, kind, view._getvalue())
 
     return kind(x), generate
 
@@ -189,7 +175,7 @@ def _viewed(x: Any, dtype: Any) -> Any:
 def _layout_of(context: Any, x: Any) -> Any:
     values = marked.LAYOUTS[x.dtype.bitwidth // 8]
     kind = types.int32 if x.dtype.bitwidth == 32 else types.int64
-    layout = tuple_of(kind, len(values))
+    layout = types.UniTuple(kind, len(values))
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return context.make_tuple(builder, layout, [context.get_constant(kind, value) for value in map(int, values)])
@@ -262,10 +248,10 @@ def _allocate(zero: bool) -> Callable[..., Any]:
     def define(context: Any, shape: Any, dtype: Any) -> Any:
         is_tuple = isinstance(shape, types.BaseTuple)
         lengths = list(shape) if is_tuple else [shape]
-        array: Any = types.Array(type_of(dtype), len(lengths), "C")
+        array: Any = types.Array(parse_dtype(dtype), len(lengths), "C")
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            numbers = unpack(builder, args[0]) if is_tuple else [args[0]]
+            numbers = cgutils.unpack_tuple(builder, args[0]) if is_tuple else [args[0]]
             sizes = [context.cast(builder, number, kind, types.intp) for number, kind in zip(numbers, lengths, strict=True)]
             itemsize = context.get_constant(types.intp, context.get_abi_sizeof(context.get_data_type(array.dtype)))
             strides = [itemsize]
@@ -275,9 +261,9 @@ def _allocate(zero: bool) -> Callable[..., Any]:
             made = context.make_array(array)(context, builder)
             data = builder.bitcast(context.nrt.meminfo_data(builder, info), made.data.type)
             if zero:
-                clear(builder, data, strides[0], 0)
-            fill(made, data, sizes, strides[1:], itemsize, info)
-            return fresh(context, builder, array, made._getvalue())
+                cgutils.memset(builder, data, strides[0], 0)
+            populate_array(made, data, sizes, strides[1:], itemsize, info)
+            return impl_ret_new_ref(context, builder, array, made._getvalue())
 
         return array(shape, dtype), generate
 
