@@ -91,28 +91,19 @@ def forward_clips(x: Any, row: Any, first: Any, last: Any, top: Any, scale: Any,
 
 @compile_rows()
 def write_runs(
-    x: Any,
-    row: Any,
-    first: Any,
-    last: Any,
-    top: Any,
-    scale: Any,
-    lam: Any,
-    walls: Any,
-    value: Any,
-    runs: Any,
-    labels: Any,
-    work: Any,
+    x: Any, row: Any, first: Any, last: Any, top: Any, scale: Any, lam: Any, walls: Any, runs: Any, labels: Any, work: Any
 ) -> Any:
-    """Walk back through a segment: write values and labels run by run; return how many runs there are so far.
+    """Solve a segment, and walk back through it: write values and labels run by run; return how many runs there are so far.
 
     A run with n entries has the value mean(z) + lam (s_left - s_right) / n, s the signs of the steps into and out of it; the
     code of its label is s_left - s_right. Signs come from which end of its interval an entry lies at, never from comparing
     values that rounding has touched. A step that the type of x would round away does not end a run.
     """
     step = (EPS_SINGLE if x.itemsize == 4 else EPS_DOUBLE) + ROUNDING * (1.0 + 4.0 * lam)
+    value, total = 0.0, 0.0
+    if lam > 0.0 and last > first:
+        value = forward_clips(x, row, first, last, top, scale, lam, walls, work)
     end, after = last, 1 if walls & 2 else 0
-    total = 0.0
     for i in range(last, first - 1, -1):
         total += (np.float64(x[row, i]) - top) * scale
         before = -1 if walls & 1 else 0  # sign of the value before, less this one
@@ -225,10 +216,7 @@ def fuse_row(x: Any, row: Any, top: Any, gamma: Any, lam: Any, n: Any, out: Any,
             walls += 1
         if last + 1 < d and x[row, last + 1] != -np.inf:
             walls += 2
-        value = 0.0
-        if lam > 0.0 and last > first:
-            value = forward_clips(x, row, first, last, top, scale, lam, walls, work)
-        runs = write_runs(x, row, first, last, top, scale, lam, walls, value, runs, labels, work)
+        runs = write_runs(x, row, first, last, top, scale, lam, walls, runs, labels, work)
         begin = end
     best = work[VALUES, places[0]]
     for j in range(n):
