@@ -96,22 +96,9 @@ def copy_out(row: Any, solution: Any, work: Any, n: Any) -> None:
 
 @compile_rows()
 def solve_block(
-    first: Any,
-    stop: Any,
-    solution: Any,
-    scores: Any,
-    oracle: Any,
-    start: Any,
-    max_iter: Any,
-    tol: Any,
-    work: Any,
-    scratch: Any,
-    back: Any,
+    first: Any, stop: Any, solution: Any, scores: Any, oracle: Any, start: Any, max_iter: Any, tol: Any, work: Any
 ) -> None:
-    """Solve rows ``first .. stop - 1`` in one workspace, with d more numbers in ``scratch`` and integers in ``back``.
-
-    See :func:`solve_batch`.
-    """
+    """Solve rows ``first .. stop - 1`` in one workspace; see :func:`solve_batch`."""
     d, vectors = scores.shape[1], work.vectors
     for row in range(first, stop):
         link = row if len(oracle.links) > 1 else 0
@@ -130,7 +117,7 @@ def solve_block(
             started, stuck = n > 0, False
             if started:
                 n, stuck = advance(work, n, newest)
-            find_best(oracle, link, vectors, RESIDUAL, FOUND, scratch, back)
+            find_best(oracle, link, vectors, RESIDUAL, FOUND, work.scratch, work.back)
             extra = links_of(oracle, link, vectors, FOUND)
             if started:
                 left -= 1
@@ -145,8 +132,7 @@ def solve_block(
 
 def _solve_part(first: int, stop: int, solution: Solution, scores: Array, *problem: Any) -> None:
     d, capacity = scores.shape[1], solution.probs.shape[1]
-    work = Workspace(*_arrays(workspace_shapes(d, capacity)))
-    solve_block(first, stop, solution, scores, *problem, work, empty(d, np.float64), empty(d, np.int32))
+    solve_block(first, stop, solution, scores, *problem, Workspace(*_arrays(workspace_shapes(d, capacity))))
 
 
 def solve_batch(scores: Array, oracle: CompiledOracle, start: Start, max_iter: int, tol: float) -> Solution:
@@ -169,7 +155,8 @@ def solve_batch(scores: Array, oracle: CompiledOracle, start: Start, max_iter: i
 @compile_rows(inline="source")
 def of_row(work: Any, row: Any) -> Any:
     """Return the workspace of one row of many."""
-    return Workspace(work.vectors[row], work.matrix[row], work.factor[row], work.lists[row], work.slots[row])
+    vectors, matrix, factor = work.vectors[row], work.matrix[row], work.factor[row]
+    return Workspace(vectors, matrix, factor, work.lists[row], work.slots[row], work.scratch[row], work.back[row])
 
 
 @compile_rows()

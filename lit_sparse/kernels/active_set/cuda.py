@@ -47,8 +47,8 @@ def solve_rows(
     if row < scores.shape[0]:
         solution = Solution(marginals, structures, probs, sizes, gaps, done)
         oracle, start = CompiledOracle(kind, budget, tags, links), Start(first, first_probs, first_extra)
-        work = Workspace(vectors[row], matrix[row], factor[row], lists[row], slots[row])
-        solve_block(row, row + 1, solution, scores, oracle, start, max_iter, tol, work, scratch[row], back[row])
+        work = Workspace(vectors[row], matrix[row], factor[row], lists[row], slots[row], scratch[row], back[row])
+        solve_block(row, row + 1, solution, scores, oracle, start, max_iter, tol, work)
 
 
 def solve_batch(scores: Tensor, oracle: CompiledOracle, start: Start, max_iter: int, tol: float) -> Any:
@@ -62,8 +62,7 @@ def solve_batch(scores: Tensor, oracle: CompiledOracle, start: Start, max_iter: 
     capacity = capacity_of(d, max_iter, start.structures.shape[1])
     outs = [((size, *shape), getattr(torch, dtype)) for shape, dtype in solution_shapes(d, capacity)]
     solution = Solution(*[torch.empty(shape, dtype=dtype, device=scores.device) for shape, dtype in outs])
-    shapes = *workspace_shapes(d, capacity), ((d,), "float64"), ((d,), "int32")
-    work: list[ArraySpec] = [(shape, getattr(torch, dtype)) for shape, dtype in shapes]
+    work: list[ArraySpec] = [(shape, getattr(torch, dtype)) for shape, dtype in workspace_shapes(d, capacity)]
     tensors = (*solution, *[tensor.contiguous() for tensor in (scores, oracle.links, *start)])
     launch(program_of(solve_rows), size, tensors, work, (oracle.kind, oracle.budget, oracle.tags, max_iter, float(tol)))
     return solution

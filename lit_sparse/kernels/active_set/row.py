@@ -66,6 +66,8 @@ class Workspace(NamedTuple):
         factor: float64 (capacity, capacity), the factor R of the support.
         lists: float64 (LISTS, capacity), numbers of each structure of the support.
         slots: int32 (capacity,): which row of ``matrix`` holds each structure of the support.
+        scratch: float64 (d,), numbers of a compiled oracle.
+        back: int32 (d,), integers of a compiled oracle.
     """
 
     vectors: Any
@@ -73,6 +75,8 @@ class Workspace(NamedTuple):
     factor: Any
     lists: Any
     slots: Any
+    scratch: Any
+    back: Any
 
 
 def capacity_of(d: int, max_iter: int, first: int) -> int:
@@ -88,6 +92,8 @@ def workspace_shapes(d: int, capacity: int) -> Workspace:
         factor=((capacity, capacity), "float64"),
         lists=((LISTS, capacity), "float64"),
         slots=((capacity,), "int32"),
+        scratch=((d,), "float64"),
+        back=((d,), "int32"),
     )
 
 
