@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -61,6 +61,10 @@ class BlockOptions(NamedTuple):
     is_causal: bool
 
 
+#: Query, key, value, mask and options.
+Given: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor | None, BlockOptions]
+
+
 def serves(device: torch.device, dtype: torch.dtype, alpha: float, widths: tuple[int, int]) -> bool:
     """Return whether there are programs.
 
@@ -93,7 +97,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, optio
     output = query.new_empty(count, length, value.shape[2])
     statistics = query.new_empty(count, 4, length, dtype=torch.float32)
     live = query.new_zeros(count, -(-length // block.rows), -(-size // block.columns), dtype=torch.int8)
-    _launch("attend_blocks", live[..., 0].numel(), (output, statistics, live), query, key, value, mask, options)
+    given = (query, key, value, mask, options)
+    _launch("attend_blocks", live[..., 0].numel(), (output, statistics, live), given)
     return output, statistics, live
 
 
@@ -120,21 +125,14 @@ def differentiate(
     output, statistics, live = attended
     grads = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
     given = (query, key, value, mask, options)
-    _launch("differentiate_queries", live[..., 0].numel(), (grads[0], statistics, live, output, slope), *given)
-    _launch("differentiate_keys", len(key) * live.shape[2], (*grads[1:], statistics, live, slope), *given)
+    _launch("differentiate_queries", live[..., 0].numel(), (grads[0], statistics, live, output, slope), given)
+    _launch("differentiate_keys", len(key) * live.shape[2], (*grads[1:], statistics, live, slope), given)
     return grads
 
 
-def _launch(
-    name: str,
-    grid: int,
-    tensors: tuple[Tensor, ...],
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    options: BlockOptions,
-) -> None:
+def _launch(name: str, grid: int, tensors: tuple[Tensor, ...], given: Given) -> None:
+    """Run so many instances of a program, whose first arguments are these tensors, on what :func:`attend` was given."""
+    query, key, value, mask, options = given
     device, eps = query.device, options.alpha - 1
     places, row_step, column_step = (query, 0, 0) if mask is None else (_places(mask), *mask.stride()[-2:])
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
