@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,7 +85,8 @@ def lp_sparsemap(
     """
     max_iter, tol, gamma = check_count("max_iter", max_iter), check_positive("tol", tol), check_positive("gamma", gamma)
     links = None if potentials is None else as_potentials(potentials)
-    return _solve(allowed_scores(scores, mask), check_graph(graph), links, gamma, max_iter, tol, warn_of_iterations)
+    x = allowed_scores(scores, mask)
+    return _solve(x, GraphProblem(check_graph(graph), max_iter, tol, warn_of_iterations), links, gamma)
 
 
 def check_graph(graph: Any) -> FactorGraph:
@@ -100,21 +101,12 @@ def check_graph(graph: Any) -> FactorGraph:
 
 
 @on_batches
-def _solve(
-    x: Tensor,
-    graph: FactorGraph,
-    potentials: Tensor | None,
-    gamma: float,
-    max_iter: int,
-    tol: float,
-    warn: Callable[[str], None],
-) -> LPSparseMAPOutput:
+def _solve(x: Tensor, problem: GraphProblem, potentials: Tensor | None, gamma: float) -> LPSparseMAPOutput:
     """See :func:`lp_sparsemap`; scores (..., d) with -inf where they are masked."""
     d, batch, dtype = x.shape[-1], x.shape[:-1], x.dtype
-    graph.check(d)
+    problem.graph.check(d)
     rows = x.reshape(batch.numel(), d).double() / gamma
-    links = _batched(potentials, graph, x).double() / gamma
-    problem = GraphProblem(graph, local_of(graph, d, x.device), max_iter, tol, warn)
+    links = _batched(potentials, problem.graph, x).double() / gamma
     marginals, counts, residual, gap, *_ = problem(rows, links)
     return LPSparseMAPOutput(
         marginals.to(dtype).reshape(x.shape),
@@ -214,8 +206,8 @@ class LPSparseMAP(PotentialMapping):
             scores: (..., d).
             mask: boolean, broadcastable to ``scores``; True where a variable is allowed.
         """
-        x = allowed_scores(scores, mask)
-        return _solve(x, self.graph, self.potentials, self.gamma, self.max_iter, self.tol, self._warn_once)
+        problem = GraphProblem(self.graph, self.max_iter, self.tol, self._warn_once)
+        return _solve(allowed_scores(scores, mask), problem, self.potentials, self.gamma)
 
     @override
     def _attained(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

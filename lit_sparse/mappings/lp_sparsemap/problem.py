@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.mappings.lp_sparsemap.local import Local
+from lit_sparse.mappings.lp_sparsemap.local import Local, local_of
 from lit_sparse.mappings.lp_sparsemap.solver import contradicts, solve_graph
 from lit_sparse.mappings.row_function import constant_in
 from lit_sparse.structures import FactorGraph
@@ -37,7 +37,8 @@ class _Marginals(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        x, potentials, ctx.problem = inputs
+        x, potentials, problem = inputs
+        ctx.local = problem.local(x)
         marginals, _, *facts = output
         ctx.mark_non_differentiable(*facts)
         ctx.set_materialize_grads(False)
@@ -49,11 +50,11 @@ class _Marginals(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         if grads[0] is None and grads[1] is None:
             return None, None, None
-        return *_derivative(ctx.problem.local, ctx.saved_tensors, grads[0], grads[1]), None
+        return *_derivative(ctx.local, ctx.saved_tensors, grads[0], grads[1]), None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        changes = _derivative(ctx.problem.local, ctx.saved_tensors, tangents[0], tangents[1])
+        changes = _derivative(ctx.local, ctx.saved_tensors, tangents[0], tangents[1])
         return *changes, *[None] * (len(ctx.saved_tensors) - 1)
 
 
@@ -85,14 +86,12 @@ class GraphProblem:
 
     Attributes:
         graph: factors over d variables.
-        local: the same on a device.
         max_iter: most evaluations of the factors.
         tol: largest difference of a variable and a factor's copy of it.
         warn: function that receives a message if ``max_iter`` was too small.
     """
 
     graph: FactorGraph
-    local: Local
     max_iter: int
     tol: float
     warn: Callable[[str], None]
@@ -101,6 +100,10 @@ class GraphProblem:
         """Solve rows, differentiable in scores and potentials; arguments and results as for :meth:`solve`."""
         results: tuple[Tensor, ...] = _Marginals.apply(x, potentials, self)  # type: ignore[no-untyped-call]
         return results
+
+    def local(self, x: Tensor) -> Local:
+        """Return the factors for scores (B, d)."""
+        return local_of(self.graph, x.shape[-1], x.device)
 
     def solve(self, x: Tensor, potentials: Tensor) -> tuple[Tensor, ...]:
         """Solve rows.
@@ -116,16 +119,16 @@ class GraphProblem:
         Raises:
             ConfigurationError: if the factors contradict one another.
         """
-        local, allowed = self.local, x != -torch.inf
+        local, allowed = self.local(x), x != -torch.inf
         broken = ~(x < torch.inf).all(-1) | ~potentials.isfinite().all(-1)
         x = torch.where(broken.unsqueeze(-1), -torch.inf, x)  # nothing is allowed: the row is finished at once
         usable = x != -torch.inf
-        self._check_limits(usable)
+        self._check_limits(local, usable)
         goal = self.tol * (SHARE if local.exact else SHARE_OF_ACTIVE_SETS)
         links = torch.where(broken.unsqueeze(-1), 0.0, potentials)
         found = solve_graph(local, x, links, self.max_iter, goal, self.tol)
         if not bool((found.residuals <= self.tol).all()):
-            self._explain(found, usable)
+            self._explain(local, found, usable)
         marginals = local.snap(found.marginals, found.copies, local.gather(usable))
         invalid = torch.where(broken, torch.nan, 0.0).to(x)
         marginals = torch.where(broken.unsqueeze(-1) & allowed, torch.nan, marginals)
@@ -134,9 +137,9 @@ class GraphProblem:
         known = [] if local.exact else _faces(local, found.anchors, links, found.penalty)
         return marginals, counts, found.residuals + invalid, found.gaps + invalid, found.anchors, found.penalty, *known
 
-    def _check_limits(self, usable: Tensor) -> None:
+    def _check_limits(self, local: Local, usable: Tensor) -> None:
         """Raise if masks leave a factor of counts without an element."""
-        for group in self.local.groups:
+        for group in local.groups:
             if group.structure is not None:
                 continue
             open_ = usable[:, group.variables]
@@ -153,10 +156,10 @@ class GraphProblem:
     def _name(self, number: int) -> str:
         return f"{number}, {self.graph.factors[number]!r}"
 
-    def _explain(self, found: Any, usable: Tensor) -> None:
+    def _explain(self, local: Local, found: Any, usable: Tensor) -> None:
         """Raise for factors that contradict one another, warn of inexact marginals otherwise."""
         left = found.residuals > self.tol
-        infeasible = left & contradicts(self.local, found, usable)
+        infeasible = left & contradicts(local, found, usable)
         if bool(infeasible.any()):
             raise ConfigurationError(
                 f"Expected factors with a common point but those of row {int(infeasible.nonzero()[0])} contradict one another."
