@@ -20,7 +20,7 @@ from typing_extensions import override
 from lit_sparse.checks import check_count, check_indices
 from lit_sparse.coresets.vectors import MOST_GATHERED, DenseVectors, Vectors
 from lit_sparse.errors import ConfigurationError, DataError
-from lit_sparse.kernels.row_sums import add_exactly, all_products, measured, row_products, row_sum
+from lit_sparse.kernels.row_sums import add_exactly, measured, row_products, row_sum
 from lit_sparse.runs import replaced
 from lit_sparse.stored import open_plain
 
@@ -50,7 +50,7 @@ class _RowWise(Vectors):
     def correlate(self, direction: Tensor) -> Tensor:
         products = direction.new_empty(self.shape[0])
         for start, block in self.blocks():
-            all_products(block, direction, products[start : start + len(block)])
+            products[start : start + len(block)] = row_products(block, None, direction)
         return products
 
     @override

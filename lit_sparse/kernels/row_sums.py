@@ -17,7 +17,7 @@ from lit_sparse.kernels.cpu.compile import compile_rows
 from lit_sparse.kernels.cpu.threads import over_rows
 from lit_sparse.torch_internals import on_values
 
-__all__ = ["add_exactly", "all_products", "measured", "row_products", "row_sum"]
+__all__ = ["add_exactly", "measured", "row_products", "row_sum"]
 
 #: Number of partial sums over rows, independent of the number of threads.
 PARTS = 16
@@ -88,34 +88,22 @@ def row_sum(matrix: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
 
 
 @on_values
-def row_products(matrix: Tensor, indices: Tensor, direction: Tensor) -> Tensor:
+def row_products(matrix: Tensor, indices: Tensor | None, direction: Tensor) -> Tensor:
     """Return the products (n,) float64 of some rows with a direction.
 
     Args:
         matrix: (N, S) contiguous float32 or float64 on the CPU.
-        indices: (n,) int64.
+        indices: (n,) int64; None for all rows.
         direction: (S,).
 
     Raises:
         IndexError: for an index outside 0 .. N - 1.
     """
-    check_indices(indices, len(matrix))
-    out = torch.empty(len(indices), dtype=torch.float64)
-    arrays = (out.numpy(), matrix.numpy(), indices.numpy(), direction.double().numpy())
-    over_rows(_products, (len(indices), matrix.shape[1]), COST, *arrays)
+    chosen = None if indices is None else check_indices(indices, len(matrix)).numpy()
+    out = torch.empty(len(matrix) if chosen is None else len(chosen), dtype=torch.float64)
+    arrays = (out.numpy(), matrix.numpy(), chosen, direction.double().numpy())
+    over_rows(_products, (len(out), matrix.shape[1]), COST, *arrays)
     return out
-
-
-@on_values
-def all_products(matrix: Tensor, direction: Tensor, out: Tensor) -> None:
-    """Write the products of all rows with a direction to ``out``, with float64 sums.
-
-    Args:
-        matrix: (N, S) contiguous float32 or float64 on the CPU.
-        direction: (S,).
-        out: (N,) floating.
-    """
-    over_rows(_products, tuple(matrix.shape), COST, out.numpy(), matrix.numpy(), None, direction.double().numpy())
 
 
 @on_values

@@ -9,7 +9,7 @@ from numba.core.dispatcher import Dispatcher
 
 from lit_sparse.kernels.binarize import binarize
 from lit_sparse.kernels.distinct import distinct
-from lit_sparse.kernels.row_sums import all_products, measured, row_products, row_sum
+from lit_sparse.kernels.row_sums import measured, row_products, row_sum
 from lit_sparse.transport import KernelPotentials
 from tests.support.operations import operations
 
@@ -31,7 +31,7 @@ def run_others() -> None:
         matrix, indices, direction = torch.randn(size, width), torch.tensor([0, size - 1, size - 1]), torch.randn(width)
         row_sum(matrix, indices, torch.rand(3))
         row_products(matrix, indices, direction)
-        all_products(matrix, direction, torch.empty(size))
+        row_products(matrix, None, direction)
         measured(matrix, torch.empty(size, dtype=torch.float64))
         binarize(torch.rand(size, width), 0, torch.arange(size))
     distinct(torch.tensor([[0.0, 0.5, 1 - 2.0**-53]] * 3, dtype=torch.float64), torch.tensor([3, 4, 50]))
