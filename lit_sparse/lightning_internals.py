@@ -34,6 +34,7 @@ from lit_sparse.lightning import (
 __all__ = [
     "after_restore",
     "averaging",
+    "between_epochs",
     "continue_training",
     "copy_averages",
     "count_update",
@@ -155,7 +156,7 @@ def settle_counters(trainer: pl.Trainer, loops: dict[str, Any]) -> None:
     epochs, batches = loops["epoch_progress"], loops["epoch_loop.batch_progress"]
     validation, rest = loops["epoch_loop.val_loop.batch_progress"], loops["epoch_loop.state_dict"]
     done, batch = epochs["current"]["processed"], batches["current"]
-    between, cut = _between_epochs(trainer)
+    between, cut = between_epochs(trainer)
     _equal(validation["current"], 0)  # each validation counts its batches anew
     validation["is_last_batch"] = False
     if between and not cut:
@@ -186,7 +187,7 @@ def runs_fit(trainer: pl.Trainer | None) -> bool:
 
 def fit_position(trainer: pl.Trainer) -> tuple[int, int]:
     """Return the epoch of the last fit, counted from 0, and the number of its batches so far."""
-    between, cut = _between_epochs(trainer)
+    between, cut = between_epochs(trainer)
     epochs: Any = trainer.fit_loop.epoch_progress.current
     batches: Any = trainer.fit_loop.epoch_loop.batch_progress.current
     return epochs.processed - cut, 0 if between and not cut else batches.processed
@@ -398,7 +399,7 @@ def _validates(trainer: pl.Trainer) -> bool:
     return fetcher is not None and trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher)
 
 
-def _between_epochs(trainer: pl.Trainer) -> tuple[bool, bool]:
+def between_epochs(trainer: pl.Trainer) -> tuple[bool, bool]:
     """Return whether no epoch has begun since the last one was counted, and whether `max_steps` had cut that one short."""
     epochs: Any = trainer.fit_loop.epoch_progress.current
     batches: Any = trainer.fit_loop.epoch_loop.batch_progress

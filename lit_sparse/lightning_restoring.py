@@ -263,12 +263,8 @@ def _check_finetuning(source: str, place: str, trainer: pl.Trainer, _: Any, stat
     parameter = Kind("the name of a parameter", lambda name: isinstance(name, str) and name in names)
     for number, groups in state["internal_optimizer_metadata"].items():
         for at, group in enumerate(groups):
-            check_state(
-                source,
-                f"{place}.internal_optimizer_metadata.{number}.{at}.params",
-                group.get("params"),
-                ListOf(parameter),
-            )
+            params = f"{place}.internal_optimizer_metadata.{number}.{at}.params"
+            check_state(source, params, group.get("params"), ListOf(parameter))
 
 
 RELATIONS: dict[str, Callable[..., None]] = {

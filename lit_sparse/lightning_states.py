@@ -31,6 +31,7 @@ from lit_sparse.lightning import (
     move_data_to_device,
     pl,
 )
+from lit_sparse.lightning_internals import between_epochs
 from lit_sparse.state_checks import (
     ANY,
     NUMBER,
@@ -249,7 +250,7 @@ def _repeat_epoch_start(trainer: pl.Trainer, checkpoint: dict[str, Any]) -> None
         changed = type(callback).on_train_epoch_start is not pl.Callback.on_train_epoch_start
         if changed and callback.state_key in checkpoint["callbacks"]:
             callback.load_state_dict(copy.deepcopy(checkpoint["callbacks"][callback.state_key]))
-    if _between_epochs(trainer):
+    if between_epochs(trainer)[0]:
         for name in set(results) - logged:
             del results[name]
 
@@ -331,7 +332,7 @@ def _state_of_process(trainer: pl.Trainer) -> dict[str, Any]:
     """
     model, loop = trainer.lightning_module, trainer.fit_loop.epoch_loop
     averages = any(isinstance(callback, StochasticWeightAveraging) for callback in trainer.callbacks)  # type: ignore[attr-defined]
-    gradients = averages if _between_epochs(trainer) else loop._should_accumulate()
+    gradients = averages if between_epochs(trainer)[0] else loop._should_accumulate()
     logged = [result for result in loop._results.values() if not result.has_reset and result.meta.reduce_fx in REDUCTIONS]
     return _copied(
         {
@@ -411,7 +412,7 @@ def _restore_process(trainer: pl.Trainer, kept: dict[str, Any]) -> None:
     for name, buffer in model.named_buffers():
         if name in kept["statistics"]:
             buffer.copy_(kept["statistics"][name])
-    if _between_epochs(trainer):
+    if between_epochs(trainer)[0]:
         return
     for name, metric in _torchmetrics(model):
         if name in kept["torchmetrics"]:
@@ -468,11 +469,6 @@ def _replace_later_files(saver: Any, trainer: pl.Trainer) -> None:
 
 def _time_of(path: Path) -> int:
     return path.stat().st_mtime_ns if path.is_file() else 0
-
-
-def _between_epochs(trainer: pl.Trainer) -> bool:
-    epochs: Any = trainer.fit_loop.epoch_progress.current
-    return bool(epochs.started == epochs.processed)
 
 
 def _copied(found: dict[str, Any]) -> dict[str, Any]:
