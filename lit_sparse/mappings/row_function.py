@@ -192,16 +192,6 @@ class RowFunction:
         cls._function = type(cls.__name__, (_Derivative,), {"rule": cls})
         cls._apply = unbound_apply(cls._function)
 
-    @classmethod
-    def wide_jvp(cls, v: Tensor, *args: Any) -> Tensor:
-        """Return J v, computed in float32 at least."""
-        return _wide_call(cls.jvp, v, *args)
-
-    @classmethod
-    def wide_vjp(cls, v: Tensor, *args: Any) -> Tensor:
-        """Return J^T v, computed in float32 at least."""
-        return cls.last_vjp(v, *args) if no_autograd() else _wide_call(cls.vjp, v, *args)
-
 
 class _Derivative(torch.autograd.Function):
     """Any :class:`RowFunction` as torch's autograd and functorch see it."""
@@ -235,7 +225,8 @@ class _Derivative(torch.autograd.Function):
         if grads[0] is None:
             return (None,) * len(ctx.needs_input_grad)
         saved, rest = _restored(ctx)
-        grad = cls.rule.wide_vjp(grads[0], *saved, *rest) if ctx.needs_input_grad[0] else None
+        product = cls.rule.last_vjp if no_autograd() else partial(_wide_call, cls.rule.vjp)
+        grad = product(grads[0], *saved, *rest) if ctx.needs_input_grad[0] else None
         if grad is not None and cls.rule.piecewise_linear:
             grad = constant_in(saved[0], grad)
         if not cls.rule.has_parameter_gradient or not ctx.needs_input_grad[1]:
@@ -248,7 +239,7 @@ class _Derivative(torch.autograd.Function):
     @classmethod
     def jvp(cls, ctx: Any, *tangents: Any) -> Any:
         saved, rest = _restored(ctx)
-        tangent = None if tangents[0] is None else cls.rule.wide_jvp(tangents[0], *saved, *rest)
+        tangent = None if tangents[0] is None else _wide_call(cls.rule.jvp, tangents[0], *saved, *rest)
         if cls.rule.has_parameter_gradient and tangents[1] is not None:
             push = (tangents[1] * cls.rule.parameter_jvp(*_widened(saved), *rest)).to(saved[0].dtype)
             tangent = push if tangent is None else tangent + push
@@ -280,6 +271,7 @@ def _restored(ctx: Any) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
 
 
 def _wide_call(function: Callable[..., Tensor], v: Tensor, *args: Any) -> Tensor:
+    """Return the result of a function, computed in float32 at least."""
     if v.dtype in HALVES:
         return function(v.float(), *_widened(args)).to(v.dtype)
     return function(v, *args)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self, override
 
-from lit_sparse.checks import check_count
+from lit_sparse.checks import check_count, check_flag
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.kernels.arborescence import best_trees
 from lit_sparse.structures.one_per_row import OnePerRow
@@ -53,8 +53,7 @@ class Tree(OnePerRow):
     def __post_init__(self) -> None:
         if self.nodes is not None:
             check_count("nodes", self.nodes)
-        if not isinstance(self.single_root, bool):
-            raise ConfigurationError(f"Expected argument `single_root` to be True or False but got {self.single_root!r}.")
+        check_flag("single_root", self.single_root)
 
     @classmethod
     def examples(cls) -> list[Self]:
