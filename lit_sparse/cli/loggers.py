@@ -109,20 +109,19 @@ class RunCSVLogger(_RowAhead, CSVLogger):
         self._resumed_step = resumed_step
 
     @property
-    def experiment(self) -> ExperimentWriter:
-        """The writer on the first process; a dummy on the others."""
-        return self._writer() or _DUMMY  # type: ignore[return-value]
+    def experiment(self) -> Any:
+        """The writer on the first process; Lightning's dummy, whose methods do nothing, on the others."""
+        self._begin()
+        return super().experiment
 
     def sync(self) -> int:
         """Write all rows and synchronize the file to the disk; return their number, 0 on processes after the first."""
-        writer = self._writer()
-        return 0 if writer is None else writer.sync()
+        return self.experiment.sync() or 0
 
     @rank_zero_only
-    def _writer(self) -> _Continued | None:
+    def _begin(self) -> None:
         if self._experiment is None:
             self._experiment = _Continued(self.log_dir, self._kept, self._resumed_step)
-        return self._experiment  # type: ignore[return-value]
 
 
 class RunBoard(_RowAhead, TensorBoardLogger):  # type: ignore[misc]
@@ -135,14 +134,6 @@ class RunBoard(_RowAhead, TensorBoardLogger):  # type: ignore[misc]
 
     def __init__(self, folder: str, resumed_step: int | None = None) -> None:
         super().__init__(folder, name="", version="", default_hp_metric=False, purge_step=resumed_step)
-
-
-class _Dummy:
-    def __getattr__(self, name: str) -> object:
-        return lambda *args, **kwargs: None
-
-
-_DUMMY = _Dummy()
 
 
 class RowsBeforeCheckpoint(pl.Callback):
