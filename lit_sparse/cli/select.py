@@ -158,7 +158,7 @@ def main(arguments: Sequence[str]) -> int:
         join_launched()
         cli = SelectCLI(arguments)
         data = cli.data_module()
-        sizes = _sizes(cli.option("sizes"))
+        sizes = [check_count("sizes", size) for size in cli.option("sizes") or ()]
         check_count("every", cli.option("every"))
         with cli.folder_if_used():
             folder = cli.folder()
@@ -171,10 +171,6 @@ def main(arguments: Sequence[str]) -> int:
                 _weigh(data, cli.model, folder, trainer.get("max_epochs"))
             cli.finish()
     return 0
-
-
-def _sizes(given: list[int] | None) -> list[int]:
-    return [] if given is None else [check_count("sizes", size) for size in given]
 
 
 def _select(data: CoresetDataModule, folder: Path, sizes: list[int], every: int) -> None:
