@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from lit_sparse.checks import MOST, MOST_EXAMPLES, check_count, check_number, ch
 from lit_sparse.data.base import ResumableDataModule, Split, in_batches, loaded, shuffled
 from lit_sparse.data.images.label_noise import LabelNoise
 from lit_sparse.data.loader import Batch
+from lit_sparse.data.readers.integers import read_indices
 from lit_sparse.errors import ConfigurationError, DataError, full_name
 from lit_sparse.kernels.binarize import binarize
 
@@ -35,12 +37,15 @@ class Images:
         labels: (N,) int64 classes.
         true_labels: (N,) int64 classes without noise; None if ``labels`` are not noisy.
         groups: (N,) int64 groups, numbered from 0; None without groups.
+        places: (N,) int64 places in the data set, by which files of indices name images; None for those in the order of the
+            training and then the validation images.
     """
 
     pixels: Tensor
     labels: Tensor
     true_labels: Tensor | None = None
     groups: Tensor | None = None
+    places: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.labels.is_floating_point():
@@ -61,7 +66,7 @@ class Images:
 
     @property
     def _columns(self) -> tuple[Tensor | None, ...]:
-        return self.pixels, self.labels, self.true_labels, self.groups
+        return self.pixels, self.labels, self.true_labels, self.groups, self.places
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -83,8 +88,13 @@ class ImageDataModule(ResumableDataModule):
     unlabelled. A subclass passes the images of training and
     validation through :meth:`noisy` when it loads them.
 
+    A fraction or number of labelled images chooses the same ones for every seed. A file of indices chooses the images at these
+    places of the data set, counted from 0: ``.npy``, or ``.txt`` with an index per line.
+
     Args:
-        labelled: labelled training images: a fraction if <= 1, else a number; 0 for none.
+        labelled: labelled training images: a fraction if <= 1, else a number; 0 for none. Or the path of a file of indices.
+        validation: path of a file of indices of the validation images, in place of those that the module would hold out; all
+            other training and validation images are for training.
         labelled_only: whether to drop the unlabelled images, as for a warm start.
         binarize: whether to draw each pixel from a Bernoulli distribution with its intensity as mean. Each training epoch
             draws anew; validation and test are a function of (seed, index).
@@ -97,8 +107,10 @@ class ImageDataModule(ResumableDataModule):
         options: batch sizes, workers and seed; see :class:`~lit_sparse.data.ResumableDataModule`.
 
     Raises:
-        ConfigurationError: for a batch size below 1, a negative number of labels, ``labelled_only`` without labels, an
-            ``epoch_size`` above the number of images, or ``normalize`` without a positive deviation or with ``binarize``.
+        ConfigurationError: for a batch size below 1, a negative number of labels, ``labelled_only`` without labels, files of
+            indices with ``fold``, an ``epoch_size`` above the number of images, or ``normalize`` without a positive deviation
+            or with ``binarize``.
+        DataError: at ``setup``, if a file of indices cannot be read, or names an image that is not there.
     """
 
     classes = 10
@@ -110,7 +122,8 @@ class ImageDataModule(ResumableDataModule):
     def __init__(
         self,
         *,
-        labelled: float = 0.2,
+        labelled: float | str = 0.2,
+        validation: str | None = None,
         labelled_only: bool = False,
         binarize: bool = True,
         shift_augmentation: bool = False,
@@ -120,17 +133,12 @@ class ImageDataModule(ResumableDataModule):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        if not check_number("labelled", labelled, -MOST_EXAMPLES, MOST_EXAMPLES) >= 0:
-            raise ConfigurationError(f"Expected argument `labelled` to be at least 0 but got {labelled}. Use 0 for no labels.")
-        if labelled == 0 and labelled_only:
-            raise ConfigurationError(
-                "Expected argument `labelled` to be positive with `labelled_only` but got 0. Use 1.0 for all labels."
-            )
-        if labelled > 1 and labelled != int(labelled):
-            raise ConfigurationError(
-                f"Expected argument `labelled` to be a fraction of at most 1, or a whole number, but got {labelled}. Round it."
-            )
+        if not isinstance(labelled, str):
+            _check_labelled(labelled, labelled_only)
+        if self.fold is not None and (validation is not None or isinstance(labelled, str)):
+            raise ConfigurationError("Expected `fold: null` with files of indices but got a fold. Leave out one of them.")
         self.labelled = labelled
+        self.validation = validation
         self.labelled_only = labelled_only
         self.binarize = binarize
         self.shift_augmentation = shift_augmentation
@@ -183,19 +191,13 @@ class ImageDataModule(ResumableDataModule):
                 f"Expected `load` of {type(self).__name__} to pass its training and validation images through `noisy` but it"
                 " does not. Call `noisy`, or leave out `label_noise`."
             )
-        splits = self.folded(splits)
+        splits = self._validated(self.folded(splits))
         size = len(splits["train"])
-        labelled = round(self.labelled * size) if self.labelled <= 1 else int(self.labelled)
-        if labelled > size or (labelled < 1 and self.labelled > 0):
-            raise ConfigurationError(
-                f"Expected argument `labelled` to choose 1 .. {size} training images but got {labelled}. Use a fraction such as"
-                " 0.2."
-            )
-        order = shuffled(size, self.seed, stream=1)
-        self._labelled, self._unlabelled = order[:labelled], order[labelled:]
         self._has_label = torch.zeros(size, dtype=torch.bool)
-        self._has_label[self._labelled] = True
-        self._splits = splits
+        self._has_label[self._chosen(splits["train"])] = True
+        order = shuffled(size, self.seed, stream=1)
+        self._labelled, self._unlabelled = order[self._has_label[order]], order[~self._has_label[order]]
+        self._splits = {split: replace(images, places=None) for split, images in splits.items()}
         available = len(
             self._all(self._unlabelled if 0 < len(self._labelled) < size and not self.labelled_only else self._labelled)
         )
@@ -204,6 +206,32 @@ class ImageDataModule(ResumableDataModule):
             raise ConfigurationError(
                 f"Expected argument `epoch_size` to be at most {available}, all images, but got {self.epoch_size}. Decrease it."
             )
+
+    def _validated(self, splits: dict[Split, Images]) -> dict[Split, Images]:
+        """Return the splits with the images of the file ``validation`` for validation."""
+        if self.validation is None:
+            return splits
+        both = splits["train"] + splits.get("val", splits["train"][:0])
+        if both.places is None:
+            both = replace(both, places=torch.arange(len(both)))
+        held = torch.zeros(len(both), dtype=torch.bool)
+        held[_rows_of(both, self.validation, "training and validation")] = True
+        if bool(held.all()):
+            raise DataError(f"Expected images for training but {self.validation!r} has all {len(both)}. Hold out fewer.")
+        return splits | {"train": both[~held], "val": both[held]}
+
+    def _chosen(self, images: Images) -> Tensor:
+        """Return the indices of the labelled training images."""
+        if isinstance(self.labelled, str):
+            return _rows_of(images, self.labelled, "training")
+        size = len(images)
+        labelled = round(self.labelled * size) if self.labelled <= 1 else int(self.labelled)
+        if labelled > size or (labelled < 1 and self.labelled > 0):
+            raise ConfigurationError(
+                f"Expected argument `labelled` to choose 1 .. {size} training images but got {labelled}. Use a fraction such as"
+                " 0.2."
+            )
+        return shuffled(size, 0, stream=1)[:labelled]
 
     def size(self, split: Split) -> int:
         """Return the number of images of a split, including the shifts of ``shift_augmentation``."""
@@ -286,3 +314,29 @@ class ImageDataModule(ResumableDataModule):
 def _shares(indices: Tensor, rank: int, processes: int) -> Tensor:
     """Return every ``processes``-th index, equally many per process."""
     return indices[rank : len(indices) - len(indices) % processes : processes]
+
+
+def _check_labelled(labelled: float, labelled_only: bool) -> None:
+    if not check_number("labelled", labelled, -MOST_EXAMPLES, MOST_EXAMPLES) >= 0:
+        raise ConfigurationError(f"Expected argument `labelled` to be at least 0 but got {labelled}. Use 0 for no labels.")
+    if labelled == 0 and labelled_only:
+        raise ConfigurationError(
+            "Expected argument `labelled` to be positive with `labelled_only` but got 0. Use 1.0 for all labels."
+        )
+    if labelled > 1 and labelled != int(labelled):
+        raise ConfigurationError(
+            f"Expected argument `labelled` to be a fraction of at most 1, or a whole number, but got {labelled}. Round it."
+        )
+
+
+def _rows_of(images: Images, path: str, what: str) -> Tensor:
+    """Return the rows of the images at the places in the data set that a file lists."""
+    wanted = read_indices(Path(path).expanduser())
+    places = torch.arange(len(images)) if images.places is None else images.places
+    if len(missing := wanted[~torch.isin(wanted, places)]):
+        raise DataError(
+            f"Expected indices of the {len(images)} {what} images in {path!r} but got {int(missing[0])}, which is outside or"
+            f" held out ({len(missing)} of {len(wanted)} are). Correct them."
+        )
+    ordered, rows = places.sort()
+    return rows[torch.searchsorted(ordered, wanted)]

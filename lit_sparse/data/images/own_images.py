@@ -36,7 +36,8 @@ class OwnImagesDataModule(ImageDataModule):
     Args:
         val_size: images held out for validation, unless the data mark some: a fraction if below 1, else a number.
         test_size: images held out for the test, unless the data mark some: a fraction if below 1, else a number.
-        labelled: labelled training images: a fraction if <= 1, else a number; 0 for none.
+        labelled: labelled training images: a fraction if <= 1, else a number; 0 for none. Or the path of a file of indices,
+            which count the images in the order of their sorted names, or of the archive.
         binarize: whether to draw each pixel from a Bernoulli distribution with its intensity as mean.
         options: options of :class:`~lit_sparse.data.ImageDataModule`.
 
@@ -49,7 +50,7 @@ class OwnImagesDataModule(ImageDataModule):
         *,
         val_size: float = 0.1,
         test_size: float = 0.2,
-        labelled: float = 1.0,
+        labelled: float | str = 1.0,
         binarize: bool = False,
         **options: Any,
     ) -> None:
@@ -75,13 +76,13 @@ class OwnImagesDataModule(ImageDataModule):
             names, numbers = np.unique(classes, return_inverse=True)
             self.class_names = [str(name) for name in names]
             labels = torch.from_numpy(numbers.astype(np.int64))
-        elif self.labelled > 0:
+        elif self.labelled != 0:
             raise DataError(
                 f"Expected a class for each image but {type(self).__name__} found no classes. Sort the images into folders by"
                 " class, name the array of labels, or train without labels: --data.init_args.labelled 0"
             )
         self.classes = len(self.class_names)
-        every = Images(pixels, labels)
+        every = Images(pixels, labels, places=torch.arange(len(pixels)))
         places = self._places(torch.from_numpy(kinds))
         rest = self.noisy(every[torch.cat([places["train"], places["val"]])])
         size = len(places["train"])
