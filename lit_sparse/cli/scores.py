@@ -40,16 +40,19 @@ def marginalized(checkpoint: Path) -> dict[str, float]:
         checkpoint: a checkpoint in a run folder.
 
     Returns:
-        The numbers of a test.
+        The numbers of a test; ``sent_success`` of a game is that of its own estimator.
     """
     from lit_sparse.cli import build_cli
     from lit_sparse.estimators import Marginalize
+    from lit_sparse.models import SignalingGame
 
     config = str(checkpoint.parents[1] / "config.yaml")
     cli = build_cli(["test", "-c", config, "--ckpt_path", str(checkpoint), "--trainer.logger=false"])
+    own = cli.trainer.test(cli.model, cli.datamodule, verbose=False)[0] if isinstance(cli.model, SignalingGame) else {}
     cli.model.estimator = Marginalize().bind(cli.model.mapping)
     (found,) = cli.trainer.test(cli.model, cli.datamodule, verbose=False)
-    return {name.removeprefix("test/"): value for name, value in found.items()}
+    kept = {name: value for name, value in own.items() if name == "test/sent_success"}
+    return {name.removeprefix("test/"): value for name, value in {**found, **kept}.items()}
 
 
 def resampled(checkpoint: Path) -> dict[str, list[float]]:

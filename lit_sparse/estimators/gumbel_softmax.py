@@ -76,3 +76,10 @@ class GumbelSoftmax(Sampler):
         values: Tensor = near + (point - point.detach()) if self.straight_through else point
         decoded = self.decode(latent, values, loss_fn)
         return self.expectation(latent, decoded.losses[:, 0], decoded, near)
+
+    @override
+    def sent(self, scores: Tensor, noise: Tensor) -> Tensor:
+        """Return what training decodes for each example (B, K): a relaxed category; with ``straight_through`` a drawn one."""
+        if self.straight_through:
+            return super().sent(scores, noise)
+        return ((self._log_probs(scores) + noise) / self.temperature.to(scores.dtype)).softmax(-1)

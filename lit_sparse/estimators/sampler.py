@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 from typing_extensions import override
 
 from lit_sparse.checks import check_choice
@@ -80,6 +81,18 @@ class Sampler(Estimator):
     def distribution(self, scores: Tensor) -> LatentDistribution:
         """Return the distributions given by scores (B, K) or (B, D)."""
         return Bits(scores) if self.latent == "bits" else Categories(self.probabilities(scores))
+
+    def sent(self, scores: Tensor, noise: Tensor) -> Tensor:
+        """Return what training decodes for each example (B, K): a drawn category, one-hot.
+
+        Args:
+            scores: (B, K) scores of the categories.
+            noise: (B, K) independent draws from the standard Gumbel distribution.
+        """
+        return one_hot((self._log_probs(scores) + noise).argmax(-1), scores.shape[-1]).to(scores.dtype)
+
+    def _log_probs(self, scores: Tensor) -> Tensor:
+        return self.probabilities(scores).log()
 
     def _warn_of_zeros(self) -> None:
         """Warn once of a mapping with zeros, which are never sampled."""

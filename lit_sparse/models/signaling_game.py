@@ -11,11 +11,12 @@ from torchmetrics import Metric
 from typing_extensions import override
 
 from lit_sparse.checks import MOST_FEATURES, MOST_INPUTS, check_choice, check_count
-from lit_sparse.estimators import Estimator, Expectation, LatentBatch, RunningMean, with_gradient_of
+from lit_sparse.estimators import Estimator, Expectation, LatentBatch, RunningMean, Sampler, with_gradient_of
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, mean_metrics
 from lit_sparse.models.data_protocols import ask, check_features
 from lit_sparse.nn import Receiver, Sender
+from lit_sparse.random import seeded_uniform
 
 __all__ = ["SignalingGame"]
 
@@ -32,8 +33,11 @@ class SignalingGame(LitSparseModule):
     weight ``entropy_weight`` too. In evaluation it picks the most probable candidate.
 
     Logged are ``success``, whether the receiver picks the target for the most probable decoded symbol, and
-    ``expected_success``, its mean over the decoded symbols by their probability. Also logged are ``entropy`` and ``nll`` in
-    nats; for ``loss="success"`` there is ``error``, the expected loss, in place of ``nll``.
+    ``expected_success``, its mean over the decoded symbols by their probability. In validation and test ``sent_success`` is the
+    success with the symbol as training sends it: the mean over all symbols if they are summed out, one drawn symbol of a
+    sampler, a relaxed one of ``GumbelSoftmax``; for a sampler with ``loss="success"`` the pick is drawn too. The draws are a
+    function of ``index``. It is the success that the authors' code reports. Also logged are ``entropy`` and ``nll`` in nats;
+    for ``loss="success"`` there is ``error``, the expected loss, in place of ``nll``.
 
     Batches are dicts of ``target`` (B, F), ``candidates`` (B, N, F), ``position`` (B,) of the target among the candidates, and
     ``index`` (B,). Analyses of the language use ``label`` (B,), the class of the target, and ``attributes`` (B, A).
@@ -103,7 +107,8 @@ class SignalingGame(LitSparseModule):
 
     @override
     def configure_metrics(self, stage: Stage) -> dict[str, Metric]:
-        return mean_metrics("loss", "success", "expected_success", "nll" if self.mean_error is None else "error", "entropy")
+        names = ["loss", "success", "expected_success", "nll" if self.mean_error is None else "error", "entropy"]
+        return mean_metrics(*names, *(["sent_success"] if stage != "train" else []))
 
     @override
     def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
@@ -118,7 +123,8 @@ class SignalingGame(LitSparseModule):
             heard.append(latent)
             return self._loss_of(picks, position[latent.example_index])
 
-        out = self.estimator(self(target), loss_fn, context=target)
+        scores = self(target)
+        out = self.estimator(scores, loss_fn, context=target)
         if self.mean_error is not None and self.training:
             self.mean_error.update(out.loss.detach())
         entropy = out.entropy()
@@ -126,14 +132,18 @@ class SignalingGame(LitSparseModule):
         messages = LatentBatch(torch.cat([part.values for part in heard]), torch.cat([part.example_index for part in heard]))
         right = (torch.cat(picked) == position[messages.example_index]).to(target.dtype)
         success, expected = _successes(out, messages, right)
+        per_example = {
+            "success": success,
+            "expected_success": expected,
+            "nll" if self.mean_error is None else "error": out.loss,
+            "entropy": entropy,
+        }
+        if stage != "train":
+            sampler = self.estimator if isinstance(self.estimator, Sampler) else None
+            per_example["sent_success"] = expected if sampler is None else self._sent_success(sampler, scores, batch)
         return StepOutput(
             losses,
-            per_example={
-                "success": success,
-                "expected_success": expected,
-                "nll" if self.mean_error is None else "error": out.loss,
-                "entropy": entropy,
-            },
+            per_example=per_example,
             support_size=out.support_size,
             decoder_calls=out.decoder_calls,
             num_allowed=torch.full_like(out.decoder_calls, self.vocabulary),
@@ -147,6 +157,16 @@ class SignalingGame(LitSparseModule):
         rows = torch.arange(len(symbol), device=symbol.device)
         pick = self._pick(batch["candidates"], messages, rows).argmax(-1)
         return {"index": batch["index"], "symbol": symbol, "pick": pick, "position": batch["position"]}
+
+    def _sent_success(self, estimator: Sampler, scores: Tensor, batch: Batch) -> Tensor:
+        """Return whether the receiver picks the target (B,) for the symbol that training would send."""
+        candidates, index = batch["candidates"], batch["index"]
+        symbols = estimator.sent(scores, _gumbel_noise(index, scores.shape[1], 1).to(scores.dtype))
+        picks = self._pick(candidates, symbols, torch.arange(len(scores), device=scores.device))
+        if self.mean_error is not None:
+            picks = picks + _gumbel_noise(index, picks.shape[1], 2).to(picks.dtype)
+        position: Tensor = batch["position"]
+        return picks.argmax(-1).eq(position).to(scores.dtype)
 
     def _loss_of(self, scores: Tensor, position: Tensor) -> Tensor:
         """Return the loss (R,) for scores (R, N) of the candidates, with the gradient of the receiver's draw in training."""
@@ -176,6 +196,12 @@ class SignalingGame(LitSparseModule):
         sent = {"messages": out.probs.detach().argmax(-1), "targets": batch["target"], "index": batch["index"]}
         known = {"labels": "label", "attributes": "attributes"}
         return sent | {name: batch[key] for name, key in known.items() if key in batch}
+
+
+def _gumbel_noise(index: Tensor, size: int, stream: int) -> Tensor:
+    """Return draws (B, size) float64 from the standard Gumbel distribution, a function of the index (B,)."""
+    uniform = seeded_uniform(0, index, (size,), stream=stream).double() + 2.0**-25
+    return -(-uniform.log()).log()
 
 
 def _successes(out: Expectation, heard: LatentBatch, right: Tensor) -> tuple[Tensor, Tensor]:

@@ -124,7 +124,8 @@ def test_loss_and_successes_equal_those_of_a_loop(mapping: SparseMapping) -> Non
         entropy = -float(torch.special.xlogy(probs[i], probs[i]).sum().detach())
         found = {name: float(values[i]) for name, values in output["per_example"].items()}
         assert found == pytest.approx(
-            {"loss": nll - 0.3 * entropy, "nll": nll, "entropy": entropy, "success": success, "expected_success": expected}
+            {"loss": nll - 0.3 * entropy, "nll": nll, "entropy": entropy, "success": success}
+            | {"expected_success": expected, "sent_success": expected}
         )
     assert torch.equal(output["decoder_calls"], (probs > 0).sum(-1))
     assert torch.equal(output["artifacts"]["messages"], probs.argmax(-1))
@@ -218,6 +219,24 @@ def test_any_estimator_plays(estimator: Estimator) -> None:
     for name, values in first.items():
         assert torch.equal(values, second[name])
     assert torch.equal(first["success"], first["expected_success"]), "one symbol is decoded"
+
+
+@pytest.mark.parametrize("loss", ["nll", "success"])
+@pytest.mark.parametrize("estimator", [ScoreFunction(), GumbelSoftmax(straight_through=True), GumbelSoftmax(0.4)], ids=repr)
+def test_the_success_of_sent_symbols_is_that_of_training(estimator: Estimator, loss: str) -> None:
+    """Over 20,000 games, alike on training's way to draw symbols, and whatever the batches are."""
+    model = game(Softmax(gamma=0.5), estimator, loss=loss).eval()
+    games = {name: value[:2].repeat_interleave(10_000, 0) for name, value in batch().items()} | {"index": torch.arange(20_000)}
+    state = torch.get_rng_state()
+    sent = model.run_step(games, 0, "val")["per_example"]["sent_success"]
+    assert torch.equal(state, torch.get_rng_state())
+    part = model.run_step({name: value[100:250] for name, value in games.items()}, 0, "val")["per_example"]["sent_success"]
+    assert torch.equal(part, sent[100:250])
+    model.train()
+    output = model.run_step(games, 0, "train")["per_example"]
+    drawn = 1 - output["error"] if loss == "success" else output["success"]
+    for some in (slice(10_000), slice(10_000, None)):
+        assert float(sent[some].mean()) == pytest.approx(float(drawn[some].detach().mean()), abs=0.02)
 
 
 def data(**options: object) -> ReferentialGameDataModule:

@@ -41,7 +41,7 @@ def read_indices(path: Path) -> Tensor:
     """Return the indices (N,) int64 of a file ``.npy``, or ``.txt`` with one per line.
 
     Raises:
-        DataError: if the file is missing, of another kind, or cannot be read, or the indices are no integers, none, or repeated.
+        DataError: if the file is missing, of another kind, or unreadable, the indices are no integers, none, or repeated.
     """
     if path.suffix not in (".npy", ".txt"):
         raise DataError(

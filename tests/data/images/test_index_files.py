@@ -95,7 +95,7 @@ def test_wrong_files_are_refused(folder: Path, tmp_path: Path, name: str, indice
 
 def test_a_labelled_image_that_is_held_out_and_folds_are_refused(folder: Path, tmp_path: Path) -> None:
     path = save(tmp_path / "a.npy", [5])
-    with pytest.raises(DataError, match="the 59 training images in .* got 5, which is outside or held out"):
+    with pytest.raises(DataError, match=r"the 59 training images in .* got 5, which is outside or held out"):
         mnist(folder, validation=path, labelled=path)
     for options in ({"validation": path}, {"labelled": path}):
         with pytest.raises(ConfigurationError, match="`fold: null` with files of indices"):
