@@ -161,10 +161,12 @@ class PairedBootstrap(NamedTuple):
     high: float
     """Upper end of the 95 % interval of the difference."""
     p_value: float
-    """One-sided p-value, as sacrebleu has it: frequency with which the size of a resampled difference is above the mean size by
-    the size of the difference or more."""
+    """sacrebleu's p-value: frequency with which the size of a resampled difference is above the mean size by the size of the
+    difference or more."""
     score_a: float
     score_b: float
+    one_sided: float
+    """Share of the resamples in which the system of the smaller score is at least as good as the other."""
 
 
 @checked
@@ -182,8 +184,10 @@ def paired_bootstrap(
     The same inputs are drawn with replacement for both systems, as many as given, and scored from their statistics without
     reading a text twice. Let d be the difference and d_s that of sample s. Then
     ``p = (1 + number of s with |d_s| - mean |d_s| >= |d|) / (1 + samples)``. This is sacrebleu's p-value except that ties
-    count as evidence for chance, so a system compared with itself is never significant. The interval leaves out the
-    ``samples // 40`` lowest and highest d_s.
+    count as evidence for chance, so a system compared with itself is never significant. It is smaller than the one-sided share
+    ``(1 + number of s with d d_s <= 0) / (1 + samples)`` if the resampled differences vary little beside their mean. The
+    interval leaves out the ``samples // 40`` lowest and highest d_s. All three tell how far other test inputs would change the
+    result, and nothing of other seeds in training.
 
     Args:
         metric: metric to compare by, such as ``Bleu()`` or ``Rouge()``; only its arguments are used.
@@ -250,10 +254,12 @@ def compare_resampled(a: Sequence[float], b: Sequence[float]) -> PairedBootstrap
     differences, samples = np.subtract(a[1:], b[1:]), len(a) - 1
     sizes = np.abs(differences)
     beyond = int(np.sum(sizes - sizes.mean() >= abs(a[0] - b[0])))
+    turned = int(np.sum(differences * (a[0] - b[0]) <= 0))
     differences.sort()
     tail = samples // 40
     low, high = float(differences[tail]), float(differences[samples - tail - 1])
-    return PairedBootstrap(a[0] - b[0], low, high, (1 + beyond) / (1 + samples), a[0], b[0])
+    p_value, one_sided = ((1 + count) / (1 + samples) for count in (beyond, turned))
+    return PairedBootstrap(a[0] - b[0], low, high, p_value, a[0], b[0], one_sided)
 
 
 def _check_tokenizer(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from lit_sparse.errors import ConfigurationError
@@ -14,8 +15,9 @@ __all__ = ["head", "least", "markdown", "numbers", "page", "selected"]
 
 MISSING = "-"
 BOOTSTRAP = (
-    "Differences by a paired bootstrap over the test inputs (Koehn, 2004), of the seed of median value, the lower one of two."
-    " The interval is two-sided, p is one-sided."
+    "Differences by a paired bootstrap over the test sentences (Koehn, 2004) of one trained model each, of the seed of median"
+    " value, the lower one of two: they tell nothing of other seeds. The interval is two-sided. The last column is the share of"
+    " resamples in which a model is at least as good as the best."
 )
 
 
@@ -68,11 +70,19 @@ def markdown(lines: Sequence[Sequence[str]], left: int = 1) -> list[str]:
     return texts
 
 
+def machines(rows: Iterable[Row]) -> list[str]:
+    """Return the different machines and versions of torch that rows come from, the most frequent first."""
+    built = ((row.get("machine", ""), word) for row in rows for word in row.get("versions", "").split())
+    texts = [f"{machine}, {word}" for machine, word in built if word.startswith("torch=")]
+    return [name for name, _ in Counter(texts).most_common()]
+
+
 def by_cell(study: Study, rows: Sequence[Row], names: Sequence[str], keys: Sequence[str] = ()) -> list[list[str]]:
     """Return a table with a line for each cell; ``keys`` of the rows are shown as they are.
 
-    Columns without values are left out.
+    Columns without values are left out. The best line is in bold unless the rows come from several machines or versions.
     """
+    alike = len(machines(rows)) < 2
     cells = [(name, cell) for name, cell in study.cells.items() if any(row["cell"] == name for row in rows)]
     labels = list(dict.fromkeys(label for _, cell in cells for label in cell.labels if label not in study.series))
     columns = {name: study.columns[name] for name in names if numbers(rows, study.columns[name])}
@@ -89,7 +99,7 @@ def by_cell(study: Study, rows: Sequence[Row], names: Sequence[str], keys: Seque
         line.append(str(len({row["seed"] for row in _of(rows, name)})))
         for key, column in columns.items():
             text = cell_text(values[name, key], column)
-            if column.best is not None and values[name, key]:
+            if alike and column.best is not None and values[name, key]:
                 summaries = {other: summary(values[other, key], column) for other, _ in cells if values[other, key]}
                 ordered = _by_size(summaries.values(), column)
                 best = ordered[-1] if column.best == "max" else ordered[0]
@@ -100,10 +110,15 @@ def by_cell(study: Study, rows: Sequence[Row], names: Sequence[str], keys: Seque
 
 
 def bootstrap_table(study: Study, rows: Sequence[Row], samples: Sequence[Row]) -> list[list[str]]:
-    """Return a table of the differences between each cell and the best one, for the seed of median value."""
+    """Return a table of the differences between each cell and the best one, for the seed of median value.
+
+    Cells of other machines or versions of torch than most are left out.
+    """
     from lit_sparse.metrics.bleu import compare_resampled
 
     assert study.compare is not None
+    common = machines(rows)[:1]
+    rows = [row for row in rows if machines([row]) in ([], common)]
     column, chosen = study.columns[study.compare.column], {}
     for name in study.cells:
         ordered = sorted((numbers([row], column)[0], row["seed"]) for row in _of(rows, name) if row.get(column.value))
@@ -119,10 +134,12 @@ def bootstrap_table(study: Study, rows: Sequence[Row], samples: Sequence[Row]) -
             f" {', '.join(map(str, sorted(lengths)))}. Run the cells with fewer again."
         )
     best = max(chosen, key=lambda name: chosen[name][0])
-    lines = [["", f"{column.title}, difference to the best", "95 % interval", "p"]]
+    lines = [
+        ["", f"{column.title or study.compare.column}, difference to the best", "95 % interval", "resamples at least as good"]
+    ]
     for name, values in chosen.items():
         one = compare_resampled(values, chosen[best])
-        texts = [f"{one.difference:.2f}", f"{one.low:.2f} to {one.high:.2f}", f"{one.p_value:.3f}"]
+        texts = [f"{one.difference:.2f}", f"{one.low:.2f} to {one.high:.2f}", f"{one.one_sided:.3f}"]
         lines.append([study.title_of(name), *(texts if name != best else ["best", MISSING, MISSING])])
     return lines
 
@@ -227,6 +244,9 @@ def page(study: Study, rows: Sequence[Row], samples: Sequence[Row] = (), ranks: 
                 lines += ["", *markdown(pivot(study, of_part, table, column), left=int(table.lines == "cell"))]
     if study.compare is not None and (compared := bootstrap_table(study, rows, samples)):
         lines += ["", *markdown(compared), "", BOOTSTRAP]
+        if others := machines(rows)[1:]:
+            here = (study.title_of(name) for name in study.cells if {*machines(_of(rows, name))} & {*others})
+            lines[-1] += f" Not compared, because they ran on another machine or version of torch: {', '.join(here)}."
     lines += ranks
     lines += ["", "± is the standard deviation over the seeds."] if any("±" in line for line in lines) else []
     notes = [*study.notes, *([f"Published values: {study.source}."] if study.source else [])]

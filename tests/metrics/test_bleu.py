@@ -369,13 +369,16 @@ def test_the_bootstrap_s_interval_is_that_of_texts_drawn_anew() -> None:
     differences.sort()
     assert (found.low, found.high) == (differences[2], differences[-3])
     back = paired_bootstrap(Bleu(), SECOND, FIRST, REFERENCES, samples=80, seed=3)
-    assert back == (-found.difference, -found.high, -found.low, found.p_value, found.score_b, found.score_a)
+    assert back == (-found.difference, -found.high, -found.low, *found[3:4], found.score_b, found.score_a, found.one_sided)
+    sign = np.sign(found.difference)
+    assert found.one_sided == (1 + sum(sign * difference <= 0 for difference in differences)) / 81
+    assert 1 / 81 < found.one_sided < 0.5, "some resamples turn the order"
 
 
 def test_a_system_does_not_differ_from_itself() -> None:
     found = paired_bootstrap(Rouge(), FIRST, FIRST, REFERENCES, samples=50, key="rougeL_recall")
     assert found[:3] == (0, 0, 0)
-    assert found.p_value == 1
+    assert (found.p_value, found.one_sided) == (1, 1)
     with pytest.raises(DataError, match="got none"):
         paired_bootstrap(Bleu(), [], [], [])
     with pytest.raises(DataError, match="7 hypotheses, references for 8"):

@@ -134,6 +134,24 @@ def test_cells_are_compared_with_the_best(write_study: Callable[..., Path]) -> N
     assert "| fast | best | - | - |" in lines
 
 
+def test_cells_of_other_machines_are_not_compared(write_study: Callable[..., Path]) -> None:
+    columns = {"bleu": {"value": "test/bleu", "best": "max"}}
+    keys = {"compare": {"column": "bleu", "samples": "s"}, "columns": columns, "cells": {name: {} for name in "abc"}}
+    versions = {"a": "lit-sparse=1 torch=2.13.0", "b": "lit-sparse=2 torch=2.13.0", "c": "lit-sparse=1 torch=2.11.0"}
+    study, scores = load_study(write_study(figures=[], **keys)), {"a": 30.0, "b": 31.0, "c": 32.0}
+    rows = [{"cell": name, "seed": "0", "test/bleu": f"{scores[name]}", "versions": versions[name]} for name in "abc"]
+    samples = [
+        {"cell": name, "seed": "0", "name": "s", "values": f"{scores[name]} " + " ".join([f"{29 + i % 2}" for i in range(40)])}
+        for name in "abc"
+    ]
+    lines = page(study, rows, samples)
+    assert "| b | best | - | - |" in lines
+    assert not any("**" in line for line in lines)
+    assert not [line for line in lines if line.startswith("| c | -")]
+    assert any("another machine or version of torch: c." in line for line in lines)
+    assert any("**31.00**" in line for line in page(study, rows[:2], samples[:2]))
+
+
 def test_bands_and_costs_of_curves() -> None:
     rows = [
         {"cell": "a", "seed": seed, "epoch": str(epoch), "v": str(epoch + int(seed)), "c": "2"}

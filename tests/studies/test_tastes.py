@@ -23,6 +23,7 @@ def inputs(images: Path, features: Path, texts: Path) -> dict[str, str]:
     """Name -> path of all inputs of the studies."""
     files = {"labels": images / "train-labels-idx1-ubyte", "california": images / "houses.csv", "features": features}
     files["regions"] = images / "regions.csv"
+    files |= {name: images / f"{name}.npy" for name in ("labelled", "validation")}
     folders = {"mnist": images, "fashion_mnist": images, "regression": images, "snli": texts, "gigaword": texts}
     others = {"vectors": texts / "vectors.txt", "corpus": texts / "pairs"}
     return {name: str(path) for name, path in {**files, **folders, **others}.items()}
