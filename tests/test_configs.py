@@ -243,6 +243,7 @@ def test_studies_repeat_what_the_publications_repeat(name: str, schedule: str, c
 
 
 PUBLISHED: dict[str, dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "published.yaml").read_text())
+RESULTS = PUBLISHED.pop("results")
 
 
 def option(resolved: Any, name: str) -> Any:
