@@ -40,7 +40,7 @@ def marginalized(checkpoint: Path) -> dict[str, float]:
         checkpoint: a checkpoint in a run folder.
 
     Returns:
-        The numbers of a test; ``sent_success`` of a game is that of its own estimator.
+        The numbers of a test; ``sent_success`` of a game comes from its own estimator.
     """
     from lit_sparse.cli import build_cli
     from lit_sparse.estimators import Marginalize

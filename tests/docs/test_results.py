@@ -1,4 +1,4 @@
-"""Each number on a page of results is that of rows or of a publication."""
+"""Each number on a page of results comes from rows or from a publication."""
 
 from __future__ import annotations
 

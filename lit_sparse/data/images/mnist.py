@@ -42,8 +42,8 @@ class MNISTDataModule(ImageDataModule):
             With 0 all images train, nothing is validated, and only the last checkpoint is written.
         train_size: number of training images, the first of the others; None for all. Label noise is drawn before.
         test_size: test images, the first of the file: a fraction if below 1, else a number; None for all.
-        labelled: labelled training images: a fraction if <= 1, else a number; 0 for none. Or the path of a file of indices,
-            which count the training images of MNIST's file, as do those of the option ``validation``.
+        labelled: labelled training images: a fraction if <= 1, else a number; 0 for none. Or the path of a file of indices;
+            here and in ``validation`` they count the images of MNIST's training file.
         options: options of :class:`~lit_sparse.data.ImageDataModule`.
 
     Raises:
