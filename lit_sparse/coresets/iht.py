@@ -247,14 +247,14 @@ class AcceleratedIHT(IHT):
 
     Args:
         debias: whether to take a step on the selected examples in each iteration.
-        options: options of :class:`IHT`. ``max_iter=500`` is usual for large data, and ``step_scale`` is 0.5 in the published
-            code.
+        options: options of :class:`IHT`. ``max_iter=500`` is usual for large data, and ``step_scale`` is 0.5 in the authors'
+            code (commit c5b107e, ``iht_coreset.py``).
 
     Raises:
         ConfigurationError: for an argument outside its range.
 
-    Source: Zhang, Khanna, Kyrillidis & Koyejo (2021), algorithms 2 and 3, arXiv:2007.00715. The published strength of the
-    momentum is half that of exact line search, which is used here.
+    Source: Zhang, Khanna, Kyrillidis & Koyejo (2021), algorithms 2 and 3, arXiv:2007.00715. The formula that is
+    printed for the momentum is half of its minimizer; the minimizer is used here, as in the authors' code.
 
     Example:
         >>> vectors = torch.randn(500, 200, generator=torch.Generator().manual_seed(0))

@@ -326,7 +326,7 @@ def test_the_studies_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     (line,) = (line for line in lines if line.startswith("ssvae "))
     assert "Semi-supervised VAE on MNIST (schedules full, search, " in line
-    assert line.endswith("inputs mnist)")
+    assert line.endswith("inputs mnist, labelled, validation)")
     assert len(lines) == 2 + len(list((CONFIGS / "studies").glob("*.yaml")))
 
 
