@@ -10,13 +10,16 @@ import torch
 from torch import Tensor
 
 from lit_sparse.coresets import (
+    GIGA,
     CoresetSelector,
+    DenseVectors,
     Examples,
     LogisticLikelihood,
     LogLikelihoodVectors,
     NormalLikelihood,
     Projection,
     Selection,
+    select_by_group,
 )
 from lit_sparse.data import (
     ImageDataModule,
@@ -36,13 +39,15 @@ from lit_sparse.models import (
     EntropicTransport,
     LitSparseModule,
     RobustClassifier,
+    Seq2Seq,
     SignalingGame,
     StepOutput,
     SupervisedOnlineAutoencoder,
 )
-from lit_sparse.nn import InitialBases, attention
+from lit_sparse.nn import InitialBases, RecurrentBody, attention
 from lit_sparse.risks import Risk
 from lit_sparse.testing import check_risk
+from lit_sparse.text import Vocabulary
 from lit_sparse.transport import Measure, MLPPotentials
 
 
@@ -270,6 +275,36 @@ def test_other_results(call: Any, text: str) -> None:
         call()
 
 
+class OwnVectors(DenseVectors):
+    """Vectors that return something else from one of their methods."""
+
+    def __init__(self, vectors: Tensor, method: str, found: Any) -> None:
+        super().__init__(vectors)
+        setattr(self, method, lambda *_: found)
+
+
+@pytest.mark.parametrize(
+    ("method", "found"),
+    [
+        ("measure", None),
+        ("measure", (torch.ones(7), torch.ones(3))),
+        ("measure", (torch.ones(9), torch.ones(2, 9, 3))),
+        ("correlate", torch.ones(9, 1)),
+        ("correlate", None),
+        ("rows", torch.ones(9, 3)),
+        ("combine", torch.ones(1, 3)),
+        ("divided", None),
+        ("divided", DenseVectors(torch.ones(9, 2))),
+        ("subset", DenseVectors(torch.ones(2, 2))),
+    ],
+)
+def test_vectors(method: str, found: Any) -> None:
+    long = 1e30 if method == "divided" else 1.0
+    given = OwnVectors(long * torch.randn(9, 3).double(), method, found)
+    with pytest.raises(ConfigurationError, match=f"`{method}` of .*OwnVectors"):
+        select_by_group(GIGA(), given, 9, torch.arange(9) % 2) if method == "subset" else GIGA()(given, 4)
+
+
 def test_drawn_rows_are_indices() -> None:
     with pytest.raises(IndexError, match=r"indices \(n,\) int64 but got \(4,\) torch.bool"):
         classifier(risk=Largest()).training_step(BATCH, 0)
@@ -328,6 +363,23 @@ def fetching(batch: Any) -> Any:
     return [list(data.val_dataloader()), list(data.train_dataloader())]
 
 
+def batching(batches: Any) -> Any:
+    data = own(ResumableDataModule, size=lambda _: 4, fetch=lambda *_: {}, train_batches=lambda *_: batches)()
+    return list(data.train_dataloader())
+
+
+def own_encoder(kind: type, found: Any) -> Any:
+    return own(kind, encode=lambda *_: found)(mapping=None, in_features=3, width=4, classes=2)
+
+
+def decoding(**methods: Any) -> Any:
+    model = Seq2Seq(Sparsemax(), own(RecurrentBody, **methods)(width=4))
+    words = Vocabulary.build(["a b"])
+    model.build({"source": words, "target": words})
+    tokens = torch.ones(2, 3, dtype=torch.int64)
+    return model(tokens, torch.full((2,), 3), tokens)
+
+
 def posterior(**methods: Any) -> Any:
     return LogLikelihoodVectors(own(LogisticLikelihood, **methods)())(
         Examples.of(features=torch.rand(4, 2), target=torch.tensor([1.0, -1.0, 1.0, -1.0]))
@@ -342,6 +394,18 @@ def posterior(**methods: Any) -> Any:
         (lambda: stepped(losses=torch.ones(4), penalty=torch.ones(4)), r"`step\(...\).penalty` .* shape \(\) but got \(4,\)"),
         (lambda: stepped(losses=torch.ones(4), transport_cost=torch.ones(())), r"transport_cost` .* \(4,\) but got \(\)"),
         (lambda: stepped(losses=torch.ones(4), example_index=torch.ones(4)), "`example_index` of .*Own to be indices"),
+        (lambda: stepped(losses=torch.ones(4), per_example={"a": torch.ones(4, 2)}), r"'a' .* of .*Own .* got \(4, 2\)"),
+        (lambda: stepped(losses=torch.ones(4), per_example={"a": None}), "'a' .* got NoneType"),
+        (lambda: stepped(losses=torch.ones(4), per_example=None), "`per_example` of .*Own to be a dict"),
+        (lambda: stepped(losses=torch.ones(4), support_size=torch.ones(4, 2)), r"'support_size' .* got \(4, 2\)"),
+        (lambda: batching(None), "`train_batches` of .*Own .* got NoneType"),
+        (lambda: batching([torch.ones(2)]), "got .* of torch.float32"),
+        (lambda: batching([[0, 1]]), "got list"),
+        (lambda: own_encoder(SupervisedOnlineAutoencoder, None)(torch.ones(2, 3)), "`encode` of .*Own .* got NoneType"),
+        (lambda: decoding(encode=lambda *_: None), "`encode` of .*Own .* got NoneType"),
+        (lambda: decoding(encode=lambda *_: {"a": torch.ones(5, 2)}), r"`encode` of .*Own .*\[5, 2\]"),
+        (lambda: decoding(decode=lambda *_: None), "`decode` of .*Own .* got NoneType"),
+        (lambda: decoding(decode=lambda *_: (torch.ones(2, 3, 4), torch.ones(2, 3))), r"attention weights .* got \(2, 3\)"),
         (lambda: fetching(None), "`fetch` of .*Own to return a batch of 4 examples but got None"),
         (lambda: fetching({"index": torch.arange(2)}), r"a batch of 4 examples but got an `index` \(2,\)"),
         (lambda: posterior(log_prob=lambda *_: torch.ones(())), r"`log_prob` of .*Own .* but got \(\)"),

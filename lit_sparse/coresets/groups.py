@@ -13,7 +13,7 @@ from lit_sparse.coresets.coreset import Coreset
 from lit_sparse.coresets.selector import CoresetSelector, squared_distance
 from lit_sparse.coresets.state import Kept, SelectionState
 from lit_sparse.coresets.uniform import Uniform
-from lit_sparse.coresets.vectors import Vectors, as_vectors
+from lit_sparse.coresets.vectors import Vectors, as_vectors, part_of
 from lit_sparse.errors import ConfigurationError
 
 __all__ = ["select_by_group"]
@@ -82,7 +82,7 @@ def select_by_group(
             whole.keep(0, here)  # the state of the generator
     for number in range(done, len(names)):
         members = (groups == names[number]).nonzero().squeeze(-1).to(found.device)
-        part, share = found.subset(members), shares[number]
+        part, share = part_of(found, members), shares[number]
         chosen = selector.within(members)(part, share, generator, part_state) if float(part.norms.max()) > 0 else None
         if chosen is None or not len(chosen):  # the vectors do not distinguish the examples
             alike = torch.ones(len(members), 1, dtype=found.dtype, device=found.device)

@@ -14,7 +14,7 @@ from lit_sparse.coresets.examples import Examples
 from lit_sparse.coresets.projections import Projection
 from lit_sparse.coresets.selector import CoresetSelector, Selection
 from lit_sparse.coresets.state import Kept
-from lit_sparse.coresets.vectors import ScaledVectors, Vectors, as_vectors
+from lit_sparse.coresets.vectors import ScaledVectors, Vectors, as_vectors, part_of
 from lit_sparse.errors import DataError
 
 __all__ = ["SparseVI"]
@@ -74,7 +74,7 @@ class SparseVI(CoresetSelector):
 
         def of_members(indices: Tensor, weights: Tensor, generator: torch.Generator) -> Vectors:
             drawn = as_vectors(resample(members[indices], weights, generator))
-            return drawn.subset(members.to(drawn.device))
+            return part_of(drawn, members.to(drawn.device))
 
         return self._with(of_members)
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_sparse.checks import FLOATS, check_count, check_indices
+from lit_sparse.checks import FLOATS, check_count, check_indices, check_result
 from lit_sparse.distributed import is_first
-from lit_sparse.errors import ConfigurationError, DataError
+from lit_sparse.errors import ConfigurationError, DataError, full_name
 from lit_sparse.kernels.row_sums import add_exactly, row_products, row_sum
 
 __all__ = ["BlockVectors", "DenseVectors", "VectorSource", "Vectors", "as_vectors"]
@@ -87,7 +88,7 @@ class Vectors(VectorSource, ABC):
         """Return the vectors divided by a power of two, without a copy if possible."""
         if 1 / HARMLESS <= unit <= HARMLESS:
             return ScaledVectors(self, unit)
-        return self.divided(unit)
+        return ScaledVectors(check_vectors(self, "divided", self.divided(unit), self.shape[0]), 1.0)
 
     @abstractmethod
     def subset(self, indices: Tensor) -> Vectors:
@@ -115,7 +116,17 @@ class Vectors(VectorSource, ABC):
 
     @cached_property
     def _measured(self) -> tuple[Tensor, Tensor]:
-        return self.measure()
+        measured: Any = self.measure()
+        if not isinstance(measured, tuple) or len(measured) != 2:
+            raise ConfigurationError(
+                f"Expected `measure` of {full_name(self)} to return norms and a sum but got {full_name(measured)}."
+            )
+        norms, total = measured
+        parts = total.shape[:-1] if isinstance(total, Tensor) and total.ndim == 2 else ()
+        return (
+            check_result(self, "measure", norms, self.shape[:1]).double(),
+            check_result(self, "measure", total, (*parts, self.shape[1])).double(),
+        )
 
 
 class DenseVectors(Vectors):
@@ -274,7 +285,10 @@ class BlockVectors(Vectors):
 
 
 class ScaledVectors(Vectors):
-    """Vectors divided by a power of two, which is exact; the division is applied to the products."""
+    """Vectors divided by a power of two, which is exact; the division is applied to the products.
+
+    Selectors read vectors, which may be of a user's class, through this one, which checks what it gets.
+    """
 
     def __init__(self, vectors: Vectors, unit: float) -> None:
         self.vectors = vectors
@@ -282,29 +296,32 @@ class ScaledVectors(Vectors):
         self.shape, self.dtype, self.device = vectors.shape, vectors.dtype, vectors.device
 
     def correlate(self, direction: Tensor) -> Tensor:
-        return self.vectors.correlate(direction / self.unit)
+        return self._got("correlate", self.vectors.correlate(direction / self.unit), self.shape[0])
 
     def correlate_some(self, indices: Tensor, direction: Tensor) -> Tensor:
-        return self.vectors.correlate_some(indices, direction / self.unit)
+        return self._got("correlate_some", self.vectors.correlate_some(indices, direction / self.unit), len(indices))
 
     def correlate_roughly(self, direction: Tensor) -> tuple[Tensor, float]:
         products, off = self.vectors.correlate_roughly(direction)
-        return products / self.unit, off
+        return check_result(self.vectors, "correlate_roughly", products, self.shape[:1]) / self.unit, off
 
     def rows(self, indices: Tensor) -> Tensor:
-        return self.vectors.rows(indices) / self.unit
+        return self._got("rows", self.vectors.rows(indices), len(indices), self.shape[1]) / self.unit
 
     def combine(self, indices: Tensor, weights: Tensor) -> Tensor:
-        return self.vectors.combine(indices, weights) / self.unit
+        return self._got("combine", self.vectors.combine(indices, weights), self.shape[1]) / self.unit
 
     def divided(self, unit: float) -> Vectors:
         return self.vectors.divided(self.unit * unit)
 
     def subset(self, indices: Tensor) -> ScaledVectors:
-        return ScaledVectors(self.vectors.subset(indices), self.unit)
+        return ScaledVectors(part_of(self.vectors, indices), self.unit)
 
     def measure(self) -> tuple[Tensor, Tensor]:
         return self.vectors.norms / self.unit, self.vectors.total / self.unit
+
+    def _got(self, method: str, value: Tensor, *shape: int) -> Tensor:
+        return check_result(self.vectors, method, value, shape).to(self.dtype)
 
     def agree(self, value: Tensor) -> Tensor:
         return self.vectors.agree(value)
@@ -313,6 +330,25 @@ class ScaledVectors(Vectors):
     def is_first(self) -> bool:
         """Whether this process is the first of those that select together."""
         return self.vectors.is_first
+
+
+def check_vectors(vectors: Vectors, method: str, found: Any, size: int) -> Vectors:
+    """Return vectors that a method of vectors, which may be of a user's class, made of these.
+
+    Raises:
+        ConfigurationError: unless they are vectors of this number and the same length.
+    """
+    if not isinstance(found, Vectors) or tuple(found.shape) != (size, vectors.shape[1]):
+        got = tuple(found.shape) if isinstance(found, Vectors) else full_name(found)
+        raise ConfigurationError(
+            f"Expected `{method}` of {full_name(vectors)} to return Vectors {(size, vectors.shape[1])} but got {got}."
+        )
+    return found
+
+
+def part_of(vectors: Vectors, indices: Tensor) -> Vectors:
+    """Return the vectors at indices (n,), ascending."""
+    return check_vectors(vectors, "subset", vectors.subset(indices), len(indices))
 
 
 def as_vectors(vectors: Vectors | Tensor) -> Vectors:

@@ -13,7 +13,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from lit_sparse.checkpoint_files import load_module
-from lit_sparse.checks import MOST_EXAMPLES, MOST_SEED, check_count, check_integer, check_number
+from lit_sparse.checks import MOST_EXAMPLES, MOST_SEED, check_count, check_indices, check_integer, check_number
 from lit_sparse.data.loader import Batch, EpochLoader
 from lit_sparse.errors import CheckpointError, ConfigurationError, DataError, full_name
 from lit_sparse.lightning import check_pairing, pl, rank_zero_warn
@@ -69,6 +69,24 @@ def fetched(data: ResumableDataModule, split: Split, epoch: int, indices: Tensor
             f"Expected `fetch` of {full_name(data)} to return a batch of {len(indices)} examples but got {got}."
         )
     return batch  # type: ignore[no-any-return]
+
+
+def batches_of(data: ResumableDataModule, epoch: int, rank: int, processes: int) -> Sequence[Tensor]:
+    """Return the batches that ``train_batches`` of a data module makes.
+
+    Raises:
+        ConfigurationError: if it is not a sequence of indices.
+    """
+    batches: Any = data.train_batches(epoch, rank, processes)
+    wrong = batches
+    if isinstance(batches, Sequence):
+        wrong = next((it for it in batches if not isinstance(it, Tensor) or it.ndim != 1 or it.dtype != torch.int64), batches)
+    if wrong is not batches or not isinstance(batches, Sequence):
+        got = f"{tuple(wrong.shape)} of {wrong.dtype}" if isinstance(wrong, Tensor) else full_name(wrong)
+        raise ConfigurationError(
+            f"Expected `train_batches` of {full_name(data)} to return a list of indices (B,) int64 but got {got}."
+        )
+    return batches
 
 
 def held_out(name: str, size: float, total: int, rest: int) -> int:
@@ -296,7 +314,7 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
                 if before:
                     shares = [module.divided(left, number, count) for number in ranks]
                 else:
-                    shares = [module.train_batches(epoch, number, count) for number in ranks]
+                    shares = [batches_of(module, epoch, number, count) for number in ranks]
                 before = division
             shares = [_after(share, examples) for share in shares]
         return shares[0 if alike else rank]
@@ -309,7 +327,7 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
                 f"Expected at least {processes} examples in the {split} data, one per process, but got {self.size(split)}."
                 f" Use --trainer.devices {max(1, self.size(split))}."
             )
-        share = self.eval_order(split)[rank::processes]
+        share = check_indices(self.eval_order(split), self.size(split))[rank::processes]
         batches = in_batches(share, self.eval_batch_size) or [share]  # Lightning skips the hooks of an epoch without batches
         loader = EpochLoader(
             lambda epoch: batches,
@@ -342,7 +360,7 @@ class _TrainLoader(EpochLoader):
 
     def __init__(self, data: ResumableDataModule, rank: int, processes: int, trainer: pl.Trainer | None) -> None:
         count = data.updates_per_batch
-        size = len(data.train_batches(0, rank, processes)[0]) if count > 1 else 0
+        size = len(batches_of(data, 0, rank, processes)[0]) if count > 1 else 0
 
         def fetch(epoch: int, indices: Tensor) -> Batch:
             batch = fetched(data, "train", epoch, indices)
@@ -352,7 +370,7 @@ class _TrainLoader(EpochLoader):
         self.division = (data.batch_size, processes)
         self.repeats = trainer is not None and bool(trainer.overfit_batches)  # type: ignore[attr-defined]
         super().__init__(
-            lambda epoch: self._joined(data.train_batches(self._order(epoch), rank, processes)),
+            lambda epoch: self._joined(batches_of(data, self._order(epoch), rank, processes)),
             fetch,
             num_workers=data.num_workers,
             pin_memory=torch.cuda.is_available(),

@@ -239,6 +239,7 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         for name, shape in (("objective", ()), ("penalty", ()), ("losses", each), ("transport_cost", each)):
             if (value := getattr(output, name)) is not None:
                 check_result(self, f"step(...).{name}", value, shape)
+        output.check_measurements(self)
         if losses is not None:
             logged = self.weighted(losses, batch, rows)
             if objective is None:

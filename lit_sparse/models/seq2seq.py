@@ -11,8 +11,8 @@ from torch.nn import functional as nnf
 from torchmetrics import Metric
 from typing_extensions import override
 
-from lit_sparse.checks import MOST_FEATURES, check_choice, check_count, check_number
-from lit_sparse.errors import ConfigurationError
+from lit_sparse.checks import MOST_FEATURES, check_choice, check_count, check_number, check_result
+from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.lightning import AGREED
 from lit_sparse.mappings import FenchelYoungLoss, SparseMapping
 from lit_sparse.metrics import Bleu, ChrF, TextMetric
@@ -145,9 +145,32 @@ class Seq2Seq(GeneratingModule):
         self._check_built()
         return self.body.encode(self.source_embedding(source), lengths)
 
+    def _memory(self, source: Tensor, lengths: Tensor) -> State:
+        """Return the memory from :meth:`encode`, after a check of it."""
+        memory: Any = self.encode(source, lengths)
+        shapes = [getattr(part, "shape", None) for part in memory.values()] if isinstance(memory, dict) else [None]
+        if any(shape is None or shape[:1] != source.shape[:1] for shape in shapes):
+            raise ConfigurationError(
+                f"Expected `encode` of {full_name(self)} and {full_name(self.body)} to return a dict of tensors"
+                f" ({len(source)}, ...) but got {full_name(memory)} with {shapes}."
+            )
+        return memory  # type: ignore[no-any-return]
+
+    def _decoded(self, target: Tensor, memory: State) -> tuple[Tensor, Tensor]:
+        """Return hidden vectors (B, T, E) and attention weights (B, heads, T, S) for target tokens (B, T)."""
+        found: Any = self.body.decode(self.target_embedding(target), memory)
+        hidden, weights = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+        check_result(self.body, "decode", hidden, (*target.shape, self.body.width))
+        if not isinstance(weights, Tensor) or weights.ndim != 4 or weights.shape[::2] != target.shape:
+            got = tuple(weights.shape) if isinstance(weights, Tensor) else full_name(weights)
+            raise ConfigurationError(
+                f"Expected `decode` of {full_name(self.body)} to return attention weights (B, heads, T, S) but got {got}."
+            )
+        return hidden, weights
+
     def forward(self, source: Tensor, source_length: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Return the scores (B, T, V) of the next token for each target token, and attention (B, heads, T, S)."""
-        hidden, weights = self.body.decode(self.target_embedding(target), self.encode(source, source_length))
+        hidden, weights = self._decoded(target, self._memory(source, source_length))
         return self.output(hidden), weights
 
     @override
@@ -164,8 +187,8 @@ class Seq2Seq(GeneratingModule):
     @override
     def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
         source, target, lengths = batch["source"], batch["target"], batch["source_length"]
-        memory = self.encode(source, lengths)
-        hidden, weights = self.body.decode(self.target_embedding(target[:, :-1]), memory)
+        memory = self._memory(source, lengths)
+        hidden, weights = self._decoded(target[:, :-1], memory)
         there = length_mask(batch["target_length"] - 1, target.shape[1] - 1)
         rows, columns = there.nonzero(as_tuple=True)
         gold = target[rows, columns + 1]
@@ -179,7 +202,7 @@ class Seq2Seq(GeneratingModule):
             per_example={
                 "nll": nll,
                 "accuracy": right.float(),
-                "zeros": 1 - support.float() / allowed.clamp_min(1),
+                "zeros": (1 - support.float() / allowed.clamp_min(1)).flatten(),
             },
             support_size=support.flatten(),
             num_allowed=allowed.flatten(),
@@ -233,7 +256,7 @@ class Seq2Seq(GeneratingModule):
         check_lines("lines", lines)
 
         def best(rows: list[int], source: Tensor, lengths: Tensor) -> list[str]:
-            found = self.search(self.encode(source, lengths), lengths)
+            found = self.search(self._memory(source, lengths), lengths)
             return [self.text_of(some[0], lines[row]) for row, some in zip(rows, found, strict=True)]
 
         source = self.vocabularies["source"]
@@ -241,7 +264,7 @@ class Seq2Seq(GeneratingModule):
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
         """Return ``index`` (B,), the best output ``lines`` (B), ``candidates`` with their scores, and the attention."""
-        found = self.search(self.encode(batch["source"], batch["source_length"]), batch["source_length"])
+        found = self.search(self._memory(batch["source"], batch["source_length"]), batch["source_length"])
         candidates = [
             [{"text": self.text_of(one, text), "score": one.score} for one in some]
             for some, text in zip(found, batch["source_text"], strict=True)

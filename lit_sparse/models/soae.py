@@ -229,13 +229,16 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
         sums = sparse_encode(pixels, self.bases) if self._goes_sparse else self.encoder(pixels)
         return sums if self.mapping is None else check_result(self.mapping, "forward", self.mapping(sums), sums.shape)
 
+    def _activity(self, pixels: Tensor) -> Tensor:
+        return check_result(self, "encode", self.encode(pixels), (*pixels.shape[:-1], self.width))
+
     @property
     def _goes_sparse(self) -> bool:
         return self.sparse_gradient and self.training and torch.is_grad_enabled()
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Return the logits (B, classes) for examples (B, D)."""
-        scores: Tensor = self.output(self.encode(pixels))
+        scores: Tensor = self.output(self._activity(pixels))
         return scores
 
     def class_scores(self, batch: Batch) -> Tensor:
@@ -289,7 +292,7 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
 
     def _evaluate(self, pixels: Tensor, label: Tensor) -> _Evaluation:
         """Return the outputs and losses for examples (B, D) with labels (B,)."""
-        activity, alpha = self.encode(pixels), self.alpha
+        activity, alpha = self._activity(pixels), self.alpha
         scores = self.output(activity)
         losses = nll = nnf.cross_entropy(scores, label, reduction="none")
         made = correlation = None

@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from lit_sparse.errors import ConfigurationError, full_name
+
 __all__ = ["StepOutput"]
 
 
@@ -39,3 +41,24 @@ class StepOutput:
     num_allowed: Tensor | None = None
     groups: Tensor | None = None
     artifacts: dict[str, Any] = field(default_factory=dict)
+
+    def check_measurements(self, model: object) -> None:
+        """Check that what is measured has one number for each of a few examples or decisions.
+
+        Args:
+            model: model whose step returned them.
+
+        Raises:
+            ConfigurationError: if something has another shape, or is no tensor.
+        """
+        if not isinstance(self.per_example, dict):
+            raise ConfigurationError(
+                f"Expected `per_example` of {full_name(model)} to be a dict of tensors but got {full_name(self.per_example)}."
+            )
+        counts = {name: getattr(self, name) for name in ("support_size", "decoder_calls", "num_allowed", "groups")}
+        for name, values in (self.per_example | {name: count for name, count in counts.items() if count is not None}).items():
+            if not isinstance(values, Tensor) or values.ndim != 1:
+                got = tuple(values.shape) if isinstance(values, Tensor) else full_name(values)
+                raise ConfigurationError(
+                    f"Expected {name!r} in the step's output of {full_name(model)} to be a tensor (M,) but got {got}."
+                )

@@ -32,6 +32,8 @@ SGML = (".sgm", ".sgml")
 SEGMENT = re.compile(r"<(/?)seg(?:\s[^<>]*)?>", re.IGNORECASE)
 #: Start of a document or segment with its name, by which test sets are aligned.
 NAMED = re.compile(r"""<(doc|seg)\s(?:[^<>]*\s)?(?:doc)?id\s*=\s*["']?([^"'<>\s]*)""", re.IGNORECASE)
+#: Start of a document or segment.
+TAG = re.compile(r"<(doc|seg)(?:\s[^<>]*)?>", re.IGNORECASE)
 #: An entity; one with more digits stands for no character, and stays as it is.
 ENTITY = re.compile(r"&(?:#0*[0-9]{1,7}|#[xX]0*[0-9a-fA-F]{1,6}|\w+);")
 
@@ -186,6 +188,16 @@ def _segments(path: Path, text: str) -> list[str]:
             f"Expected <seg> ... </seg> elements in {str(path)!r} but got {len(slashes) - ends} starts and {ends} ends."
             " Fetch it again."
         )
+    seen = set()
+    document = ""
+    for number, tag in enumerate(TAG.finditer(text)):
+        named = NAMED.match(tag[0])
+        if tag[1].lower() == "doc":
+            document = named[2] if named else str(number)
+        elif named and (document, named[2]) in seen:
+            raise DataError(f"Expected different segments in {str(path)!r} but got {named[2]!r} twice. Fetch it again.")
+        elif named:
+            seen.add((document, named[2]))
     return [" ".join(ENTITY.sub(lambda entity: html.unescape(entity[0]), segment).split()) for segment in segments]
 
 

@@ -15,7 +15,7 @@ from lit_sparse.data.readers.arrays import Arrays, open_arrays
 from lit_sparse.data.readers.sizes import check_dense
 from lit_sparse.data.readers.text_files import ending_of, open_bytes
 from lit_sparse.data.regression.base import RegressionDataModule, Table
-from lit_sparse.errors import DataError
+from lit_sparse.errors import ConfigurationError, DataError
 
 __all__ = ["TableDataModule"]
 
@@ -84,7 +84,7 @@ class TableDataModule(RegressionDataModule):
             arrays = readers.get(ending, self._from_libsvm)(path)
             tables = {split: self._table(x, y) for split, (x, y, _) in arrays.items()}
             tables = self._grouped(tables, {split: group for split, (*_, group) in arrays.items()})
-        except DataError:
+        except (ConfigurationError, DataError):
             raise
         except UNREADABLE as error:
             kind = ending if ending in readers else "LIBSVM"
@@ -134,6 +134,12 @@ class TableDataModule(RegressionDataModule):
         from lit_sparse.data.readers.tables import from_tables
 
         names = [name.strip() for name in self.features.split(",")]
+        repeated = [name for name in names if names.count(name) > 1 or name == self.target]
+        if repeated:
+            raise ConfigurationError(
+                f"Expected `features` to name different columns, without the target {self.target!r}, but got {repeated[0]!r}"
+                f" in {self.features!r}. Leave it out."
+            )
         needed = [*names, self.target, *([] if self.group is None else [self.group])]
         columns = from_tables([path], {name: name for name in needed}, optional=())
         x = np.array([columns[name] for name in names], dtype=np.float64).T

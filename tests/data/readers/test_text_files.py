@@ -42,6 +42,13 @@ def write(path: Path, text: str | bytes) -> Path:
 # Lines
 
 
+def test_segments_have_different_names(tmp_path: Path) -> None:
+    once = "<doc docid='{0}'><seg id=1>a</seg><seg id=2>b</seg></doc>"
+    assert len(read_lines(write(tmp_path / "a.sgm", once.format("x") + once.format("y") + "<doc><seg id=1>c</seg></doc>"))) == 5
+    with pytest.raises(DataError, match=r"different segments .* but got '1' twice"):
+        read_lines(write(tmp_path / "b.sgm", 2 * once.format("x")))
+
+
 @pytest.mark.parametrize("name", ["text", "text.txt", "text.de.gz"])
 @pytest.mark.parametrize(
     ("content", "lines"),

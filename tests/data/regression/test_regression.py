@@ -281,6 +281,13 @@ def test_broken_files(tmp_path: Path, name: str, content: Any, options: dict[str
         TableDataModule(str(tmp_path / name), val_size=1, test_size=1, **options).setup("fit")
 
 
+@pytest.mark.parametrize("features", ["X,X", "X,y"])
+def test_a_column_is_one_feature_or_the_target(tmp_path: Path, features: str) -> None:
+    (tmp_path / "a.csv").write_text("X,y\n1,2\n3,4\n")
+    with pytest.raises(ConfigurationError, match=f"different columns, without the target .* in '{features}'"):
+        TableDataModule(str(tmp_path / "a.csv"), features=features, val_size=1, test_size=1).setup("fit")
+
+
 def test_cut_and_foreign_arrays(tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "a.npz", X=np.random.default_rng(0).standard_normal((50, 3)), y=np.arange(50.0))
     whole = (tmp_path / "a.npz").read_bytes()
