@@ -8,6 +8,7 @@ cryptography.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -74,19 +75,19 @@ def _whole(name: str, function: Callable[..., Tensor], dtype: torch.dtype) -> Ca
         return index.new_empty((*index.shape, *shape), dtype=dtype)
 
     schema = "(SymInt seed, Tensor index, SymInt[] shape, SymInt stream) -> Tensor"
-    operator = torch.library.custom_op(f"lit_sparse::{name}", function, mutates_args=(), schema=schema)
-    operator.register_fake(like)
+    whole = torch.library.custom_op(f"lit_sparse::{name}", function, mutates_args=(), schema=schema)
+    whole.register_fake(like)
 
     def vmap(info: Any, dims: tuple[Any, ...], seed: int, index: Tensor, *rest: Any) -> tuple[Tensor, int]:
-        return operator(seed, index.movedim(dims[1], 0), *rest), 0
+        return whole(seed, index.movedim(dims[1], 0), *rest), 0
 
-    if hasattr(operator, "register_vmap"):
-        operator.register_vmap(vmap)
+    if hasattr(whole, "register_vmap"):
+        whole.register_vmap(vmap)
 
     def call(seed: int, index: Tensor, shape: tuple[int, ...], stream: int) -> Tensor:
         if torch.compiler.is_compiling() or is_jit_tracing():
             seed = seed if -(2**63) <= seed < 2**63 else _signed(seed)
-            found: Tensor = call_operator(operator, seed, index, shape, stream)
+            found: Tensor = call_operator(whole, seed, index, shape, stream)
             return found
         return function(seed, index, shape, stream)
 
@@ -120,12 +121,12 @@ def seeded_uniform(seed: int, index: Tensor, shape: tuple[int, ...] = (), *, str
         >>> bool((a[1] == seeded_uniform(0, torch.tensor([3]), (2,))[0]).all())
         True
     """
-    return _whole_uniform(_seed_for(index, seed), index, shape, stream)
+    return _whole_uniform(_seed_for(index, seed), index, _shape(shape), stream)
 
 
 def seeded_normal(seed: int, index: Tensor, shape: tuple[int, ...] = (), *, stream: int = 0) -> Tensor:
     """Sample from the standard normal distribution by the Box-Muller method; arguments as for :func:`seeded_uniform`."""
-    return _whole_normal(_seed_for(index, seed), index, shape, stream)
+    return _whole_normal(_seed_for(index, seed), index, _shape(shape), stream)
 
 
 def _seed_for(index: Tensor, seed: int) -> int:
@@ -135,7 +136,15 @@ def _seed_for(index: Tensor, seed: int) -> int:
         raise ConfigurationError(f"Expected an index of integers in a tensor but got {got}.")
     if not hasattr(seed, "__index__"):
         raise ConfigurationError(f"Expected argument `seed` to be an integer but got {seed!r}.")
-    return seed
+    return seed if torch.compiler.is_compiling() else operator.index(seed)
+
+
+def _shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    if torch.compiler.is_compiling() or is_jit_tracing():
+        return shape
+    if not isinstance(shape, tuple | list) or not all(hasattr(size, "__index__") and size >= 0 for size in shape):
+        raise ConfigurationError(f"Expected argument `shape` to be a tuple of sizes but got {shape!r}.")
+    return tuple(shape)
 
 
 def seed_generator(seed: int, device: torch.device) -> None:

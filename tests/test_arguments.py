@@ -10,22 +10,36 @@ import pickle
 from dataclasses import is_dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from lit_sparse.arguments import KeepsArguments, constructor_parameters
 from lit_sparse.callbacks import ClassSamplesPlot
-from lit_sparse.coresets import GIGA, Coreset, Examples, FunctionVectors, GaussianPosterior, Selection
-from lit_sparse.data import DigitsDataModule, EpochLoader, Images, Points, RadialBases, Ragged, VocabularyOptions
+from lit_sparse.coresets import GIGA, Coreset, Examples, FunctionVectors, GaussianPosterior, NormalLikelihood, Selection
+from lit_sparse.data import (
+    DigitsDataModule,
+    EpochLoader,
+    ImageDataModule,
+    Images,
+    Points,
+    RadialBases,
+    Ragged,
+    RegressionDataModule,
+    VocabularyOptions,
+)
+from lit_sparse.data.regression.base import Table
 from lit_sparse.errors import ConfigurationError, DataError, LitSparseError
 from lit_sparse.estimators import Marginalize
 from lit_sparse.export import export_onnx
 from lit_sparse.hf import SparseAttentionPooling
 from lit_sparse.mappings import HoyerProjection, Sparsemax
 from lit_sparse.metrics import hoyer_sparseness
-from lit_sparse.nn import MultiheadAttention, attention
+from lit_sparse.models import BayesianRegression, SignalingGame
+from lit_sparse.nn import MultiheadAttention, attention, sparse_decode, sparse_encode
 from lit_sparse.random import seeded_normal
 from lit_sparse.structures import Sequence, Tree
+from lit_sparse.text import Vocabulary
 
 SUBPACKAGES = ["callbacks", "coresets", "data", "estimators", "hf", "mappings", "metrics", "models", "nn", "risks", "transport"]
 
@@ -114,6 +128,27 @@ def test_flags_are_not_read_as_truths(value: Any) -> None:
         HoyerProjection(0.5, nonneg=value)
 
 
+LABELS = torch.zeros(3, dtype=torch.int64)
+
+
+class Bright(ImageDataModule):
+    def load(self) -> Any:
+        return {"train": Images(torch.full((3, 4), 255.0), LABELS)}
+
+
+def whitened(scale: float) -> None:
+    class Rows(RegressionDataModule):
+        def load(self) -> Any:
+            return {"train": Table(scale * torch.rand(20, 2, dtype=torch.float64), torch.rand(20))}
+
+    Rows(whiten=True).setup()
+
+
+def test_seeds_of_numpy_and_torch_are_those_of_python() -> None:
+    for seed in (np.int64(7), torch.tensor(7)):
+        assert torch.equal(seeded_normal(seed, torch.arange(3)), seeded_normal(7, torch.arange(3)))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -125,7 +160,25 @@ def test_flags_are_not_read_as_truths(value: Any) -> None:
         lambda: GaussianPosterior(torch.zeros(3), torch.eye(2)),
         lambda: GaussianPosterior(torch.zeros(2), torch.tensor([[1.0, 5.0], [0.0, 1.0]])),
         lambda: GaussianPosterior(torch.zeros(2), torch.full((2, 2), math.nan)),
+        lambda: GaussianPosterior(torch.full((2,), math.nan), torch.eye(2)),
+        lambda: BayesianRegression(NormalLikelihood(), in_features=2, prior_mean=math.nan),
+        lambda: SignalingGame(Sparsemax(), Marginalize(), entropy_weight=math.nan),
         lambda: Images(torch.zeros(3, 4), torch.zeros(3)),
+        lambda: Images(torch.zeros(3, 4).double(), LABELS),
+        lambda: Images(torch.zeros(3, 2, 2), LABELS),
+        lambda: Images(torch.zeros(3, 4), LABELS.int()),
+        lambda: Images(torch.zeros(3, 4), LABELS[:, None]),
+        lambda: Images(torch.zeros(3, 4), LABELS, groups=torch.zeros(5, dtype=torch.int64)),
+        lambda: Images(torch.zeros(3, 4), LABELS, true_labels=LABELS[:2]),
+        lambda: Bright().setup(),
+        lambda: DigitsDataModule(val_size=2.5).setup(),
+        lambda: DigitsDataModule(binarize=False, normalize=(0.5,)),  # type: ignore[arg-type]
+        lambda: seeded_normal(0, torch.arange(3), (-1,)),
+        lambda: seeded_normal(0, torch.arange(3), 4),  # type: ignore[arg-type]
+        lambda: Vocabulary.build(["\ud800"], kind="bpe"),
+        lambda: sparse_decode(torch.ones(2, 3), torch.ones(4, 5)),
+        lambda: sparse_encode(torch.ones(2, 3), torch.ones(4, 5)),
+        lambda: whitened(1e200),
         lambda: Ragged(torch.tensor([1, 2, 3]), torch.tensor([1, 1])),
         lambda: Ragged(torch.tensor([1, 2, 3]), torch.tensor([-1, 4])),
         lambda: RadialBases(scales=()),

@@ -39,6 +39,8 @@ from lit_sparse.models import (
     EntropicTransport,
     LitSparseModule,
     RobustClassifier,
+    RobustRegressor,
+    SemiSupervisedVAE,
     Seq2Seq,
     SignalingGame,
     StepOutput,
@@ -352,6 +354,17 @@ class Wider(Projection):
         return torch.ones(len(batch["x"]), self.width)
 
 
+def bright(intensity: float) -> Any:
+    model = SemiSupervisedVAE(Sparsemax(), Marginalize(), in_features=3, classes=2)
+    return model.run_step(BATCH | {"pixels": torch.full((4, 3), intensity)}, 0, "train")
+
+
+def game_at(position: Tensor) -> Any:
+    model = SignalingGame(Sparsemax(), Marginalize(), in_features=3, vocabulary=4)
+    batch = {"target": torch.ones(2, 3), "candidates": torch.ones(2, 2, 3), "position": position}
+    return model.run_step(batch, 0, "train")
+
+
 def game(receiver: Any) -> Any:
     batch = {"target": torch.ones(2, 3), "candidates": torch.ones(2, 2, 3), "position": torch.zeros(2, dtype=torch.int64)}
     model = SignalingGame(Sparsemax(), Marginalize(), in_features=3, vocabulary=4, receiver=receiver)
@@ -398,6 +411,13 @@ def posterior(**methods: Any) -> Any:
         (lambda: stepped(losses=torch.ones(4), per_example={"a": None}), "'a' .* got NoneType"),
         (lambda: stepped(losses=torch.ones(4), per_example=None), "`per_example` of .*Own to be a dict"),
         (lambda: stepped(losses=torch.ones(4), support_size=torch.ones(4, 2)), r"'support_size' .* got \(4, 2\)"),
+        (lambda: game_at(torch.tensor([0, 2])), r"positions in 0 .. 1, of candidates, but got 0 .. 2"),
+        (lambda: game_at(torch.zeros(2)), "positions .* got torch.float32"),
+        (lambda: bright(1.5), r"intensities in \[0, 1\] but got 1.5 .. 1.5"),
+        (
+            lambda: RobustRegressor(in_features=2).run_step(ROWS | {"target": torch.rand(4, 1)}, 0, "train"),
+            r"a target for each of 4 examples but got \(4, 1\)",
+        ),
         (lambda: batching(None), "`train_batches` of .*Own .* got NoneType"),
         (lambda: batching([torch.ones(2)]), "got .* of torch.float32"),
         (lambda: batching([[0, 1]]), "got list"),

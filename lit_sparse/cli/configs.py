@@ -50,6 +50,9 @@ def read_config(path: str | Path) -> str:
         raise ConfigurationError(unreadable(error, name)) from error
     if not isinstance(content, dict):
         raise ConfigurationError(f"Expected lines of `key: value` but got none in {name}. Check the path, or add the keys.")
+    trainer = content.get("trainer")
+    if isinstance(trainer, list | int | float):  # the parser would take it for no options
+        raise ConfigurationError(f"Expected options of the trainer but got {trainer!r} in {name}. Write them as `key: value`.")
     return text
 
 

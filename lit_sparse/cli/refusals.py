@@ -25,6 +25,7 @@ LEAST = {
     "checkpoint_every_n_steps": 1,
     "trainer.accumulate_grad_batches": 1,
     "trainer.check_val_every_n_epoch": 1,
+    "trainer.gradient_clip_val": 0,
     "trainer.log_every_n_steps": 0,
     "trainer.num_sanity_val_steps": -1,
 }
@@ -79,7 +80,10 @@ def refusal(error: Exception, logged: Collection[str] = ()) -> ConfigurationErro
             "Expected an optimizer with a learning rate `lr` for StochasticWeightAveraging but the model's optimizer has none."
             " Leave out the callback."
         )
+    if isinstance(error, ArithmeticError | RuntimeError | ValueError) and callers and callers[-1].startswith("torch.optim."):
+        return ConfigurationError(f"The optimizer or its scheduler refuses this run: {error}. Change its arguments.")
     own = isinstance(error, RuntimeError | TypeError | ValueError) and callers and callers[-1].split(".")[0] in LIGHTNING
+    own = own or (isinstance(error, AttributeError) and bool(callers) and ".tuner." in callers[-1])
     if not own and not isinstance(error, MisconfigurationException):
         return None
     found = {name: value for frame, _ in traceback.walk_tb(error.__traceback__) for name, value in frame.f_locals.items()}
@@ -140,6 +144,8 @@ def build_error(error: Exception, config: Namespace) -> Exception:
     if missing is not None and (hint := INSTALL.search(str(missing))):
         return ConfigurationError(f"Expected the package {hint[2]!r} but it is not installed. Install it with: {hint[1]}")
     *_, first = error_chain(error)
+    if isinstance(first, MisconfigurationException):
+        return ConfigurationError(f"Lightning refuses this run: {' '.join(str(first).split())}")
     roots = [name.split(".")[0] for name in _modules(first)]
     raised_by = next((root for root in reversed(roots) if root != "torch"), "")
     if not isinstance(first, RuntimeError | ValueError | TypeError | MemoryError | OverflowError) or raised_by != "lit_sparse":

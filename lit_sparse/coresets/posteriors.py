@@ -55,6 +55,8 @@ class GaussianPosterior:
                 raise DataError(
                     f"Expected a floating mean (D,) and covariance (D, D) but got a {name} {part.dtype} {tuple(part.shape)}."
                 )
+        if not bool(self.mean.isfinite().all()):
+            raise DataError("Expected a finite mean but got another. Check the data or the prior.")
         if not bool((self.covariance - self.covariance.mT).abs().sum() <= 1e-4 * self.covariance.abs().sum()):
             raise DataError("Expected a covariance that is finite and symmetric but got another. Check its factors.")
 

@@ -105,6 +105,8 @@ def held_out(name: str, size: float, total: int, rest: int) -> int:
         >>> held_out("val_size", 0.1, 50, 40), held_out("val_size", 7, 50, 40)
         (5, 7)
     """
+    if MOST_EXAMPLES > size >= 1 and size != int(size):
+        raise ConfigurationError(f"Expected `{name}` to be a fraction below 1, or a whole number, but got {size}. Round it.")
     count = round(check_number(name, size, 0.0, MOST_EXAMPLES) * total) if not size >= 1 else int(min(size, MOST_EXAMPLES))
     if not 0 < count < rest:
         raise ConfigurationError(

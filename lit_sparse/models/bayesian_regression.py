@@ -10,7 +10,16 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from typing_extensions import override
 
-from lit_sparse.checks import MOST_EXAMPLES, MOST_INPUTS, check_choice, check_count, check_positive, check_result
+from lit_sparse.checks import (
+    MOST,
+    MOST_EXAMPLES,
+    MOST_INPUTS,
+    check_choice,
+    check_count,
+    check_number,
+    check_positive,
+    check_result,
+)
 from lit_sparse.coresets import GaussianPosterior, Likelihood, LogisticLikelihood
 from lit_sparse.distributed import reduce
 from lit_sparse.errors import ConfigurationError
@@ -88,7 +97,7 @@ class BayesianRegression(LitSparseModule):
         self._classes = isinstance(likelihood, LogisticLikelihood)
         self.in_features = check_count("in_features", in_features, most=MOST_INPUTS)
         self.fit = check_choice("fit", fit, FITS)
-        self.prior_mean = float(prior_mean)
+        self.prior_mean = check_number("prior_mean", prior_mean, -MOST, MOST)
         self.prior_variance = check_positive("prior_variance", prior_variance)
         self.num_samples = check_count("num_samples", num_samples, most=MOST_EXAMPLES)
         self.examples = None if examples is None else check_count("examples", examples)

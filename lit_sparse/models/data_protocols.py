@@ -18,8 +18,10 @@ __all__ = [
     "check_columns",
     "check_entries",
     "check_features",
+    "check_intensities",
     "check_keys",
     "check_labels",
+    "check_positions",
     "first_update",
     "has_rows",
     "rows_of",
@@ -78,6 +80,10 @@ def check_entries(batch: Batch, in_features: int) -> None:
     """
     check_keys(batch, ["features", "target"], "Use a RegressionDataModule.")
     check_columns(batch["features"], in_features)
+    if batch["target"].shape != batch["features"].shape[:1]:
+        raise ConfigurationError(
+            f"Expected a target for each of {len(batch['features'])} examples but got {tuple(batch['target'].shape)}."
+        )
 
 
 def check_columns(features: Tensor, in_features: int) -> None:
@@ -170,6 +176,33 @@ def check_labels(label: Tensor, classes: int) -> None:
     if label.device.type == "cpu" and len(label) and int(label.max()) >= classes:
         raise ConfigurationError(
             f"Expected labels below classes={classes} but got {int(label.max())}. Set `classes` to their number."
+        )
+
+
+def check_positions(position: Tensor, candidates: int) -> None:
+    """Check that each position (B,) of a target is that of a candidate, if they are on the CPU.
+
+    Raises:
+        ConfigurationError: for another shape or dtype, or a position that no candidate has.
+    """
+    if position.dim() != 1 or position.dtype != torch.int64:
+        raise ConfigurationError(f"Expected positions (B,) int64 but got {position.dtype} {tuple(position.shape)}.")
+    if position.device.type == "cpu" and len(position):
+        least, most = (int(end) for end in position.aminmax())
+        if least < 0 or most >= candidates:
+            raise ConfigurationError(f"Expected positions in 0 .. {candidates - 1}, of candidates, but got {least} .. {most}.")
+
+
+def check_intensities(pixels: Tensor) -> None:
+    """Check that images hold intensities, the means of Bernoulli distributions; this waits for a GPU.
+
+    Raises:
+        ConfigurationError: if one is outside [0, 1].
+    """
+    if pixels.numel() and not bool(((pixels >= 0) & (pixels <= 1)).all()):
+        least, most = (float(end) for end in pixels.aminmax())
+        raise ConfigurationError(
+            f"Expected intensities in [0, 1] but got {least:g} .. {most:g}. Leave out the data's `normalize`, or divide them."
         )
 
 

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from typing_extensions import override
 
-from lit_sparse.checks import MOST_FEATURES, MOST_INPUTS, check_choice, check_count
+from lit_sparse.checks import MOST, MOST_FEATURES, MOST_INPUTS, check_choice, check_count, check_number
 from lit_sparse.estimators import Estimator, Expectation, LatentBatch, RunningMean, Sampler, with_gradient_of
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, mean_metrics
-from lit_sparse.models.data_protocols import ask, check_features
+from lit_sparse.models.data_protocols import ask, check_features, check_positions
 from lit_sparse.nn import Receiver, Sender
 from lit_sparse.random import seeded_uniform
 
@@ -96,7 +96,7 @@ class SignalingGame(LitSparseModule):
         self.estimator = estimator.bind(mapping).set_context_features(in_features)
         self.sender = Sender(in_features, vocabulary, bias=sender_bias) if sender is None else sender
         self.receiver = Receiver(in_features, vocabulary, init=receiver_init) if receiver is None else receiver
-        self.entropy_weight = entropy_weight
+        self.entropy_weight = check_number("entropy_weight", entropy_weight, -MOST, MOST)
         self.loss = check_choice("loss", loss, ("nll", "success"))
         self.mean_error = RunningMean() if loss == "success" else None
 
@@ -114,6 +114,7 @@ class SignalingGame(LitSparseModule):
     def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
         target, candidates, position = batch["target"], batch["candidates"], batch["position"]
         check_features(target, self.in_features)
+        check_positions(position, candidates.shape[1])
         picked: list[Tensor] = []
         heard: list[LatentBatch] = []
 

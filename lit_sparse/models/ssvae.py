@@ -18,7 +18,7 @@ from lit_sparse.errors import ConfigurationError
 from lit_sparse.estimators import Estimator, LatentBatch
 from lit_sparse.mappings import FenchelYoungLoss, SparseMapping
 from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, mean_metrics
-from lit_sparse.models.data_protocols import check_features, check_labels
+from lit_sparse.models.data_protocols import check_features, check_intensities, check_labels
 from lit_sparse.nn import MLP, ClassPredictor
 from lit_sparse.random import seeded_normal
 from lit_sparse.risks import Mean
@@ -143,6 +143,8 @@ class SemiSupervisedVAE(LitSparseModule):
         pixels, label = batch["pixels"], batch["label"]
         check_features(pixels, self.in_features)
         check_labels(label, self.classes)
+        if batch_idx == 0:  # only once per epoch, because it synchronizes the GPU
+            check_intensities(pixels)
         scores = self(pixels)
         if stage == "train":
             return self._training_output(batch, scores)

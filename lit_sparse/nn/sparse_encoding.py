@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from lit_sparse.errors import ConfigurationError
 from lit_sparse.torch_internals import refuse_vmap
 
 __all__ = ["sparse_decode", "sparse_encode"]
@@ -20,6 +21,7 @@ def sparse_encode(x: Tensor, weight: Tensor) -> Tensor:
     ``torch.optim.SGD`` updates only these rows. It has no second derivative.
     """
     refuse_vmap("sparse_encode")
+    _check("x (B, D)", x, weight, 1)
     scores: Tensor = _Encode.apply(x, weight)  # type: ignore[no-untyped-call]
     return scores
 
@@ -32,8 +34,19 @@ def sparse_decode(h: Tensor, weight: Tensor) -> Tensor:
     hard threshold at a score that is exactly zero and among the k largest.
     """
     refuse_vmap("sparse_decode")
+    _check("h (B, n)", h, weight, 0)
     decoded: Tensor = _Decode.apply(h, weight)  # type: ignore[no-untyped-call]
     return decoded
+
+
+def _check(name: str, rows: Tensor, weight: Tensor, side: int) -> None:
+    """Refuse rows that do not fit a side of the weight (n, D); only some entries of wider ones may be used.
+
+    Raises:
+        ConfigurationError: if they do not fit.
+    """
+    if rows.dim() != 2 or weight.dim() != 2 or rows.shape[1] != weight.shape[side]:
+        raise ConfigurationError(f"Expected {name} and a weight (n, D) but got {tuple(rows.shape)} and {tuple(weight.shape)}.")
 
 
 class _Encode(torch.autograd.Function):

@@ -111,7 +111,8 @@ class Vocabulary:
                 limit_alphabet=max_size - len(SPECIALS),
                 show_progress=False,
             )
-            tokenizer.train_from_iterator(map(with_breaks, lines), trainer)
+            with guarded("The lines cannot be tokenized"):
+                tokenizer.train_from_iterator(map(with_breaks, lines), trainer)
             return cls(tokenizer, kind, language)
         empty = cls(
             make_tokenizer(models.WordLevel({token: i for i, token in enumerate(SPECIALS)}, UNK), kind, lowercase),

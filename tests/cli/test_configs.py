@@ -36,6 +36,7 @@ BAD = {
     "two documents": (b"a: 1\n---\na: 2\n", "another document"),
     "empty": (b"", "lines of `key: value` but got none"),
     "a list": (b"- a\n- b\n", "lines of `key: value` but got none"),
+    "no options": (b"trainer: [1]\n", "options of the trainer but got [1]"),
 }
 
 

@@ -48,10 +48,15 @@ class Images:
     places: Tensor | None = None
 
     def __post_init__(self) -> None:
-        if self.labels.is_floating_point():
-            raise DataError(f"Expected whole numbers as labels but got {self.labels.dtype}. Convert them.")
-        if len(self.pixels) != len(self.labels):
-            raise DataError(f"Expected as many labels as images, {len(self.pixels)}, but got {len(self.labels)}. Add the rest.")
+        if self.pixels.dim() != 2 or self.pixels.dtype != torch.float32:
+            raise DataError(f"Expected pixels (N, D) float32 but got {self.pixels.dtype} {tuple(self.pixels.shape)}.")
+        for name in ("labels", "true_labels", "groups"):
+            column: Tensor | None = getattr(self, name)
+            if column is not None and (column.shape != self.pixels.shape[:1] or column.dtype != torch.int64):
+                raise DataError(
+                    f"Expected `{name}` of int64, one for each of {len(self.pixels)} images, but got {column.dtype}"
+                    f" {tuple(column.shape)}. Convert them, or add the rest."
+                )
 
     def __getitem__(self, which: Tensor | slice) -> Images:
         def chosen(column: Tensor) -> Tensor:  # `index_select` takes a quarter of the time of an index
@@ -144,6 +149,8 @@ class ImageDataModule(ResumableDataModule):
         self.shift_augmentation = shift_augmentation
         if normalize is not None and binarize:
             raise ConfigurationError("Expected `binarize: false` with `normalize` but got true. Leave out one of them.")
+        if normalize is not None and len(normalize) != 2:
+            raise ConfigurationError(f"Expected argument `normalize` to be a mean and a deviation but got {normalize}.")
         self.normalize = (
             None
             if normalize is None
@@ -185,6 +192,8 @@ class ImageDataModule(ResumableDataModule):
             return
         splits = loaded(self, Images)
         for split, images in splits.items():
+            if not bool(((images.pixels >= 0) & (images.pixels <= 1)).all()):
+                raise DataError(f"Expected intensities in [0, 1] in the {split} images but got others. Divide them.")
             self._check_labels(images, f"the {split} images", unlabelled=not self.labelled)
         if self.label_noise is not None and splits["train"].true_labels is None:
             raise ConfigurationError(
