@@ -87,10 +87,15 @@ def export_onnx(
         )
     _check_exact(module)
     with _evaluation(module), torch.no_grad():
-        program = torch.export.export(module, args, dynamic_shapes=dynamic_shapes)
+        program = torch.export.export(module, tuple(args), dynamic_shapes=dynamic_shapes)
     program = program.run_decompositions(_decompositions() | _stable_sorts())
     exported = torch.onnx.export(program, (), dynamo=True, verbose=False, opset_version=opset, **options)
     model = cast("ONNXProgram", exported)
+    written = model.model.opset_imports.get("")
+    if written != opset:  # torch only logs that it cannot convert the model
+        raise ConfigurationError(
+            f"Expected argument `opset` to be a version that torch can write but got {opset}. Use {written}."
+        )
     model.save(path)
     return model
 

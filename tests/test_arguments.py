@@ -16,7 +16,17 @@ import torch
 
 from lit_sparse.arguments import KeepsArguments, constructor_parameters
 from lit_sparse.callbacks import ClassSamplesPlot
-from lit_sparse.coresets import GIGA, Coreset, Examples, FunctionVectors, GaussianPosterior, NormalLikelihood, Selection
+from lit_sparse.coresets import (
+    GIGA,
+    Coreset,
+    Examples,
+    FunctionVectors,
+    GaussianPosterior,
+    LastLayerGradients,
+    LogLikelihoodVectors,
+    NormalLikelihood,
+    Selection,
+)
 from lit_sparse.data import (
     DigitsDataModule,
     EpochLoader,
@@ -30,7 +40,7 @@ from lit_sparse.data import (
 )
 from lit_sparse.data.regression.base import Table
 from lit_sparse.errors import ConfigurationError, DataError, LitSparseError
-from lit_sparse.estimators import Marginalize
+from lit_sparse.estimators import LatentBatch, Marginalize, marginal_likelihood, with_gradient_of
 from lit_sparse.export import export_onnx
 from lit_sparse.hf import SparseAttentionPooling
 from lit_sparse.mappings import HoyerProjection, Sparsemax
@@ -136,6 +146,18 @@ class Bright(ImageDataModule):
         return {"train": Images(torch.full((3, 4), 255.0), LABELS)}
 
 
+class Predicting(torch.nn.Linear):
+    def predict_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return super().forward(batch["pixels"])
+
+
+def likely(
+    loss_fn: Any = lambda latent: latent.values.sum(1), of: Any = (0, 0, 1), index: Any = (0, 1), **options: Any
+) -> None:
+    of, index = torch.as_tensor(of), torch.as_tensor(index)
+    marginal_likelihood(loss_fn, LatentBatch(torch.eye(3), of), index, samples=4, **options)
+
+
 def whitened(scale: float) -> None:
     class Rows(RegressionDataModule):
         def load(self) -> Any:
@@ -179,6 +201,21 @@ def test_seeds_of_numpy_and_torch_are_those_of_python() -> None:
         lambda: sparse_decode(torch.ones(2, 3), torch.ones(4, 5)),
         lambda: sparse_encode(torch.ones(2, 3), torch.ones(4, 5)),
         lambda: whitened(1e200),
+        lambda: likely(rows_at_once=0),
+        lambda: likely(index=torch.arange(1)),
+        lambda: likely(index=torch.rand(2)),
+        lambda: likely(posterior=torch.ones(6)),
+        lambda: likely(posterior=torch.full((2, 3), math.nan)),
+        lambda: likely(loss_fn=lambda latent: latent.values),
+        lambda: likely(of=torch.tensor([1, 0, 1])),
+        lambda: likely(of=torch.tensor([0, 1])),
+        lambda: with_gradient_of(torch.ones(3), torch.ones(3, 1)),
+        lambda: GaussianPosterior.isotropic(-1),
+        lambda: GaussianPosterior.isotropic(2).sample(-1),
+        lambda: LastLayerGradients(model=torch.nn.Linear(3, 2))(Examples.of(pixels=torch.rand(3, 3), label=LABELS)),
+        lambda: LastLayerGradients(model=Predicting(3, 2))(Examples.of(pixels=torch.rand(3, 3), label=LABELS.float())),
+        lambda: LogLikelihoodVectors(NormalLikelihood())(Examples.of(features=torch.rand(3), target=torch.rand(3))),
+        lambda: LogLikelihoodVectors(NormalLikelihood())(Examples.of(features=torch.rand(3, 2), target=torch.rand(3, 1))),
         lambda: Ragged(torch.tensor([1, 2, 3]), torch.tensor([1, 1])),
         lambda: Ragged(torch.tensor([1, 2, 3]), torch.tensor([-1, 4])),
         lambda: RadialBases(scales=()),

@@ -14,7 +14,7 @@ from lit_sparse.checkpoint_files import load_module
 from lit_sparse.checks import check_number, check_positive
 from lit_sparse.coresets.examples import Examples
 from lit_sparse.coresets.projections import Projection, entry, fitted
-from lit_sparse.errors import CheckpointError, ConfigurationError, DataError
+from lit_sparse.errors import CheckpointError, ConfigurationError, DataError, full_name
 
 __all__ = ["LastLayerGradients"]
 
@@ -98,6 +98,8 @@ class LastLayerGradients(Projection):
     def project(self, batch: Any) -> Tensor:
         hidden, scores = self._seen(batch)
         label = entry(batch, self.label).to(scores.device)
+        if label.shape != scores.shape[:1] or label.is_floating_point():
+            raise DataError(f"Expected integers as labels ({len(scores)},) but got {label.dtype} {tuple(label.shape)}.")
         wrong = (label < 0) | (label >= scores.shape[1])
         if bool(wrong.any()):
             raise DataError(
@@ -115,6 +117,10 @@ class LastLayerGradients(Projection):
     def _seen(self, batch: Any) -> tuple[Tensor, Tensor]:
         """Return the layer's input with a one appended, (B, H + 1), and its output (B, C)."""
         network = fitted(self._network)
+        if not hasattr(network, "class_scores") and not hasattr(network, "predict_step"):
+            raise ConfigurationError(
+                f"Expected a model with a method `class_scores` or `predict_step` but got {full_name(network)}. Add one."
+            )
         entry(batch, self.label)  # raises the error for batches that are not dicts
         seen: list[tuple[Tensor, Tensor]] = []
         with (

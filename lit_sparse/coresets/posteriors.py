@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from lit_sparse.checks import FLOATS, check_positive, check_result
+from lit_sparse.checks import FLOATS, check_count, check_positive, check_result
 from lit_sparse.coresets.likelihoods import Likelihood, NormalLikelihood
 from lit_sparse.errors import ConfigurationError, DataError, full_name
 
@@ -63,7 +63,7 @@ class GaussianPosterior:
     @classmethod
     def isotropic(cls, features: int, variance: float = 1.0, mean: float = 0.0) -> Self:
         """Return independent normal parameters of equal mean and variance, such as a prior, in float64."""
-        variance = check_positive("variance", variance)
+        features, variance = check_count("features", features), check_positive("variance", variance)
         covariance = variance * torch.eye(features, dtype=torch.float64)
         return cls(torch.full((features,), mean, dtype=torch.float64), covariance)
 
@@ -90,7 +90,9 @@ class GaussianPosterior:
 
     def sample(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
         """Sample parameters (num_samples, D) on the CPU, so that they are the same on every device."""
-        noise = torch.randn(num_samples, len(self.mean), generator=generator, dtype=torch.float64).to(self.mean)
+        noise = torch.randn(
+            check_count("num_samples", num_samples), len(self.mean), generator=generator, dtype=torch.float64
+        ).to(self.mean)
         return self.mean + noise @ self.factor.mT
 
     def to(self, other: torch.device | torch.dtype | Tensor) -> GaussianPosterior:

@@ -203,13 +203,18 @@ class LogLikelihoodVectors(Projection):
         return torch.cat([centred(self.likelihood.log_prob(x @ thetas, y.unsqueeze(-1))) for x, y in blocks])
 
     def _of(self, batch: Any) -> tuple[Tensor, Tensor]:
-        return entry(batch, self.features).double(), self.likelihood.check(entry(batch, self.target).double())
+        return self._checked(entry(batch, self.features).double(), entry(batch, self.target).double())
+
+    def _checked(self, features: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        if features.ndim != 2 or target.shape != features.shape[:1]:
+            got = f"{tuple(features.shape)} and {tuple(target.shape)}"
+            raise DataError(f"Expected {self.features!r} (B, D) and {self.target!r} (B,) but got {got}.")
+        return features, self.likelihood.check(target)
 
     def _all(self, examples: Examples) -> tuple[Tensor, Tensor, GaussianPosterior]:
         """Return features and targets of all examples, and the prior."""
-        features, target = _all(examples, self.batch_size, self.features, self.target)
-        prior = GaussianPosterior.isotropic(features.shape[1], self.prior_variance, self.prior_mean)
-        return features, self.likelihood.check(target), prior
+        features, target = self._checked(*_all(examples, self.batch_size, self.features, self.target))
+        return features, target, GaussianPosterior.isotropic(features.shape[1], self.prior_variance, self.prior_mean)
 
 
 class FunctionVectors(Projection):

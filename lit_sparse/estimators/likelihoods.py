@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.nn import functional as nnf
 
 from lit_sparse.arguments import checked
+from lit_sparse.checks import check_count
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.estimators.base import LatentBatch, LossFunction
+from lit_sparse.estimators.base import Estimator, LatentBatch, LossFunction
 from lit_sparse.random import seeded_uniform
 
 __all__ = ["MarginalLikelihood", "marginal_likelihood"]
@@ -99,6 +100,8 @@ def marginal_likelihood(
     """
     if samples < 2:
         raise ConfigurationError(f"Expected argument `samples` to be at least 2, for an error estimate, but got {samples}.")
+    check_count("rows_at_once", rows_at_once)
+    _check(support, index, posterior)
     examples, bits = len(index), support.values.shape[1]
     sizes = torch.bincount(support.example_index, minlength=examples)
     log_prior = -bits * math.log(2.0)
@@ -107,7 +110,7 @@ def marginal_likelihood(
     terms = torch.full((examples, width), -torch.inf, dtype=torch.float64, device=index.device)
     signs = support.values.new_zeros(examples, width, bits)  # +1 and -1; zeros in unused rows match no vector
     if len(support.example_index):
-        terms[support.example_index, places] = log_prior - loss_fn(support).double()
+        terms[support.example_index, places] = log_prior - Estimator.losses(loss_fn, support).double()
         signs[support.example_index, places] = 2 * support.values - 1
     log_likelihood, error = terms.logsumexp(-1), torch.zeros(examples, dtype=torch.float64, device=index.device)
     log_outside = torch.log1p(-sizes.double() * 2.0**-bits)  # -inf if the support holds all values
@@ -120,7 +123,8 @@ def marginal_likelihood(
             drawn, log_weights = _drawn_from(posterior[some].double(), signs[some], index[some], samples, seed)
         rows = some.repeat_interleave(samples)
         parts = zip(torch.split(drawn.reshape(-1, bits), rows_at_once), torch.split(rows, rows_at_once), strict=True)
-        logs = torch.cat([-loss_fn(LatentBatch(values, of)).double() for values, of in parts]).view(-1, samples) + log_weights
+        losses = torch.cat([Estimator.losses(loss_fn, LatentBatch(values, of)).double() for values, of in parts])
+        logs = log_weights - losses.view(-1, samples)
         top = logs.amax(-1)
         top = torch.where(top == -torch.inf, 0.0, top)
         weights = (logs - top.unsqueeze(-1)).exp()
@@ -128,6 +132,28 @@ def marginal_likelihood(
         spread = (top + weights.std(-1).log() - 0.5 * math.log(samples) - log_likelihood[some]).exp()
         error[some] = torch.where(log_likelihood[some] == -torch.inf, torch.inf, spread)  # without information, infinite
     return MarginalLikelihood(log_likelihood, error)
+
+
+def _check(support: LatentBatch, index: Tensor, posterior: Tensor | None) -> None:
+    """Check the values of a support, the indices of the examples, and a posterior.
+
+    Raises:
+        ConfigurationError: if their shapes do not fit, or the values are not sorted by example.
+    """
+    values, of = support.values, support.example_index
+    if index.ndim != 1 or index.is_floating_point():
+        raise ConfigurationError(f"Expected the index of each example (B,) but got {index.dtype} {tuple(index.shape)}.")
+    if values.ndim != 2 or of.shape != values.shape[:1] or of.dtype != torch.int64:
+        got = f"{tuple(values.shape)} and {of.dtype} {tuple(of.shape)}"
+        raise ConfigurationError(f"Expected values (R, D) with the example of each (R,) int64 but got {got}.")
+    if len(of) and not bool((of.diff() >= 0).all() and of[0] >= 0 and of[-1] < len(index)):
+        raise ConfigurationError(
+            f"Expected values that are sorted by example, 0 .. {len(index) - 1}, but got {of.tolist()[:9]}."
+        )
+    shape = (len(index), values.shape[1])
+    if posterior is not None and (posterior.shape != shape or bool(posterior.isnan().any())):
+        got = f"{tuple(posterior.shape)}" + (" with NaN" if posterior.shape == shape else "")
+        raise ConfigurationError(f"Expected logits {shape} as `posterior` but got {got}.")
 
 
 def _drawn_outside(signs: Tensor, index: Tensor, samples: int, seed: int) -> Tensor:

@@ -13,6 +13,7 @@ from torch.nn.functional import one_hot
 from typing_extensions import override
 
 from lit_sparse.checks import check_choice
+from lit_sparse.errors import ConfigurationError
 from lit_sparse.estimators.base import Estimator, Expectation, Latent, LatentBatch, LossFunction
 from lit_sparse.estimators.latents import Bits, Categories, LatentDistribution, widened
 from lit_sparse.mappings import SparseMapping
@@ -144,5 +145,9 @@ class Sampler(Estimator):
 
 
 def with_gradient_of(value: Tensor, surrogate: Tensor) -> Tensor:
-    """Return a value with the gradient of a surrogate added to its own."""
+    """Return a value with the gradient of a surrogate of the same shape added to its own."""
+    if value.shape != surrogate.shape:
+        raise ConfigurationError(
+            f"Expected a surrogate of the value's shape {tuple(value.shape)} but got {tuple(surrogate.shape)}."
+        )
     return value + (surrogate - surrogate.detach())
