@@ -148,7 +148,8 @@ class Bright(ImageDataModule):
 
 class Predicting(torch.nn.Linear):
     def predict_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        return super().forward(batch["pixels"])
+        result: torch.Tensor = self(batch["pixels"])
+        return result
 
 
 def likely(

@@ -102,7 +102,9 @@ class Coreset:
             path: path of the file, usually with the ending ``.npz``.
         """
         arrays = {"objective": np.asarray(self.objective), "size": np.asarray(self.size)}
-        arrays |= {name: getattr(self, name).detach().cpu().numpy() for name in ("indices", "weights", "trace")}
+        tensors = {name: getattr(self, name).detach().cpu() for name in ("indices", "weights", "trace")}
+        for name, values in tensors.items():  # numpy has no bfloat16
+            arrays[name] = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
         with replaced(Path(path), "wb") as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
 

@@ -100,6 +100,7 @@ class LastLayerGradients(Projection):
         label = entry(batch, self.label).to(scores.device)
         if label.shape != scores.shape[:1] or label.is_floating_point():
             raise DataError(f"Expected integers as labels ({len(scores)},) but got {label.dtype} {tuple(label.shape)}.")
+        label = label.long()  # integers of 8 bits would be a mask
         wrong = (label < 0) | (label >= scores.shape[1])
         if bool(wrong.any()):
             raise DataError(

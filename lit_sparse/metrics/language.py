@@ -270,7 +270,7 @@ class MessageCounts(ExactMetric):
         if messages.device.type == "cpu" and len(messages):
             _check_range("symbols", messages, vocabulary)
             _check_range("classes", labels, None)
-        pairs = labels.clamp(0, classes - 1) * vocabulary + messages
+        pairs = labels.long().clamp(0, classes - 1) * vocabulary + messages.long()
         self.counts += torch.bincount(pairs, minlength=classes * vocabulary).view(classes, vocabulary)
 
     def compute(self) -> dict[str, Tensor]:

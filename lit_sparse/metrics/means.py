@@ -94,6 +94,7 @@ class GroupMeans(ExactMetric):
                 f"Expected a group, a whole number, for each of the values {tuple(values.shape)} but got {groups.dtype}"
                 f" {tuple(groups.shape)}."
             )
+        groups = groups.long()  # a number that is compared with integers of 8 bits would become one of them
         if groups.device.type == "cpu" and len(groups) and int(groups.max()) >= self.max_groups:
             raise ConfigurationError(
                 f"Expected at most {self.max_groups} groups, numbered from 0, but got {int(groups.max())}. Number them anew."

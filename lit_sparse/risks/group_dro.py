@@ -84,6 +84,7 @@ class GroupDRO(Risk):
 
     @override
     def measure(self, losses: Tensor, weights: Tensor | None, groups: Tensor) -> Tensor:
+        groups = groups.long()  # a number that is compared with integers of 8 bits would become one of them
         self._check_groups(groups)
         weights = torch.ones_like(losses) if weights is None else weights
         member = groups.unsqueeze(1) == torch.arange(self.num_groups, device=groups.device)  # (B, G)

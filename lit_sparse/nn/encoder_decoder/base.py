@@ -31,7 +31,7 @@ def check_lengths(lengths: Tensor, size: int) -> None:
         got = f"{lengths.dtype} {tuple(lengths.shape)}" if isinstance(lengths, Tensor) else full_name(lengths)
         raise ConfigurationError(f"Expected lengths (B,) that are integers but got {got}.")
     if lengths.device.type == "cpu" and has_values(lengths) and len(lengths):
-        least, most = lengths.aminmax()
+        least, most = (int(end) for end in lengths.aminmax())
         if least < 0 or most > size:
             raise ConfigurationError(f"Expected lengths in 0 .. {size}, the padded length, but got {least} .. {most}.")
 
