@@ -44,6 +44,7 @@ from lit_sparse.models import (
     Seq2Seq,
     SignalingGame,
     StepOutput,
+    StepwiseLR,
     SupervisedOnlineAutoencoder,
 )
 from lit_sparse.nn import InitialBases, RecurrentBody, attention
@@ -417,6 +418,16 @@ def posterior(**methods: Any) -> Any:
         (
             lambda: RobustRegressor(in_features=2).run_step(ROWS | {"target": torch.rand(4, 1)}, 0, "train"),
             r"a target for each of 4 examples but got \(4, 1\)",
+        ),
+        (
+            lambda: classifier(optimizer=lambda _: None).configure_optimizers(),
+            "`optimizer` of .* to return an Optimizer .* NoneType",
+        ),
+        (lambda: classifier(lr_scheduler=lambda _: None).configure_optimizers(), "a method `step` but got NoneType"),
+        (lambda: StepwiseLR(classifier().configure_optimizers(), lambda _: None), "a method `step` but got NoneType"),
+        (
+            lambda: EntropicTransport(dim=1).run_step(dict.fromkeys(("source", "target"), torch.ones(2, 1).long()), 0, "val"),
+            "Expected floating points",
         ),
         (lambda: batching(None), "`train_batches` of .*Own .* got NoneType"),
         (lambda: batching([torch.ones(2)]), "got .* of torch.float32"),

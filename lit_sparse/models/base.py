@@ -34,7 +34,7 @@ from lit_sparse.lightning_states import is_tuning, unmask
 from lit_sparse.models.data_protocols import Batch, check_batch, first_update, rows_of, size_of, updates_of
 from lit_sparse.models.loaded_weights import load_initial_weights, match_risk, not_given
 from lit_sparse.models.optimizers import build_optimizer, clips_by_itself, renew_dual_rates, warn_of_other_rates
-from lit_sparse.models.schedulers import check_end, describe_scheduler
+from lit_sparse.models.schedulers import built_scheduler, check_end, describe_scheduler
 from lit_sparse.models.stage_metrics import StageMetrics, group_metrics, mean_metrics
 from lit_sparse.models.step_output import StepOutput
 from lit_sparse.models.updates import check_updates, joined, make_update
@@ -342,7 +342,7 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         optimizer = build_optimizer(self.optimizer, self, self.risk)
         if self.lr_scheduler is None:
             return optimizer
-        scheduler = self.lr_scheduler(optimizer)
+        scheduler = built_scheduler(self.lr_scheduler, optimizer)
         warn_of_other_rates(optimizer, scheduler, self.risk)
         return {"optimizer": optimizer, "lr_scheduler": describe_scheduler(scheduler, self._trainer)}
 

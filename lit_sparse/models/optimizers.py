@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lit_sparse.errors import ConfigurationError
+from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.lightning import MixedPrecision, Precision, rank_zero_warn
 from lit_sparse.risks import Risk
 
@@ -36,14 +36,19 @@ def build_optimizer(build: Callable[[Any], torch.optim.Optimizer], model: nn.Mod
         grouped = [{"params": [parameter for parameter in model.parameters() if id(parameter) not in apart]}, group]
     try:
         try:
-            return build(grouped)
+            built: Any = build(grouped)
         except (TypeError, ValueError):
             if not duals or risk.dual_lr is not None:
                 raise
-            return build(model.parameters())
+            built = build(model.parameters())
     except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: fused=True on a CPU, before torch 2.4
         dual = ", including dual_lr of the risk" if risk.dual_lr is not None else ""
         raise ConfigurationError(f"The optimizer does not accept its arguments{dual}: {error}. Change them.") from error
+    if not isinstance(built, torch.optim.Optimizer):  # without one, Lightning would train nothing
+        raise ConfigurationError(
+            f"Expected `optimizer` of {full_name(model)} to return an Optimizer but got {full_name(built)}."
+        )
+    return built
 
 
 def clips_by_itself(optimizer: torch.optim.Optimizer, precision: Precision) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 from torch.optim import lr_scheduler
 
 from lit_sparse.checks import check_count
-from lit_sparse.errors import ConfigurationError
+from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.lightning import LRSchedulerCallable, pl, rank_zero_warn
 from lit_sparse.models.updates import estimated_updates
 
@@ -65,7 +66,7 @@ class StepwiseLR(lr_scheduler.LRScheduler):
     ) -> None:
         self.optimizer = optimizer
         self.warmup_steps = check_count("warmup_steps", warmup_steps, 0)
-        self.scheduler = None if scheduler is None else scheduler(optimizer)
+        self.scheduler = None if scheduler is None else built_scheduler(scheduler, optimizer)
         if isinstance(self.scheduler, lr_scheduler.ReduceLROnPlateau):
             raise ConfigurationError(
                 "Expected a `scheduler` that counts steps but got ReduceLROnPlateau, which monitors a metric. Use it as the"
@@ -105,6 +106,20 @@ class StepwiseLR(lr_scheduler.LRScheduler):
                 group["lr"].fill_(share * rate)
             else:
                 group["lr"] = share * rate
+
+
+def built_scheduler(build: Callable[[torch.optim.Optimizer], Any], optimizer: torch.optim.Optimizer) -> Any:
+    """Return the scheduler of an optimizer.
+
+    Raises:
+        ConfigurationError: if it is none: the learning rate would stay as it is.
+    """
+    scheduler = build(optimizer)
+    if not callable(getattr(scheduler, "step", None)):
+        raise ConfigurationError(
+            f"Expected the learning rate scheduler to have a method `step` but got {full_name(scheduler)}."
+        )
+    return scheduler
 
 
 def describe_scheduler(scheduler: Any, trainer: pl.Trainer | None) -> dict[str, Any]:

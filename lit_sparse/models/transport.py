@@ -324,6 +324,8 @@ class EntropicTransport(LitSparseModule):
                 f"Expected source and target points with dim={self.dim} coordinates but got batches {tuple(x.shape)} and"
                 f" {tuple(y.shape)}. Change `dim`."
             )
+        if not x.is_floating_point() or y.dtype != x.dtype:
+            raise ConfigurationError(f"Expected floating points of one dtype but got {x.dtype} and {y.dtype}. Convert them.")
         return x, y
 
     def _breakdown(self, batch: Batch, count: int) -> ConfigurationError | DataError:
