@@ -1,4 +1,4 @@
-"""Integers of 8 bits mean what those of 64 bits mean, though torch compares in 8 bits, and takes them for masks."""
+"""Integers of 8 bits count as integers of 64 bits, though torch compares in 8 bits, and takes them for masks."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ def check_labels(label: Tensor, classes: int) -> None:
 
 
 def check_positions(position: Tensor, candidates: int) -> None:
-    """Check that each position (B,) of a target is that of a candidate, if they are on the CPU.
+    """Check that each position (B,) of a target names a candidate, if they are on the CPU.
 
     Raises:
         ConfigurationError: for another shape or dtype, or a position that no candidate has.
