@@ -199,7 +199,7 @@ def check_intensities(pixels: Tensor) -> None:
     Raises:
         ConfigurationError: if one is outside [0, 1].
     """
-    if pixels.numel() and not bool(((pixels >= 0) & (pixels <= 1)).all()):
+    if bool(((pixels < 0) | (pixels > 1)).any()):  # NaN makes losses NaN, and these name the example
         least, most = (float(end) for end in pixels.aminmax())
         raise ConfigurationError(
             f"Expected intensities in [0, 1] but got {least:g} .. {most:g}. Leave out the data's `normalize`, or divide them."
