@@ -30,7 +30,8 @@ if TYPE_CHECKING:
         EarlyStopping,
         ModelCheckpoint,
         ModelPruning,
-        RichProgressBar,
+        ModelSummary,
+        ProgressBar,
         StochasticWeightAveraging,
         Timer,
     )
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
 
 #: Submodule of Lightning -> the names above that it has. They are imported on first use: ``cli`` alone takes a second.
 PLACES = {
-    "callbacks": "EarlyStopping ModelCheckpoint ModelPruning RichProgressBar StochasticWeightAveraging Timer",
+    "callbacks": "EarlyStopping ModelCheckpoint ModelPruning ModelSummary ProgressBar StochasticWeightAveraging Timer",
     "callbacks.early_stopping": "EarlyStoppingReason",
     "cli": "LightningArgumentParser LightningCLI LRSchedulerCallable OptimizerCallable SaveConfigCallback instantiate_module",
     "core.mixins.hparams_mixin": "_given_hyperparameters",

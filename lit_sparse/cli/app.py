@@ -19,21 +19,33 @@ import lit_sparse.mappings
 import lit_sparse.models
 import lit_sparse.risks  # noqa: F401  (imported so that bare class names are found)
 from lit_sparse.allocation import Limits
+from lit_sparse.arguments import constructor_parameters
 from lit_sparse.checkpoint_files import restoring_error
 from lit_sparse.cli.arguments import Given
-from lit_sparse.cli.best_metrics import best_metrics
-from lit_sparse.cli.callbacks import OptimizerOptions, SaveConfig, checkpoints, measures, monitor_of, not_named, pictures
+from lit_sparse.cli.best_metrics import best_metrics, ordered, table
+from lit_sparse.cli.callbacks import (
+    OptimizerOptions,
+    SaveConfig,
+    as_list,
+    checkpoints,
+    measures,
+    monitor_of,
+    not_named,
+    pictures,
+)
 from lit_sparse.cli.checkpoints import StoredModel, changes_of_run, is_restoring, load_weights, nested, read_for
 from lit_sparse.cli.files import DiskError, WholeFiles
 from lit_sparse.cli.help import USAGES
 from lit_sparse.cli.loggers import ROWS, RowsBeforeCheckpoint, run_loggers
 from lit_sparse.cli.messages import SAID
 from lit_sparse.cli.parser import Parser
+from lit_sparse.cli.progress import Parts, Watch
 from lit_sparse.cli.refusals import build_error, check_numbers, refusal, told_as, trainer_error
 from lit_sparse.cli.stopping import (
     DrawWhenStopped,
     NoteEnd,
     quiet,
+    say_less,
     stop_status,
     stoppable,
     why_interrupted,
@@ -44,12 +56,11 @@ from lit_sparse.lightning import (
     LightningArgumentParser,
     LightningCLI,
     LightningEnvironment,
-    RichProgressBar,
+    ProgressBar,
     TorchCheckpointIO,
     pl,
     rank_zero_only,
 )
-from lit_sparse.models.base import SHOWN_EVERY
 from lit_sparse.run_status import RunStatus, check_plain, take
 from lit_sparse.runs import (
     CHECKPOINTS,
@@ -97,6 +108,10 @@ class LitSparseCLI(LightningCLI):
 
     #: Command whose usage the help shows; the parsed one by default.
     shown: str | None = None
+    #: Whether only results, warnings and errors are printed.
+    _quiet = False
+    #: Whether the scores of a test are printed.
+    _verbose = True
     #: Status of the run folder, on the first process.
     _status: RunStatus | None = None
 
@@ -153,7 +168,7 @@ class LitSparseCLI(LightningCLI):
             default=None,
             help="Number of steps after which the last checkpoint is also written, besides after each epoch.",
         )
-
+        group.add_argument("--quiet", action="store_true", help="Print only results, warnings and errors.")
         group.add_argument(
             "--trust",
             type=list[str] | str | None,
@@ -182,6 +197,9 @@ class LitSparseCLI(LightningCLI):
             notes += self._merge(parser, args, self._checkpoint, checkpoint)
             self._options()["ckpt_path"] = str(self._checkpoint)
         self._options()["trust"] = given.trusted or None
+        if self._options().pop("quiet", False):  # not a part of the config of a run
+            self._quiet = True
+            say_less()
         for note in notes:
             self._note(note)
 
@@ -276,8 +294,13 @@ class LitSparseCLI(LightningCLI):
         asked = self._get(self.config_init, "trainer")
         training = self.command == "fit"
         callbacks = measures()
+        if self._quiet:
+            asked["enable_progress_bar"] = asked["enable_model_summary"] = False
+            asked["callbacks"] = [one for one in as_list(asked.get("callbacks")) if not isinstance(one, ProgressBar)]
         if asked.get("enable_progress_bar") is not False and self._is_first():
-            callbacks.append(RichProgressBar(refresh_rate=SHOWN_EVERY))
+            callbacks.append(Watch())
+        if asked.get("enable_model_summary") is not False:
+            callbacks.append(Parts(constructor_parameters(type(self.model))))
         self.save_config_kwargs["folder"] = self.run_folder
         if self.run_folder is not None:
             loggers = asked.get("logger")
@@ -287,7 +310,7 @@ class LitSparseCLI(LightningCLI):
                     kept=self._kept_rows if training else None,
                     resumed_step=self._resumed_step if training else None,
                     board=training,
-                    others=None if loggers in (None, True) else loggers if isinstance(loggers, list) else [loggers],
+                    others=None if loggers in (None, True) else as_list(loggers),
                 )
             callbacks += [*pictures(str(self.run_folder)), RowsBeforeCheckpoint(), DrawWhenStopped(), NoteEnd(self._status)]
             if training and asked.get("enable_checkpointing") is not False:
@@ -333,6 +356,8 @@ class LitSparseCLI(LightningCLI):
             kwargs["weights_only"] = True
         if subcommand == "predict":
             kwargs["return_predictions"] = False
+        if subcommand in ("validate", "test"):
+            self._verbose, kwargs["verbose"] = kwargs.get("verbose", True), False
         if kwargs.get("ckpt_path") is not None:  # models read it in `setup`, before Lightning restores it
             self.trainer.ckpt_path = kwargs.pop("ckpt_path")
         return kwargs
@@ -340,7 +365,7 @@ class LitSparseCLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         if not self._execute:
             return
-        if self.run_folder is not None and self.trainer.is_global_zero:
+        if self.run_folder is not None and self.trainer.is_global_zero and not self._quiet:
             print(f"run folder: {self.run_folder}", flush=True)
         try:
             self._run_or_refuse(subcommand)
@@ -392,12 +417,24 @@ class LitSparseCLI(LightningCLI):
         return next_command(Path(folder).parent if folder else self.run_folder, command, names)
 
     def _print_end(self, *, continue_it: bool) -> None:
-        """Print the best metrics of a training, the next command and the run folder."""
-        if self.run_folder is None or not self.trainer.is_global_zero or not self.run_folder.is_dir():
+        """Print the results, the next command and the run folder."""
+        if not self.trainer.is_global_zero:
+            return
+        if self.command in ("validate", "test") and self._verbose and not continue_it:
+            scores = {name: float(value) for name, value in self.trainer.callback_metrics.items()}
+            print(
+                "\n".join(
+                    [
+                        f"{'test' if self.command == 'test' else 'validation'} scores:",
+                        *table(scores, ordered(scores, self.model)),
+                    ]
+                )
+            )
+        if self.run_folder is None or not self.run_folder.is_dir():
             return
         if self.command == "fit":
             if not continue_it:
-                for line in best_metrics(read_metrics(self.run_folder), *monitor_of(self.model)):
+                for line in best_metrics(read_metrics(self.run_folder), *monitor_of(self.model), self.model):
                     print(line)
             line = self._next("fit", "last") if continue_it else self._next("test", "best", "last")
             print(line or "no checkpoint was written")

@@ -1,25 +1,64 @@
-"""The short table of the best validation that ``lit-sparse fit`` prints at its end."""
+"""The short tables that a command prints at its end: the best validation of ``lit-sparse fit``, and the scores of a test."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-__all__ = ["best_metrics"]
+__all__ = ["best_metrics", "ordered", "table"]
 
-#: Names that the table leaves out: statistics besides the mean, and the number of examples.
-LEFT_OUT = re.compile(r"_(p10|median|p90|total|step)$|/examples$")
-LINES = 6
+#: Names that the tables leave out: statistics besides the mean, and the number of examples.
+LEFT_OUT = re.compile(r"_(p10|median|p90|total|step)$|/(examples|seconds)$")
+#: Names of the components of another metric.
+COMPONENT = re.compile(r"_(bp|ratio|precision\d)$")
+#: Names of statistics that callbacks log.
+COUNTS = re.compile(r"(support_size|decoder_calls)_mean$")
+LINES = 8
 
 
-def best_metrics(rows: Sequence[Mapping[str, float]], key: str, mode: str) -> list[str]:
+def ordered(names: Iterable[str], model: Any) -> list[str]:
+    """Return the names of metrics in the order in which a person wants them.
+
+    First the metric that selects the best checkpoint, then the others that the model declares, in its order, then what else
+    it logs, then components of other metrics, and last the counts.
+
+    Args:
+        names: names of logged values, as in ``val/loss``.
+        model: a model, with ``monitor`` and metrics if it is one of this package.
+    """
+    first = getattr(model, "monitor", ("val/loss",))[0].rpartition("/")[2]
+    declared = [first, *getattr(model, "test_metrics", getattr(model, "val_metrics", ()))]
+
+    def rank(name: str) -> tuple[bool, bool, int]:
+        own = name.rpartition("/")[2]
+        place = declared.index(own) if own in declared else len(declared)
+        return COUNTS.search(name) is not None, COMPONENT.search(name) is not None, place
+
+    return sorted((name for name in names if not LEFT_OUT.search(name)), key=rank)
+
+
+def table(values: Mapping[str, float], names: Sequence[str]) -> list[str]:
+    """Return the lines of a table of names and values.
+
+    Example:
+        >>> table({"test/loss": 1.0, "test/accuracy": 0.5}, ["test/accuracy", "test/loss"])
+        ['  test/accuracy  0.5', '  test/loss        1']
+    """
+    texts = {name: f"{values[name]:.5g}" for name in names}
+    width, digits = (max(map(len, column), default=0) for column in (texts.keys(), texts.values()))
+    return [f"  {name:<{width}}  {text:>{digits}}" for name, text in texts.items()]
+
+
+def best_metrics(rows: Sequence[Mapping[str, float]], key: str, mode: str, model: Any = None) -> list[str]:
     """Return the lines of a table: the monitored metric at its best, and other validation metrics of the same epoch.
 
     Args:
         rows: logged values, as in ``metrics.csv``.
         key: name of the monitored metric.
         mode: ``"min"`` or ``"max"``.
+        model: model that logged them.
 
     Returns:
         The lines; none without a validation.
@@ -33,8 +72,6 @@ def best_metrics(rows: Sequence[Mapping[str, float]], key: str, mode: str) -> li
     if not validations:
         return []
     best = (min if mode == "min" else max)(validations, key=lambda row: row[key])  # the first of equal ones, as checkpoints
-    others = [name for name in best if name.startswith("val/") and name != key and not LEFT_OUT.search(name)]
-    values = {name: f"{best[name]:.5g}" for name in [key, *others][:LINES]}
-    names, digits = (max(map(len, texts)) for texts in (values.keys(), values.values()))
+    names = dict.fromkeys([key, *(name for name in ordered(best, model) if name.startswith("val/"))])
     title = f"best validation: epoch {int(best.get('epoch', 0)) + 1}, {'least' if mode == 'min' else 'largest'} {key}"
-    return [title, *(f"  {name:<{names}}  {value:>{digits}}" for name, value in values.items())]
+    return [title, *table(best, [*names][:LINES])]

@@ -25,12 +25,12 @@ from lit_sparse.callbacks import (
     TransportPlot,
 )
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.lightning import ModelCheckpoint, SaveConfigCallback, pl
+from lit_sparse.lightning import ModelCheckpoint, ModelSummary, ProgressBar, SaveConfigCallback, pl
 from lit_sparse.lightning_internals import sets_rates
 from lit_sparse.runs import NUMBER, replaced
 from lit_sparse.stored import read_bytes, read_yaml
 
-__all__ = ["OptimizerOptions", "SaveConfig", "checkpoints", "measures", "monitor_of", "not_named", "pictures"]
+__all__ = ["OptimizerOptions", "SaveConfig", "as_list", "checkpoints", "measures", "monitor_of", "not_named", "pictures"]
 
 
 #: Options of an optimizer that do not apply to the dual variable of a risk.
@@ -155,13 +155,23 @@ def checkpoints(folder: Path, model: pl.LightningModule, every_n_steps: int | No
     return callbacks
 
 
+def as_list(value: Any) -> list[Any]:
+    """Return the callbacks or loggers of a config: None, one or a list, as a list."""
+    return [] if value is None else [*value] if isinstance(value, list | tuple) else [value]
+
+
 def not_named(callbacks: list[pl.Callback], config: Any) -> list[pl.Callback]:
     """Return the callbacks whose class the config does not name; checkpoint callbacks are always returned.
+
+    A progress bar or a summary of the model in the config replaces any other.
 
     Args:
         callbacks: default callbacks.
         config: value of ``trainer.callbacks``: None, one callback or a list.
     """
-    asked = [] if config is None else config if isinstance(config, list | tuple) else [config]
-    kinds = {type(callback) for callback in asked}
-    return [callback for callback in callbacks if type(callback) not in kinds or isinstance(callback, ModelCheckpoint)]
+    kinds = {kind for callback in as_list(config) for kind in _kinds(callback)}
+    return [callback for callback in callbacks if isinstance(callback, ModelCheckpoint) or not _kinds(callback) & kinds]
+
+
+def _kinds(callback: pl.Callback) -> set[type]:
+    return {type(callback), *(kind for kind in (ProgressBar, ModelSummary) if isinstance(callback, kind))}

@@ -17,7 +17,7 @@ from lit_sparse.lightning import NAME, SIGTERMException, SLURMEnvironment, pl, r
 from lit_sparse.lightning_internals import averaging, limits_of, why_ended
 from lit_sparse.run_status import RunStatus
 
-__all__ = ["DrawWhenStopped", "NoteEnd", "quiet", "stop_status", "stoppable", "why_interrupted"]
+__all__ = ["DrawWhenStopped", "NoteEnd", "quiet", "say_less", "stop_status", "stoppable", "why_interrupted"]
 
 
 def stoppable() -> AbstractContextManager[None]:
@@ -135,8 +135,20 @@ class DrawWhenStopped(pl.Callback):
                     rank_zero_warn(f"{type(callback).__name__} could not draw: {error}")
 
 
+#: Names of Lightning's loggers.
+LOGGERS = (NAME, "lightning_fabric" if NAME == "pytorch_lightning" else "lightning.fabric")
+#: Lines of Lightning that are never printed: an advertisement, a device that few machines have, what a config has chosen.
+HINTS = ("litlogger", "TPU available: False", "already configured with model summary callbacks")
+
+
 def _is_no_hint(record: logging.LogRecord) -> bool:
-    return "litlogger" not in record.getMessage()
+    return not any(hint in record.getMessage() for hint in HINTS)
+
+
+def say_less() -> None:
+    """Let Lightning print only warnings, until :func:`quiet` ends."""
+    for name in LOGGERS:
+        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 @contextmanager
@@ -150,6 +162,7 @@ def quiet() -> Iterator[None]:
 
     threading.excepthook = hook
     logging.getLogger(f"{NAME}.utilities.rank_zero").addFilter(_is_no_hint)
+    levels = {name: logging.getLogger(name).level for name in LOGGERS}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)` is deprecated", append=False)
         warnings.filterwarnings("ignore", message=r".*does not have many workers which may be a bottleneck.*")
@@ -160,3 +173,5 @@ def quiet() -> Iterator[None]:
             yield
         finally:
             threading.excepthook = shown
+            for name, level in levels.items():
+                logging.getLogger(name).setLevel(level)
