@@ -1,11 +1,12 @@
-"""Names and tokens as text of a figure, whatever characters they have."""
+"""Figures, and names and tokens as their text, whatever characters they have."""
 
 from __future__ import annotations
 
 import unicodedata
 from itertools import islice
+from typing import Any
 
-__all__ = ["literal"]
+__all__ = ["literal", "new_figure"]
 
 
 def literal(text: str, longest: int = 40) -> str:
@@ -33,6 +34,16 @@ def literal(text: str, longest: int = 40) -> str:
     known = {letter for letter in {*shown, "\ufffd", "?"} if _has_glyph(letter)}
     other = next((letter for letter in "\ufffd?" if letter in known), "")
     return "".join(letter if letter in known else other for letter in shown).replace("$", r"\$")
+
+
+def new_figure(rows: int, columns: int, width: float, height: float) -> tuple[Any, list[Any]]:
+    """Return a matplotlib figure and its axes, without touching pyplot's state or needing a display."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height))
+    FigureCanvasAgg(figure)
+    return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
 
 
 def _has_glyph(letter: str) -> bool:

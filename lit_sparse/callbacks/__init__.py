@@ -2,20 +2,19 @@
 
 from lit_sparse import train_extra  # noqa: F401
 from lit_sparse.arguments import check_types
-from lit_sparse.callbacks.logging import CountLogger, SecondsLogger
-from lit_sparse.callbacks.pictures import (
+from lit_sparse.callbacks.logging import CountLogger, LanguageLogger, SecondsLogger
+from lit_sparse.callbacks.pictures.attention import AttentionPlot
+from lit_sparse.callbacks.pictures.heat_maps import draw_attention
+from lit_sparse.callbacks.pictures.plots import (
     ActivityHistogram,
-    AttentionPlot,
     BasesPlot,
     ClassSamplesPlot,
     DecoderCallsPlot,
-    LanguageLogger,
     NegativeELBOPlot,
     ReconstructionPlot,
     SuccessPlot,
     SupportSizePlot,
     TransportPlot,
-    draw_attention,
 )
 from lit_sparse.callbacks.stopping import RelativeChangeStopping
 from lit_sparse.callbacks.temperature import TemperatureAnnealing

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
 from typing_extensions import override
 
+from lit_sparse.errors import ConfigurationError
 from lit_sparse.lightning import pl
 
-__all__ = ["Stage", "StageCallback", "artifacts_of"]
+__all__ = ["Stage", "StageCallback", "artifacts_of", "check_folder"]
 
 Stage: TypeAlias = Literal["train", "val", "test"]
 
@@ -59,8 +61,8 @@ class StageCallback(pl.Callback):
     def on_stage_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: Stage) -> None:
         """Run when an epoch of a stage ends."""
 
-    def on_finish(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Run once, after training or after a test."""
+    def on_finish(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: Stage) -> None:
+        """Run after training, after each validation and after a test; a validation in training ends before its epoch."""
 
     @override
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
@@ -80,14 +82,30 @@ class StageCallback(pl.Callback):
 
     @override
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.on_finish(trainer, pl_module)
+        self.on_finish(trainer, pl_module, "train")
+
+    @override
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if not trainer.sanity_checking:
+            self.on_finish(trainer, pl_module, "val")
 
     @override
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.on_finish(trainer, pl_module)
+        self.on_finish(trainer, pl_module, "test")
 
 
 def artifacts_of(outputs: Any) -> dict[str, Any]:
     """Return the artifacts of a step's output, empty for a step of another kind of model."""
     artifacts: dict[str, Any] = outputs.get("artifacts", {}) if isinstance(outputs, dict) else {}
     return artifacts
+
+
+def check_folder(value: str | None) -> str | None:
+    """Return the name of a folder, or None.
+
+    Raises:
+        ConfigurationError: if it is something else.
+    """
+    if value is not None and not isinstance(value, str | os.PathLike):
+        raise ConfigurationError(f"Expected argument `folder` to be a path or None but got {value!r}.")
+    return value

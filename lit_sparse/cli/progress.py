@@ -265,7 +265,7 @@ def _texts(module: pl.LightningModule, values: Mapping[str, float]) -> list[str]
     others = ordered((name for name in values if not name.startswith("train")), module)
     first = getattr(module, "monitor", ("val/loss",))[0]
     names = [name for name in dict.fromkeys([first, "val/loss", loss, *others]) if name in values][:SHOWN]
-    return [f"{name} {values[name]:<6.4g}" for name in sorted(names, key=lambda name: not name.startswith("train"))]
+    return [f"{name} {values[name]:<7.4g}" for name in sorted(names, key=lambda name: not name.startswith("train"))]
 
 
 def _drawing(width: int, place: str, share: float, left: str, texts: list[str]) -> Any:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from typing_extensions import override
 
 from lit_sparse.callbacks.base import Stage, artifacts_of
 from lit_sparse.callbacks.pictures.base import Format, Picture
@@ -19,14 +17,12 @@ from lit_sparse.distributed import gather_to_first
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.lightning import pl, rank_zero_info, rank_zero_warn
 from lit_sparse.runs import replaced
-from lit_sparse.state_checks import DictOf, Kind
+from lit_sparse.state_checks import DictOf, Kind, ListOf
 
-__all__ = ["AttentionPlot", "check_folder"]
+__all__ = ["AttentionPlot"]
 
 FORMATS: tuple[Format, ...] = ("png", "svg", "json")
 NEEDED = ("attention", "source_tokens", "output_tokens", "index")
-#: Seed of the choice of the drawn examples.
-SEED = 0
 
 
 class AttentionPlot(Picture):
@@ -65,7 +61,7 @@ class AttentionPlot(Picture):
         formats: tuple[Format, ...] = FORMATS,
         folder: str | None = None,
     ) -> None:
-        super().__init__(check_folder(folder))
+        super().__init__(folder)
         self.examples = _check_examples(examples)
         self.groups: Groups | None = None if groups is None else check_choice("groups", groups, ("none", "neighbours", "tied"))
         if not isinstance(formats, list | tuple) or not formats:
@@ -74,31 +70,18 @@ class AttentionPlot(Picture):
         self._kept: dict[int, Attention] = {}
         self._seen = False
 
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Read the logger's folder, and clear the state of an earlier run."""
-        super().setup(trainer, pl_module, stage)
-        self._begin()
-
-    @override
-    def on_stage_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: Stage) -> None:
-        if stage != "train":
-            self._begin()
-
-    @override
-    def on_stage_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, stage: Stage, dataloader_idx: int = 0
-    ) -> None:
-        artifacts = artifacts_of(outputs)
-        checking = stage == "val" and trainer.sanity_checking
-        if stage == "train" or dataloader_idx or checking or not set(NEEDED) <= set(artifacts):
-            return
-        self._seen = True
-        places = {index: place for place, index in enumerate(artifacts["index"].tolist())}
-        chosen = self._choose({*self._kept, *places})
-        self._kept = {i: self._kept[i] if i in self._kept else Attention.cut(artifacts, places[i]) for i in chosen}
-
-    def _begin(self) -> None:
+    def begin(self, module: pl.LightningModule) -> None:
+        """Forget the examples of the last validation or test."""
         self._kept, self._seen = {}, False
+
+    def see(self, module: pl.LightningModule, outputs: Any) -> None:
+        """Keep those examples of a batch that are chosen among all so far."""
+        artifacts = artifacts_of(outputs)
+        if set(NEEDED) <= set(artifacts):
+            self._seen = True
+            places = {index: place for place, index in enumerate(artifacts["index"].tolist())}
+            chosen = self._choose({*self._kept, *places})
+            self._kept = {i: self._kept[i] if i in self._kept else Attention.cut(artifacts, places[i]) for i in chosen}
 
     def _choose(self, indices: set[int]) -> list[int]:
         """Return those of some examples' indices that are to be drawn."""
@@ -106,41 +89,43 @@ class AttentionPlot(Picture):
             return sorted(indices, key=_place_in_line)[: self.examples]
         return [index for index in self.examples if index in indices]
 
-    @override
     def on_stage_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: Stage) -> None:
+        """Gather the examples on the first process."""
         if stage != "train":
             gathered = gather_to_first((self._seen, self._kept))
             kept = {index: example for _, examples in reversed(gathered) for index, example in examples.items()}
             self._kept, self._seen = {i: kept[i] for i in self._choose(set(kept))}, any(saw for saw, _ in gathered)
 
-    @override
     def state_dict(self) -> dict[str, Any]:
         """Return the examples of the last validation."""
         return {"examples": {index: vars(example) for index, example in self._kept.items()}}
 
     def state_example(self, model: pl.LightningModule) -> dict[str, Any]:
         """Return an example of a state."""
-        return {"examples": DictOf(Kind("the attention of an example", _is_attention), int)}
+        weights = Kind("weights", lambda value: isinstance(value, Tensor) and value.is_floating_point())
+        return {"examples": DictOf({"weights": weights, "source": ListOf(""), "output": ListOf(""), "title": ""}, int)}
 
-    @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the examples."""
+        """Restore the examples.
+
+        Raises:
+            DataError: if there are not as many tokens as weights.
+        """
         self._kept = {index: Attention(**example) for index, example in state_dict["examples"].items()}
 
-    @override
-    def on_finish(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if not trainer.is_global_zero:
+    def on_finish(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: Stage) -> None:
+        """Draw each example, and say which of the named ones were not found."""
+        if stage == "val" or not trainer.is_global_zero:
             return
-        its: Groups = getattr(getattr(pl_module, "mapping", None), "groups", "neighbours")
-        groups = its if self.groups is None else self.groups
+        groups: Any = self.groups or getattr(getattr(pl_module, "mapping", None), "groups", "neighbours")
         kept, seen = self._kept, self._seen
-        self._begin()
+        self.begin(pl_module)
         for index in kept:
             self.save(trainer, figure_of(kept[index], groups), f"{self.name}/{index}")
             if "json" in self.formats and (folder := self.folder or self._log_dir) is not None:
                 with replaced(Path(folder) / "pictures" / self.name / f"{index}.json", "w") as file:
                     json.dump(kept[index].numbers(), file, ensure_ascii=False)
-        if trainer.state.fn == "fit" and not seen and getattr(pl_module, "validation_beam_size", None) == 0:
+        if stage == "train" and not seen and getattr(pl_module, "validation_beam_size", None) == 0:
             rank_zero_info(
                 "note: AttentionPlot drew no heat maps, because validation searches no outputs with `validation_beam_size: 0`."
                 " Set --model.init_args.validation_beam_size 1, or run the test, which draws them."
@@ -148,17 +133,6 @@ class AttentionPlot(Picture):
         absent = [] if isinstance(self.examples, int) or not seen else [i for i in self.examples if i not in kept]
         if absent:
             rank_zero_warn(f"AttentionPlot found no example of index {', '.join(map(str, absent))}; it drew {sorted(kept)}.")
-
-
-def check_folder(value: str | None) -> str | None:
-    """Return the name of a folder, or None.
-
-    Raises:
-        ConfigurationError: if it is something else.
-    """
-    if value is not None and not isinstance(value, str | os.PathLike):
-        raise ConfigurationError(f"Expected argument `folder` to be a path or None but got {value!r}.")
-    return value
 
 
 def _check_examples(value: int | list[int]) -> int | list[int]:
@@ -174,19 +148,4 @@ def _check_examples(value: int | list[int]) -> int | list[int]:
 
 def _place_in_line(index: int) -> tuple[bytes, int]:
     """Return a random key of an example, which sorts it among all others."""
-    return hashlib.blake2b(f"{SEED} {index}".encode(), digest_size=8).digest(), index
-
-
-def _is_attention(found: Any) -> bool:
-    """Return whether a stored value has the arguments of an Attention."""
-    if not isinstance(found, dict) or found.keys() != {"weights", "source", "output", "title"}:
-        return False
-    weights, source, output = found["weights"], found["source"], found["output"]
-    texts = [found["title"], *source, *output] if isinstance(source, list) and isinstance(output, list) else [None]
-    return (
-        all(isinstance(text, str) for text in texts)
-        and isinstance(weights, Tensor)
-        and weights.is_floating_point()
-        and weights.dim() in (2, 3)
-        and weights.shape[-2:] == (len(output), len(source))
-    )
+    return hashlib.blake2b(f"0 {index}".encode(), digest_size=8).digest(), index

@@ -6,10 +6,10 @@ import io
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
 
-from typing_extensions import override
-
 from lit_sparse.arguments import constructor_parameters
-from lit_sparse.callbacks.base import StageCallback
+from lit_sparse.callbacks.base import Stage, StageCallback, check_folder
+from lit_sparse.callbacks.pictures.drawings import draw
+from lit_sparse.figure_text import new_figure
 from lit_sparse.lightning import TensorBoardLogger, pl
 from lit_sparse.runs import replaced
 
@@ -23,19 +23,24 @@ class Picture(StageCallback):
 
     Args:
         folder: folder of the pictures; None for the logger's folder.
+
+    Raises:
+        ConfigurationError: if the folder is not a path.
     """
 
-    #: File name without its ending, and tag in TensorBoard.
+    #: File name without its ending, tag in TensorBoard, and by default the name in the table of drawings.
     name = "picture"
     #: File formats; ``save`` leaves ``"json"`` to the callback.
     formats: tuple[Format, ...] = ("png",)
     #: Attributes with what the picture shows of the last validation; a checkpoint keeps them, since a run that is continued at
     #: its end does not validate again. On the first process they hold what all processes have seen.
     shown: ClassVar[tuple[str, ...]] = ()
+    #: Stages at whose end it is drawn: ``"train"``, ``"test"``, and ``"val"`` for each validation.
+    stages: ClassVar[tuple[Stage, ...]] = ("train",)
 
     def __init__(self, folder: str | None = None) -> None:
         super().__init__()
-        self.folder = folder
+        self.folder = check_folder(folder)
         self._log_dir: str | None = None
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -43,7 +48,6 @@ class Picture(StageCallback):
         self._log_dir = trainer.log_dir
 
     @property
-    @override
     def state_key(self) -> str:
         """Name of the state: two pictures of a class differ in their arguments."""
         names = [name for name in constructor_parameters(type(self)) if name != "folder"]
@@ -57,6 +61,33 @@ class Picture(StageCallback):
         """Restore what the picture shows."""
         for name in self.shown:
             setattr(self, name, state_dict[name])
+
+    def artifact(self, trainer: pl.Trainer, module: Any) -> dict[str, Any] | None:
+        """Return what there is to draw, or None."""
+        return None
+
+    def begin(self, module: pl.LightningModule) -> None:
+        """Forget what was seen; called at the start of each validation and test."""
+
+    def see(self, module: pl.LightningModule, outputs: Any) -> None:
+        """Keep what the picture needs of a batch of the first data loader of a validation or test."""
+
+    def on_stage_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: Stage) -> None:
+        """Forget what an earlier validation or test has shown."""
+        if stage != "train":
+            self.begin(pl_module)
+
+    def on_stage_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, stage: Stage, dataloader_idx: int = 0
+    ) -> None:
+        """Keep what is drawn of a batch, except of training and of the check before it."""
+        if stage != "train" and not dataloader_idx and not (stage == "val" and trainer.sanity_checking):
+            self.see(pl_module, outputs)
+
+    def on_finish(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: Stage) -> None:
+        """Draw and save what there is to draw at the end of a stage."""
+        if stage in self.stages and trainer.is_global_zero and (artifact := self.artifact(trainer, pl_module)) is not None:
+            self.save(trainer, draw(artifact.get("picture", self.name), artifact))
 
     def save(self, trainer: pl.Trainer, figure: Any, name: str | None = None) -> None:
         """Write a figure in every format, and as PNG to every TensorBoard logger; the same figure makes the same files.
@@ -76,23 +107,12 @@ class Picture(StageCallback):
         for ending in dict.fromkeys([*written, "png"] if boards else written):
             buffer = io.BytesIO()  # drawn once for the file and TensorBoard: drawing takes most of the time
             with rc_context({"svg.hashsalt": name}):
-                metadata = {"Date": None} if ending == "svg" else None
-                figure.savefig(buffer, format=ending, dpi=120, bbox_inches="tight", metadata=metadata)
+                look = {"dpi": 120, "bbox_inches": "tight", "metadata": {"Date": None} if ending == "svg" else None}
+                figure.savefig(buffer, format=ending, **look)
             if folder is not None and ending in written:
                 with replaced(Path(folder) / "pictures" / f"{name}.{ending}", "wb") as file:
                     file.write(buffer.getvalue())
             if ending == "png" and boards:
-                buffer.seek(0)
-                pixels = imread(buffer, format="png")[..., :3]  # without opacity
+                pixels = imread(io.BytesIO(buffer.getvalue()), format="png")[..., :3]  # without opacity
                 for logger in boards:
                     logger.experiment.add_image(name, pixels, global_step=trainer.global_step, dataformats="HWC")
-
-
-def new_figure(rows: int, columns: int, width: float, height: float) -> tuple[Any, list[Any]]:
-    """Return a matplotlib figure and its axes, without touching pyplot's state or needing a display."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height))
-    FigureCanvasAgg(figure)
-    return figure, list(figure.subplots(rows, columns, squeeze=False).flat)

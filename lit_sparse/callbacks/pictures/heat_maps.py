@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -13,10 +14,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lit_sparse.callbacks.pictures.base import new_figure
+from lit_sparse.callbacks.pictures.drawings import POINTS, add_scale
 from lit_sparse.checks import check_choice
 from lit_sparse.errors import ConfigurationError, DataError
-from lit_sparse.figure_text import literal
+from lit_sparse.figure_text import literal, new_figure
 
 __all__ = ["Attention", "Groups", "draw_attention", "figure_of"]
 
@@ -48,6 +49,14 @@ class Attention:
     output: list[str]
     title: str = ""
 
+    def __post_init__(self) -> None:
+        shape = len(self.output), len(self.source)
+        if self.weights.dim() not in (2, 3) or self.weights.shape[-2:] != shape:
+            raise DataError(
+                f"Expected attention of an example with {shape[0]} output tokens and {shape[1]} source tokens to have shape"
+                f" {shape}, or one of these a head, but got {tuple(self.weights.shape)}."
+            )
+
     @classmethod
     def cut(cls, batch: Mapping[str, Any], place: int) -> Attention:
         """Return the attention of one example of a batch.
@@ -61,13 +70,7 @@ class Attention:
             DataError: if there are more tokens than weights.
         """
         source, output = list(batch["source_tokens"][place]), list(batch["output_tokens"][place])
-        weights: Tensor = batch["attention"][place].detach()
-        if weights.dim() not in (2, 3) or weights.shape[-2] < len(output) or weights.shape[-1] < len(source):
-            raise DataError(
-                f"Expected attention of an example with {len(output)} output tokens and {len(source)} source tokens to have at"
-                f" least shape ({len(output)}, {len(source)}) but got {tuple(weights.shape)}."
-            )
-        weights = weights[..., : len(output), : len(source)].to("cpu", copy=True).contiguous()
+        weights = batch["attention"][place].detach()[..., : len(output), : len(source)].to("cpu", copy=True).contiguous()
         return cls(weights, source, output, str(batch["title"][place]) if batch.get("title") else "")
 
     def numbers(self) -> dict[str, Any]:
@@ -78,20 +81,15 @@ class Attention:
 
 
 def draw_attention(
-    axis: Any,
-    weights: Tensor | npt.ArrayLike,
-    source: Sequence[str],
-    output: Sequence[str],
-    *,
-    groups: Groups = "neighbours",
+    axis: Any, weights: Tensor | npt.ArrayLike, source: Sequence[str], output: Sequence[str], *, groups: Groups = "neighbours"
 ) -> None:
     """Draw attention as a heat map: source tokens along x, output tokens from top to bottom.
 
     Exact zeros are grey. Other weights are darker the closer they are to the largest weight of their row. A border separates
     neighbours in a row unless their weights are exactly equal. NaN and negative numbers are shown as crosses on white.
-    All artists are vector graphics. Fonts and markers follow the size of the axis at the time of the call. Tokens are shown
-    literally, including dollar signs. Long tokens are truncated, line breaks are escaped, and characters that no font in
-    matplotlib's ``font.family`` has are replaced.
+    All artists are vector graphics. The size of the axis at the time of the call sets the size of markers, and how many tokens
+    are named. Tokens are shown literally, including dollar signs. Long tokens are truncated, line breaks are escaped, and
+    characters that no font in matplotlib's ``font.family`` has are replaced.
 
     The artists have names (``get_gid``): ``zeros`` and ``weights`` hold one polygon for each run of cells without a border,
     ``borders`` and ``rows`` one line each, and ``group_0``, ``group_1``, ... one marker per cell.
@@ -122,9 +120,7 @@ def draw_attention(
     from matplotlib.collections import LineCollection, PolyCollection
 
     check_choice("groups", groups, ("none", "neighbours", "tied"))
-    if isinstance(weights, Tensor):
-        weights = weights.detach().to("cpu", torch.float64).numpy()
-    table = np.asarray(weights, dtype=np.float64)
+    table = np.asarray(weights.detach().to("cpu", torch.float64) if isinstance(weights, Tensor) else weights, dtype=np.float64)
     rows, columns = len(output), len(source)
     if table.shape != (rows, columns):
         raise ConfigurationError(
@@ -145,12 +141,11 @@ def draw_attention(
     zero, positive = first == 0, weight[row, start] & (first > 0)
     colours = matplotlib.colormaps[COLOURS](shares[row, start])
     thin: dict[str, Any] = {"colors": BORDER, "linewidths": 0.4}
-    inner = start > 0
     crosses = [((x, y), (x + 1, y + d)) for y, x in np.argwhere(~weight) for y, d in ((y, 1), (y + 1, -1))]
     for artist in (
         PolyCollection(runs[zero], facecolors=GREY, edgecolors="none", gid="zeros"),
         PolyCollection(runs[positive], facecolors=colours[positive], edgecolors="none", gid="weights"),
-        LineCollection(runs[inner][:, [0, 3]], gid="borders", **thin),
+        LineCollection(runs[start > 0][:, [0, 3]], gid="borders", **thin),
         LineCollection([((0, y), (columns, y)) for y in range(1, rows)], gid="rows", **thin),
         LineCollection(crosses, gid="crosses", **thin),
     ):
@@ -159,27 +154,23 @@ def draw_attention(
     axis.set_xlim(0, max(columns, 1))
     axis.set_ylim(max(rows, 1), 0)
     box, points = axis.get_window_extent(), 72 / axis.get_figure().dpi
-    side = max(1.0, points * min(box.width / max(columns, 1), box.height / max(rows, 1)))
-    text = {"usetex": False, "fontsize": min(9.0, 0.65 * side)}
+    wide, high = (max(1.0, points * size / max(cells, 1)) for size, cells in ((box.width, columns), (box.height, rows)))
     slanted = {"rotation": 45, "ha": "right", "va": "center", "rotation_mode": "anchor"}
-    axis.set_xticks(np.arange(columns) + 0.5, [literal(token, LONGEST) for token in source], **text, **slanted)
-    axis.set_yticks(np.arange(rows) + 0.5, [literal(token, LONGEST) for token in output], **text)
-    axis.tick_params(length=0, pad=3)
-    for spine in axis.spines.values():
-        spine.set(color=BORDER, linewidth=0.6)
+    for ticks, tokens, room, look in ((axis.set_xticks, source, wide, slanted), (axis.set_yticks, output, high, {})):
+        named = range(0, len(tokens), math.ceil(POINTS / room))  # as many tokens as there is room for
+        ticks([place + 0.5 for place in named], [literal(tokens[place], LONGEST) for place in named], usetex=False, **look)
+    axis.tick_params(length=0, pad=3, labelsize=POINTS)
+    axis.set_xlabel("source", fontsize=POINTS)
+    axis.set_ylabel("output", fontsize=POINTS)
+    axis.spines[:].set(color=BORDER, linewidth=0.6)
     if groups == "tied":
         for number, cells in enumerate(_tied(table)):
             marker, hollow = MARKERS[number % len(MARKERS)], number // len(MARKERS) % 2
             ink = np.where(shares[tuple(cells.T)] > 0.5, "white", "black")
-            axis.scatter(
-                *(cells[:, ::-1].T + 0.5),
-                s=min(7.0, 0.33 * side) ** 2,
-                marker=marker,
-                facecolors="none" if hollow else ink,
-                edgecolors=ink if hollow else "none",
-                linewidths=0.6 if hollow else 0,
-                gid=f"group_{number}",
-            )
+            look = {"facecolors": ink, "edgecolors": "none", "linewidths": 0}
+            look = {"facecolors": "none", "edgecolors": ink, "linewidths": 0.6} if hollow else look
+            size = min(7.0, 0.33 * wide, 0.33 * high) ** 2
+            axis.scatter(*(cells[:, ::-1].T + 0.5), s=size, marker=marker, gid=f"group_{number}", **look)
 
 
 def _tied(table: npt.NDArray[np.float64]) -> list[npt.NDArray[np.intp]]:
@@ -191,19 +182,20 @@ def _tied(table: npt.NDArray[np.float64]) -> list[npt.NDArray[np.intp]]:
         >>> [cells.tolist() for cells in _tied(np.array([[0.2, 0.3, 0.2, 0.3], [0.0, 0.5, 0.0, 0.5]]))]
         [[[0, 0], [0, 2], [1, 1], [1, 3]], [[0, 1], [0, 3]]]
     """
-    found: list[list[tuple[int, int]]] = []
+    found: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
     for i, row in enumerate(table):
-        values, first, counts = np.unique(row, return_index=True, return_counts=True)
-        shared = (values > 0) & np.isfinite(values) & (counts > 1)
-        for number, j in enumerate(sorted(first[shared])):
-            if number == len(found):
-                found.append([])
-            found[number] += [(i, int(k)) for k in np.flatnonzero(row == row[j])]
-    return [np.array(cells, dtype=np.intp) for cells in found]
+        shared = [value for value, count in Counter(row.tolist()).items() if 0 < value < math.inf and count > 1]
+        for number, value in enumerate(shared):
+            found[number] += [(i, int(k)) for k in np.flatnonzero(row == value)]
+    return [np.array(cells, dtype=np.intp) for cells in found.values()]
 
 
 def figure_of(example: Attention, groups: Groups) -> Any:
-    """Draw an example: one panel per head, with cells of one size and margins that fit the tokens."""
+    """Draw an example: one panel per head, with cells of one size; what names them lies outside of the figure's box."""
+    import matplotlib
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+
     heads = example.weights if example.weights.dim() == 3 else example.weights.unsqueeze(0)
     count, (height, width) = len(heads), (max(1, size) for size in heads.shape[1:])
     columns = min(count, max(1, int(PAGE / (width * CELL + GAP))))
@@ -214,24 +206,23 @@ def figure_of(example: Attention, groups: Groups) -> Any:
     down = rows * height * cell + (rows - 1) * GAP
     figure, axes = new_figure(rows, columns, width=across, height=down)
     figure.subplots_adjust(0, 0, 1, 1, wspace=GAP / (width * cell), hspace=GAP / (height * cell))
-    for number, axis in enumerate(axes):
-        if number >= count:
-            axis.set_axis_off()
-            continue
-        draw_attention(axis, heads[number], example.source, example.output, groups=groups)
-        axis.tick_params(labelleft=number % columns == 0, labelbottom=number + columns >= count)
+    for axis in axes[count:]:
+        axis.set_axis_off()
+    for number, (axis, head) in enumerate(zip(axes, heads, strict=False)):
+        draw_attention(axis, head, example.source, example.output, groups=groups)
+        first, last = number % columns == 0, number + columns >= count
+        axis.tick_params(labelleft=first, labelbottom=last)
+        axis.yaxis.label.set_visible(first)
+        axis.xaxis.label.set_visible(last)
         if count > 1:
-            axis.set_title(f"head {number + 1}", fontsize=8, pad=3)
+            axis.set_title(f"head {number + 1}", fontsize=POINTS, pad=3)
     if example.title:
         lines = textwrap.wrap(literal(example.title, 400), max(40, int(13 * across)))
         place = {"xycoords": "axes fraction", "xytext": (0, 18 if count > 1 else 5), "textcoords": "offset points"}
-        axes[0].annotate("\n".join(lines), (0, 1), **place, va="bottom", fontsize=9, usetex=False)
-    box = figure.get_tightbbox(figure.canvas.get_renderer()).padded(0.1)  # inches
-    figure.set_size_inches(box.width, box.height)
-    figure.subplots_adjust(
-        left=-box.x0 / box.width,
-        right=(across - box.x0) / box.width,
-        bottom=-box.y0 / box.height,
-        top=(down - box.y0) / box.height,
-    )
+        axes[0].annotate("\n".join(lines), (0, 1), **place, va="bottom", fontsize=POINTS, usetex=False)
+    long = min(2.0, max(1.0, height * cell)) / (height * cell)
+    beside = axes[columns - 1].inset_axes((1 + 0.12 / (width * cell), 1 - long, 0.12 / (width * cell), long))
+    colours = ScalarMappable(Normalize(0, 1), matplotlib.colormaps[COLOURS].with_extremes(under=GREY))
+    label = "weight / largest\nof its row (grey: 0)"
+    add_scale(figure, colours, label, cax=beside, extend="min", extendrect=True, ticks=[0, 1])
     return figure

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from typing_extensions import override
 
-from lit_sparse.callbacks.pictures.attention import check_folder
+from lit_sparse.callbacks.base import check_folder
 from lit_sparse.distributed import gather_objects, gather_to_first
 from lit_sparse.errors import DataError
 from lit_sparse.lightning import pl

@@ -11,7 +11,7 @@ import torch
 from matplotlib.image import imread
 
 from lit_sparse.callbacks import ActivityHistogram, BasesPlot
-from lit_sparse.callbacks.pictures.bases import _sheet
+from lit_sparse.callbacks.pictures.drawings import draw
 from lit_sparse.data import DigitsDataModule
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.estimators import Marginalize
@@ -60,7 +60,7 @@ def test_models_without_bases_are_left_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("count", "shape"), [(1, (8, 8)), (7, (8, 8)), (10, (4, 16)), (3, (16, 4))])
 def test_a_sheet_shows_each_basis_where_it_stands(count: int, shape: tuple[int, int]) -> None:
     bases = torch.randn(count, 64)
-    drawn = _sheet(bases, shape).axes[0].images[0].get_array()
+    drawn = draw("bases", {"bases": bases, "shape": shape}).axes[0].images[0].get_array()
     high, wide = shape[0] + 2, shape[1] + 2
     columns = drawn.shape[1] // wide
     for number in range(count):

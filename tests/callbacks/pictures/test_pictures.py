@@ -18,7 +18,7 @@ from lit_sparse.callbacks import (
     PredictionWriter,
     ReconstructionPlot,
 )
-from lit_sparse.callbacks.pictures.images import _image_grid
+from lit_sparse.callbacks.pictures.drawings import draw
 from lit_sparse.data import DigitsDataModule
 from lit_sparse.estimators import Marginalize, TopKMarginalize
 from lit_sparse.mappings import Sparsemax
@@ -40,7 +40,8 @@ def test_callbacks_work_under_a_trainer_in_python(tmp_path: Path) -> None:
     trainer = short(max_epochs=2, callbacks=[CountLogger(), *pictures, PredictionWriter(folder=folder)])
     trainer.fit(model, DigitsDataModule())
     assert [row["epoch"] for row in curve.history] == [1, 2]
-    assert all(row["p10"] <= row["median"] <= row["p90"] for row in curve.history)
+    low, median, high = (f"train/decoder_calls_{key}" for key in ("p10", "median", "p90"))
+    assert all(row[low] <= row[median] <= row[high] for row in curve.history)
     for name in ("decoder_calls", "reconstructions", "samples_by_class"):
         image = imread(tmp_path / "pictures" / f"{name}.png")
         assert float(image[..., :3].std()) > 0.01, "the picture is not blank"
@@ -51,7 +52,7 @@ def test_callbacks_work_under_a_trainer_in_python(tmp_path: Path) -> None:
 
 def test_the_curve_survives_a_checkpoint() -> None:
     curve, other = DecoderCallsPlot(), DecoderCallsPlot()
-    curve.history = [{"epoch": 1.0, "p10": 1.0, "median": 2.0, "p90": 3.0, "mean": 2.0}]
+    curve.history = [{"epoch": 1.0, **dict.fromkeys(curve.metrics, 2.0)}]
     other.load_state_dict(curve.state_dict())
     assert other.history == curve.history
 
@@ -85,26 +86,26 @@ def test_negative_elbo_against_epochs_and_calls(tmp_path: Path) -> None:
     """Validation every second epoch: its calls count, and it has no point; a resumed run goes on with the curve."""
     curve, logged = fit_bits(tmp_path, 5)
     medians = logged["train/decoder_calls_median"]
-    assert [row["epoch"] for row in curve.history] == [2, 4]
-    assert [row["decoder_calls"] for row in curve.history] == [sum(medians[:2]), sum(medians[:4])]
-    assert [row["nelbo"] for row in curve.history] == logged["val/nelbo"]
+    assert [row["epoch"] for row in curve.rows] == [2, 4]
+    assert [row["calls"] for row in curve.rows] == [sum(medians[:2]), sum(medians[:4])]
+    assert [row["val/nelbo"] for row in curve.rows] == logged["val/nelbo"]
     for name in ("negative_elbo", "reconstructions"):
         assert float(imread(tmp_path / "pictures" / f"{name}.png")[..., :3].std()) > 0.01
     whole, logged = fit_bits(tmp_path, 6, tmp_path / "last.ckpt")
-    assert [row["epoch"] for row in whole.history] == [2, 4, 6]
-    assert whole.history[:2] == curve.history
-    assert whole.history[2]["decoder_calls"] == sum(medians) + sum(logged["train/decoder_calls_median"])
+    assert [row["epoch"] for row in whole.rows] == [2, 4, 6]
+    assert whole.history[:5] == curve.history
+    assert whole.rows[2]["calls"] == sum(medians) + sum(logged["train/decoder_calls_median"])
 
 
 def test_a_grid_of_images_that_are_not_square() -> None:
-    figure = _image_grid(torch.rand(2, 3, 10), ["a", "b"])
+    figure = draw("reconstructions", {"images": torch.rand(2, 3, 10), "labels": ["a", "b"]})
     assert figure.axes[0].images[0].get_array().shape == (2 * 5, 3 * 5)
 
 
 def test_images_in_color_are_drawn_in_color() -> None:
     pixels = torch.zeros(1, 2, 3, 4, 4)
     pixels[0, 1, 2] = 1.0  # the second image is blue
-    sheet = _image_grid(pixels.flatten(2), ["a"]).axes[0].images[0].get_array()
+    sheet = draw("reconstructions", {"images": pixels.flatten(2), "labels": ["a"]}).axes[0].images[0].get_array()
     assert sheet.shape == (5, 10, 3)
     assert sheet[:4, 5:9].reshape(16, 3).tolist() == [[0, 0, 1]] * 16
     assert not sheet[:4, :4].any()

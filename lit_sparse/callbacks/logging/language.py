@@ -9,20 +9,17 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_sparse.callbacks.base import Stage, artifacts_of
-from lit_sparse.callbacks.pictures.base import Picture, new_figure
+from lit_sparse.callbacks.pictures.base import Picture
+from lit_sparse.callbacks.pictures.drawings import LINE
 from lit_sparse.checks import check_choice, check_count
-from lit_sparse.errors import CheckpointError
-from lit_sparse.figure_text import literal
 from lit_sparse.lightning import AGREED, pl
 from lit_sparse.metrics import MessageCounts, MessageStructure
 from lit_sparse.metrics.language import InputDistance
-from lit_sparse.state_checks import Kind, ListOf, OneOf
+from lit_sparse.state_checks import ListOf, OneOf
 
 __all__ = ["LanguageLogger"]
 
 NEEDED = ("messages", "targets", "index")
-#: Largest number of used symbols that are named on the axis.
-NAMED = 64
 #: Number of distinguished classes if the data module does not name them.
 UNNAMED = 256
 
@@ -69,6 +66,7 @@ class LanguageLogger(Picture):
 
     name = "messages_by_class"
     shown = ("_drawn", "_names")
+    stages = ("train", "test")
 
     def __init__(self, examples: int = 1000, folder: str | None = None, input_distance: InputDistance = "cosine") -> None:
         super().__init__(folder)
@@ -79,34 +77,11 @@ class LanguageLogger(Picture):
         self._drawn: Tensor | None = None
         self._names: list[str] = []
 
-    def state_example(self, model: pl.LightningModule) -> dict[str, Any]:
+    def state_example(self, model: Any) -> dict[str, Any]:
         """Return an example of a state."""
-        symbols = getattr(model, "vocabulary", None)
-        counts = Kind(
-            f"counts of {symbols} symbols for each class",
-            lambda drawn: (
-                isinstance(drawn, Tensor)
-                and drawn.dim() == 2
-                and drawn.shape[1] == symbols
-                and not drawn.is_floating_point()
-                and not drawn.is_complex()
-            ),
-        )
+        names = getattr(getattr(model.trainer, "datamodule", None), "class_names", ())
+        counts = torch.zeros(len(names) or UNNAMED, getattr(model, "vocabulary", 0), dtype=torch.long)
         return {"_drawn": OneOf(counts), "_names": ListOf("")}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what the picture shows.
-
-        Raises:
-            CheckpointError: if there is another number of names than of classes.
-        """
-        drawn, names = state_dict["_drawn"], state_dict["_names"]
-        if drawn is not None and len(drawn) != (len(names) or UNNAMED):
-            raise CheckpointError(
-                f"Expected counts of {len(names) or UNNAMED} classes in the state of {type(self).__name__} but got"
-                f" {len(drawn)}. Use another checkpoint of the run."
-            )
-        super().load_state_dict(state_dict)
 
     @override
     def on_stage_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: Stage) -> None:
@@ -146,25 +121,20 @@ class LanguageLogger(Picture):
             pl_module.log(f"{stage}/{name}", value.float(), **AGREED)
 
     @override
-    def on_finish(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if self._drawn is None or not trainer.is_global_zero:
-            return
+    def artifact(self, trainer: pl.Trainer, module: Any) -> dict[str, Any] | None:
+        if self._drawn is None:
+            return None
         classes = (self._drawn.sum(1) > 0).nonzero().squeeze(-1)
         counts = self._drawn[classes].double()
         # Used symbols, sorted so that those mostly sent for the same class are neighbours.
         used = (counts.sum(0) > 0).nonzero().squeeze(-1)
         shares = counts[:, used] / counts[:, used].sum(0)
+        names = dict(enumerate(self._names))
         order = (shares.argmax(0) * 2 - shares.amax(0)).argsort()
-        picture = (counts[:, used] / counts.sum(1, keepdim=True))[:, order]
-        figure, axes = new_figure(1, 1, width=3.0 + 0.12 * len(used), height=1.5 + 0.13 * len(classes))
-        axis = axes[0]
-        image = axis.imshow(picture.numpy(), cmap="gray_r", vmin=0, aspect="auto", interpolation="nearest")
-        axis.set_ylabel("class")
-        names = [str((self._names or range(UNNAMED))[int(number)]) for number in classes]
-        axis.set_yticks(range(len(classes)), [literal(name) for name in names], fontsize=6)
-        named = len(used) <= NAMED
-        axis.set_xticks(range(len(used)) if named else [], used[order].tolist() if named else [], fontsize=6, rotation=90)
-        axis.set_xlabel(f"symbol ({len(used)} of {self._drawn.shape[1]} in use)")
-        axis.set_title("share of a class's messages", fontsize=9)
-        figure.colorbar(image, ax=axis, fraction=0.05, pad=0.02)
-        self.save(trainer, figure)
+        return {
+            "shares": (counts[:, used] / counts.sum(1, keepdim=True))[:, order],
+            "classes": [names.get(int(number), int(number)) for number in classes],
+            "symbols": used[order].tolist(),
+            "cells": (len(used), len(classes), LINE),
+            "vocabulary": self._drawn.shape[1],
+        }
