@@ -31,10 +31,10 @@ def ordered(names: Iterable[str], model: Any) -> list[str]:
     first = getattr(model, "monitor", ("val/loss",))[0].rpartition("/")[2]
     declared = [first, *getattr(model, "test_metrics", getattr(model, "val_metrics", ()))]
 
-    def rank(name: str) -> tuple[bool, bool, int]:
+    def rank(name: str) -> tuple[bool, bool, int, str]:
         own = name.rpartition("/")[2]
         place = declared.index(own) if own in declared else len(declared)
-        return COUNTS.search(name) is not None, COMPONENT.search(name) is not None, place
+        return COUNTS.search(name) is not None, COMPONENT.search(name) is not None, place, own
 
     return sorted((name for name in names if not LEFT_OUT.search(name)), key=rank)
 

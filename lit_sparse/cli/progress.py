@@ -247,7 +247,7 @@ def _done(trainer: pl.Trainer, epochs: float) -> float:
 def _place(trainer: pl.Trainer) -> str:
     """Return the number of the epoch, from 1, and of the step if steps are limited, each with its limit.
 
-    Without a width of its own a number has that of its limit, so that lines are aligned.
+    A number is as wide as its limit, so that the lines of all epochs are aligned.
     """
     numbers = {"epoch": (trainer.current_epoch + 1, trainer.max_epochs or -1)}
     if trainer.max_steps > 0:
@@ -269,7 +269,7 @@ def _texts(module: pl.LightningModule, values: Mapping[str, float]) -> list[str]
 
 
 def _drawing(width: int, place: str, share: float, left: str, texts: list[str]) -> Any:
-    """Return the bar with a line of metrics below it, of which those are shown that the terminal has room for."""
+    """Return the bar with a line of metrics below it, as many as fit into the width of the terminal."""
     from rich.console import Group
     from rich.progress_bar import ProgressBar
     from rich.table import Column, Table

@@ -264,7 +264,7 @@ def test_players_come_to_understand_each_other(tmp_path: Path) -> None:
     model, games = small(), data()
     fitting.fit(model, games)
     assert len(success.history) == 6
-    assert success.history[-1]["success"] == pytest.approx(float(fitting.callback_metrics["val/success"]))
+    assert success.history[-1]["val/success"] == pytest.approx(float(fitting.callback_metrics["val/success"]))
     logged = fitting.callback_metrics
     assert float(logged["val/success"]) > 0.4, "chance is 1 in 8"
     assert float(logged["train/decoder_calls_mean"]) < 8

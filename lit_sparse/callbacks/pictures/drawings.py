@@ -18,7 +18,7 @@ Axes: TypeAlias = list[Any]
 
 #: Points of text, and inches between two lines of it.
 POINTS, LINE = 9, 0.18
-#: Largest width and height of a heat map, in inches; names that have no room are left out.
+#: Largest width and height of a heat map, in inches; names that do not fit are left out.
 LARGEST = 10.0
 #: A curve of fewer points has a marker at each.
 FEW = 20

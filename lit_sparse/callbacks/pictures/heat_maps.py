@@ -157,7 +157,7 @@ def draw_attention(
     wide, high = (max(1.0, points * size / max(cells, 1)) for size, cells in ((box.width, columns), (box.height, rows)))
     slanted = {"rotation": 45, "ha": "right", "va": "center", "rotation_mode": "anchor"}
     for ticks, tokens, room, look in ((axis.set_xticks, source, wide, slanted), (axis.set_yticks, output, high, {})):
-        named = range(0, len(tokens), math.ceil(POINTS / room))  # as many tokens as there is room for
+        named = range(0, len(tokens), math.ceil(POINTS / room))  # as many as fit
         ticks([place + 0.5 for place in named], [literal(tokens[place], LONGEST) for place in named], usetex=False, **look)
     axis.tick_params(length=0, pad=3, labelsize=POINTS)
     axis.set_xlabel("source", fontsize=POINTS)

@@ -121,7 +121,7 @@ class SupportSizePlot(CurvePlot):
 
 
 class NegativeELBOPlot(CurvePlot):
-    """Plot the negative ELBO of validation against epochs, and against the cumulative median of decoder calls.
+    """Plot the validation negative ELBO against epochs, and against the cumulative median of decoder calls.
 
     The cost of an epoch is the median over its examples. An epoch without validation adds its cost and no point. To use it in a
     config (the command line adds it by itself)::
@@ -217,7 +217,7 @@ class ClassSamplesPlot(Picture):
 class BasesPlot(Picture):
     """Draw the bases of a model as images at the end of training: blue is negative, red positive, white zero.
 
-    It asks for ``bases`` (n, D), D a square, such as those of :class:`lit_sparse.models.SupervisedOnlineAutoencoder`; other
+    It asks for ``bases`` (n, D), D a square, as :class:`lit_sparse.models.SupervisedOnlineAutoencoder` has them; other
     models are left alone.
 
     To use it in a config (the command line adds it by itself)::
