@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from matplotlib.image import imread
+from matplotlib.text import Text
 
 from lit_sparse.callbacks import (
     ClassSamplesPlot,
@@ -17,6 +19,7 @@ from lit_sparse.callbacks import (
     NegativeELBOPlot,
     PredictionWriter,
     ReconstructionPlot,
+    SupportSizePlot,
 )
 from lit_sparse.callbacks.pictures.drawings import draw
 from lit_sparse.data import DigitsDataModule
@@ -109,3 +112,57 @@ def test_images_in_color_are_drawn_in_color() -> None:
     assert sheet.shape == (5, 10, 3)
     assert sheet[:4, 5:9].reshape(16, 3).tolist() == [[0, 0, 1]] * 16
     assert not sheet[:4, :4].any()
+
+
+ROWS = [{"epoch": float(i), "calls": 2.0 * i, "low": 1.0, "median": 2.0, "high": 3.0, "mean": 2.0} for i in (1, 2, 3)]
+POINTS = {name: torch.rand(30, 2) for name in ("source", "target", "mapped", "drawn")}
+ENDS = {"source": torch.rand(30), "target": torch.rand(30)}
+LINE = {"points": ENDS, "potentials": ENDS, "densities": ENDS, "grid": torch.arange(30), "mapped": torch.rand(30)}
+ARTIFACTS: dict[str, dict[str, Any]] = {
+    "decoder_calls": {"rows": ROWS, "metrics": ("low", "median", "high", "mean"), "label": "calls"},
+    "success": {"rows": ROWS, "metrics": ("calls", "mean"), "label": "success"},
+    "reconstructions": {"images": torch.rand(2, 3, 64), "labels": ["image", "reconstruction"], "cells": (3, 2, 0.5)},
+    "bases": {"bases": torch.randn(9, 64), "shape": (8, 8)},
+    "activity": {"counts": torch.tensor([0, 3, 5, 1])},
+    "messages_by_class": {
+        "shares": torch.rand(4, 90),
+        "classes": list("abcd"),
+        "symbols": list(range(90)),
+        "vocabulary": 99,
+        "cells": (90, 4, 0.18),
+    },
+    "transport_line": {**LINE, "drawn": torch.rand(2, 30)},
+    "transport_plane": POINTS,
+}
+
+
+@pytest.mark.parametrize("name", ARTIFACTS)
+def test_text_can_be_read_and_legends_lie_on_nothing(name: str) -> None:
+    figure = draw(name, ARTIFACTS[name])
+    figure.canvas.draw()
+    texts = [text for text in figure.findobj(Text) if text.get_text() and text.get_visible()]
+    assert all(text.get_fontsize() >= 9 for text in texts)
+    for axis in figure.axes:
+        legend = axis.get_legend()
+        assert legend is None or legend.get_window_extent().y0 >= axis.get_window_extent().y1
+        boxes = [label.get_window_extent() for label in axis.get_xticklabels() if label.get_text()]
+        assert all(left.x1 <= right.x0 + 1 for left, right in pairwise(boxes)), "labels lie apart"
+    named = [axis for axis in figure.axes if axis.get_ylabel()]
+    heat_map = name in ("bases", "messages_by_class")
+    assert len(named) == (0 if name == "reconstructions" else len(figure.axes) - (name in ("bases", "success")))
+    assert heat_map == any("/" in axis.get_ylabel() or "share of the class" in axis.get_ylabel() for axis in named)
+
+
+@pytest.mark.parametrize("calls", [2.0, 3.0])
+def test_counts_that_are_equal_are_one_picture(tmp_path: Path, calls: float) -> None:
+    plots = [DecoderCallsPlot(str(tmp_path)), SupportSizePlot(str(tmp_path))]
+    for plot, value in zip(plots, (calls, 2.0), strict=True):
+        plot.history = [{"epoch": 1.0, **dict.fromkeys(plot.metrics, value)}]
+    trainer = short(callbacks=plots)
+    for plot in plots:
+        plot.on_train_end(trainer, pl.LightningModule())
+    names = {path.stem for path in (tmp_path / "pictures").iterdir()}
+    assert names == ({"decoder_calls"} if calls == 2 else {"decoder_calls", "support_size"})
+    shown = plots[0].artifact(trainer, None)
+    assert shown is not None
+    assert ("support size" in shown["label"]) == (calls == 2)
