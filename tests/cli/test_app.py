@@ -398,7 +398,7 @@ def test_a_callback_that_the_config_names_stands_for_ours(tmp_path: Path) -> Non
     ]
     assert main(["fit", *GAME, *QUIET, *short, "-c", str(config), "--output_dir", str(tmp_path)]) == 0
     assert (tmp_path / "here" / "pictures" / "success.png").is_file()
-    assert [path.name for path in tmp_path.rglob("support_size.png")], "the others are ours"
+    assert [path.name for path in tmp_path.rglob("decoder_calls.png")], "the others are ours"
 
 
 def test_labels_and_files_that_are_not_what_they_should_be(capsys: pytest.CaptureFixture[str]) -> None:

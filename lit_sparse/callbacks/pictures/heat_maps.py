@@ -160,8 +160,6 @@ def draw_attention(
         named = range(0, len(tokens), math.ceil(POINTS / room))  # as many as fit
         ticks([place + 0.5 for place in named], [literal(tokens[place], LONGEST) for place in named], usetex=False, **look)
     axis.tick_params(length=0, pad=3, labelsize=POINTS)
-    axis.set_xlabel("source", fontsize=POINTS)
-    axis.set_ylabel("output", fontsize=POINTS)
     axis.spines[:].set(color=BORDER, linewidth=0.6)
     if groups == "tied":
         for number, cells in enumerate(_tied(table)):
@@ -212,8 +210,8 @@ def figure_of(example: Attention, groups: Groups) -> Any:
         draw_attention(axis, head, example.source, example.output, groups=groups)
         first, last = number % columns == 0, number + columns >= count
         axis.tick_params(labelleft=first, labelbottom=last)
-        axis.yaxis.label.set_visible(first)
-        axis.xaxis.label.set_visible(last)
+        axis.set_xlabel("source" if last else "", fontsize=POINTS)
+        axis.set_ylabel("output" if first else "", fontsize=POINTS)
         if count > 1:
             axis.set_title(f"head {number + 1}", fontsize=POINTS, pad=3)
     if example.title:
