@@ -9,8 +9,8 @@ from typing import Any
 
 __all__ = ["best_metrics", "ordered", "table"]
 
-#: Names that the tables leave out: statistics besides the mean, and the number of examples or tokens.
-LEFT_OUT = re.compile(r"_(p10|median|p90|total|step)$|/(examples|tokens|seconds)$")
+#: Names that the tables leave out: statistics besides the mean, and the number of examples, pairs or tokens.
+LEFT_OUT = re.compile(r"_(p10|median|p90|total|step)$|/(examples|pairs|tokens|seconds)$")
 #: Names of the components of another metric.
 COMPONENT = re.compile(r"_(bp|ratio|precision\d?|recall)$")
 #: Names of statistics that callbacks log.
