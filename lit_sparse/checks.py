@@ -185,7 +185,9 @@ def check_number(name: str, value: float, low: float, high: float, *, open_low: 
     return float(value)
 
 
-def check_parameter(name: str, value: float | Tensor, low: float, high: float) -> float | Tensor:
+def check_parameter(
+    name: str, value: float | Tensor, low: float, high: float, *, open_low: bool = False
+) -> float | Tensor:
     """Return a number within bounds, or a floating tensor.
 
     Tensor values below the range are refused if they can be read without synchronization: on the CPU, outside of
@@ -197,13 +199,16 @@ def check_parameter(name: str, value: float | Tensor, low: float, high: float) -
     if isinstance(value, Tensor):
         if value.dtype not in FLOATS:
             raise ConfigurationError(f"Expected argument `{name}` to be a floating tensor but got {value.dtype}.")
-        if value.device.type == "cpu" and has_values(value) and bool((value.detach() < low).any()):
-            got = value.detach()[value.detach() < low].flatten()[:5].tolist()
-            raise ConfigurationError(
-                f"Expected every `{name}` to be at least {low} but got {got}. Clamp it, or learn it in a range."
-            )
+        if value.device.type == "cpu" and has_values(value):
+            outside = value.detach() <= low if open_low else value.detach() < low
+            if bool(outside.any()):
+                bound = f"{'above' if open_low else 'at least'} {low}"
+                raise ConfigurationError(
+                    f"Expected every `{name}` to be {bound} but got {value.detach()[outside].flatten()[:5].tolist()}."
+                    " Clamp it, or learn it in a range."
+                )
         return value
-    return check_number(name, value, low, high)
+    return check_number(name, value, low, high, open_low=open_low)
 
 
 def check_dim(dim: int, tensor: Tensor, what: str) -> int:

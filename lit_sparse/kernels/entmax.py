@@ -2,7 +2,8 @@
 
 With ``eps = alpha - 1`` and ``z = (x - max x) / gamma`` the result is ``y = [1 + eps (z - t)]_+^(1 / eps)``, the deformed
 exponential of ``z - t``, which becomes ``exp(z - t)`` as eps -> 0, t the deformed logarithm of the partition function.
-Newton's method runs on ``(sum y)^eps = 1``: for alpha <= 2 its left side is a norm, convex in t and nearly linear.
+Newton's method runs on ``(sum y)^eps = 1``: for 1 < alpha <= 2 its left side is a norm, for alpha < 1 a power mean, nearly linear
+in t. Below 1 every result is above zero.
 """
 
 from __future__ import annotations
@@ -68,10 +69,10 @@ def _map_reference(x: Tensor, alpha: float | Tensor, gamma: float) -> Tensor:
     eps = torch.as_tensor(alpha, dtype=x.dtype, device=x.device) - 1
     allowed = x != -torch.inf
     top = x.amax(-1, keepdim=True)
-    invalid = ~(x < torch.inf).all(-1, keepdim=True) | ~(eps >= 0)
+    invalid = ~(x < torch.inf).all(-1, keepdim=True) | ~(eps > -1)
     z = torch.where(invalid | ~allowed.any(-1, keepdim=True), torch.zeros_like(x), (x - top) / gamma)
-    safe = eps.clamp_min(1e-6)
-    flat = eps < 1e-6
+    flat = ~(eps.abs() >= 1e-6) | (eps <= -1)
+    safe = torch.where(flat, 1e-6, eps)
 
     def deformed(t: Tensor, z: Tensor, allowed: Tensor, safe: Tensor, flat: Tensor) -> Tensor:
         m = safe * (z - t)
@@ -104,7 +105,7 @@ map_entmax = RowKernel(
 """Row kernel ``(x (..., d), alpha (..., 1) or a number, gamma) -> y (..., d)``: alpha-entmax of ``x / gamma``.
 
 ``-inf`` marks an entry that is not allowed; a row without allowed entries gives zeros, a row with NaN or +inf, or an alpha
-below 1, gives NaN at its allowed entries.
+of 0 or less, gives NaN at its allowed entries.
 """
 
 

@@ -1,4 +1,4 @@
-"""The rows of the Jacobian of alpha-entmax for 1 <= alpha <= 2, compiled.
+"""The rows of the Jacobian of alpha-entmax for 0 < alpha <= 2, compiled.
 
 With ``s = y^(2 - alpha)`` it is ``s (v - sum s v / sum s) / gamma`` on the support of the result y.
 """
@@ -89,7 +89,7 @@ def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, alphas: Any, 
         if eps == 1.0:
             for j in range(n):
                 work[0, j] = work[0, j] / work[0, j]
-        elif eps > FLAT:
+        elif abs(eps) > FLAT:
             power = y.dtype.type(1.0 - eps)
             logarithms(work, bits, n)
             for j in range(n):

@@ -1,7 +1,8 @@
-"""The rows of alpha-entmax for 1 <= alpha <= 2, compiled.
+"""The rows of alpha-entmax for 0 < alpha <= 2, compiled.
 
 With ``eps = alpha - 1`` and ``z = (x - max x) / gamma`` the result is ``y = [1 + eps (z - t)]_+^(1 / eps)``. Newton's method
-runs on ``(sum y)^eps = 1``: for alpha <= 2 its left side is a norm, convex in t and nearly linear.
+runs on ``(sum y)^eps = 1``: for 1 < alpha <= 2 its left side is a norm, convex in t and nearly linear; for alpha < 1 it is a power
+mean, concave in t, and all results are above zero.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from lit_sparse.kernels.exact_support import ROUNDING, SMALLEST, add, add_differ
 
 __all__ = ["FLAT", "gather_scores", "is_power", "map_block", "map_powers_block", "solve", "write_normalized"]
 
-FLAT = 1e-9  # below this eps, softmax: the two differ by eps / 2 times the square of a score
+FLAT = 1e-9  # below this size of eps, softmax: the two differ by eps / 2 times the square of a score
+FARTHEST = 1e30  # an eps (z - t) that, for eps < 0, has no weight
 NEWTON_PASSES, PASSES = 30, 120
 CHUNK = 1024
 QUARTER = 0.25
@@ -40,21 +42,21 @@ def deform(z: Any, n: Any, eps: Any, t: Any, work: Any, bits: Any) -> None:
         for j in range(n):
             m = one + (z[j] - shift)
             work[0, j] = m if m > zero else zero
-    elif eps <= FLAT:
+    elif abs(eps) <= FLAT:
         for j in range(n):
             work[0, j] = z[j] - shift
         exponentials(work, bits, n)
     else:
         least = z.dtype.type(-0.99999994 if z.itemsize == 4 else -0.9999999999999998)
-        power = z.dtype.type(1.0 / eps)
+        power, most = z.dtype.type(1.0 / eps), z.dtype.type(FARTHEST)
         for j in range(n):
-            work[0, j] = max(e * (z[j] - shift), least)
+            work[0, j] = min(max(e * (z[j] - shift), least), most)
         logarithms_of_one_plus(work, bits, n)
         for j in range(n):
             work[0, j] = work[0, j] * power
         exponentials(work, bits, n)
         for j in range(n):
-            work[0, j] = work[0, j] if e * (z[j] - shift) > -one else zero
+            work[0, j] = work[0, j] if -one < e * (z[j] - shift) < most else zero
 
 
 @compile_rows(REDUCTION_FLAGS)
@@ -119,7 +121,7 @@ def sum_of(work: Any, n: Any) -> Any:
 @compile_rows(inline="source")
 def gather_scores(x: Any, row: Any, top: Any, eps: Any, gamma: Any, z: Any, places: Any) -> Any:
     """Collect ``(x - top) / gamma`` in the type of z where it may be in the support, with the places; return how many."""
-    limit = -np.inf if eps <= FLAT else -1.0 / eps
+    limit = -1.0 / eps if eps > FLAT else -np.inf
     factor, bound = z.dtype.type(1.0 / gamma), z.dtype.type(limit)
     n = 0
     for i in range(x.shape[1]):
@@ -137,7 +139,7 @@ def solve(z: Any, n: Any, eps: Any, work: Any, bits: Any) -> Any:
     tolerance = 1e-6 + math.exp(-16.0 * max(eps, 0.5)) if z.itemsize == 4 else 1e-9
     if eps > 1.0:  # small y are steep in t
         tolerance = 1e-15
-    done = eps <= FLAT  # the result is exp(z) over its sum
+    done = abs(eps) <= FLAT  # the result is exp(z) over its sum
     lower, upper = 0.0, 0.0 if done else -math.expm1(-eps * math.log(n)) / eps
     t, passes = 0.5 * upper, 0
     while True:
@@ -149,7 +151,8 @@ def solve(z: Any, n: Any, eps: Any, work: Any, bits: Any) -> Any:
         lower, upper, ahead = next_in_bracket(t, total >= 1.0, lower, upper, ahead, passes <= NEWTON_PASSES)
         step, t = abs(ahead - t), ahead
         passes += 1
-        done = step <= tolerance or upper - lower <= 1e-15 * upper or passes == PASSES
+        size = max(1.0 - eps * t, 1.0)  # what the step is relative to, for eps < 0
+        done = step <= tolerance * size or upper - lower <= 1e-15 * upper or passes == PASSES
 
 
 @compile_rows(inline="source")
@@ -317,7 +320,7 @@ def map_block(start: Any, stop: Any, out: Any, x: Any, alphas: Any, gamma: Any) 
         eps = alpha - 1.0
         if is_power(alpha) or eps > 1.0 or not top_of(x, bits, row, out, cell, cell_bits):
             continue
-        if not eps >= 0.0:
+        if not eps > -1.0:
             write_invalid(x, row, out)
             continue
         n = gather_scores(x, row, cell[0], eps, gamma, z, places)

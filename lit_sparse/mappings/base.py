@@ -107,13 +107,13 @@ class SparseMapping(nn.Module, ABC):
         """Return instances that the shared tests run; override it when the constructor needs arguments."""
         return [cls(), cls(gamma=0.5)]
 
-    def keep_parameter(self, name: str, value: float | Tensor, low: float, high: float) -> None:
+    def keep_parameter(self, name: str, value: float | Tensor, low: float, high: float, *, open_low: bool = False) -> None:
         """Keep a number, a parameter to learn, or a buffer as an attribute, with values in ``low .. high``.
 
         Raises:
             ConfigurationError: for a value outside of the range.
         """
-        checked = check_parameter(name, value, low, high)
+        checked = check_parameter(name, value, low, high, open_low=open_low)
         if isinstance(checked, Tensor) and not checked.is_meta:
             values = checked.detach()
             if not bool(((values >= low) & (values <= high)).all()):
@@ -305,7 +305,7 @@ class Threshold(NamedTuple):
     """The entmax that a mapping is. Scores below a threshold have no weight, and more scores cannot lower it.
 
     Attributes:
-        alpha: at least 1, where softmax has no threshold; a tensor broadcasts to the scores.
+        alpha: of the entmax, which has a threshold above 1; a tensor broadcasts to the scores.
         k: number of the largest scores that are mapped, for sparsemax; None for all.
         gamma: strength of the mapping.
     """

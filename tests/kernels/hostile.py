@@ -107,7 +107,7 @@ def entmax(x: Tensor, gamma: float, alpha: float) -> None:
     y = map_entmax(x, alpha, gamma)
     check_point(x, y, True, ("entmax", gamma, alpha))
     assert entmax_product(x, y, alpha, gamma).shape == y.shape
-    column = torch.linspace(0.9, 3.0, len(x), dtype=torch.float64).unsqueeze(-1)
+    column = torch.linspace(-0.1, 3.0, len(x), dtype=torch.float64).unsqueeze(-1)
     assert map_entmax(x, column, gamma).shape == y.shape
 
 
@@ -228,7 +228,7 @@ def assignments(x: Tensor, rows: int) -> None:
 def main() -> None:
     """Fuzz all kernels."""
     fuzz("simplex", simplex, gamma=GAMMAS, k=st.sampled_from([0, 1, 3, 70]))
-    fuzz("entmax", entmax, gamma=GAMMAS, alpha=numbers(1.0, 1.0000001, 1.25, 1.5, 2.0, 3.0, 50.0))
+    fuzz("entmax", entmax, gamma=GAMMAS, alpha=numbers(0.01, 0.5, 1.0, 1.0000001, 1.25, 1.5, 2.0, 3.0, 50.0))
     fuzz("pnorm", pnorm, gamma=GAMMAS, p=numbers(1.001, 1.2, 1.5, 1.9, 2.0))
     fuzz("capped", capped, gamma=GAMMAS, rho=numbers(1e-6, 0.1, 0.5, 0.999))
     fuzz("fused", fused, gamma=GAMMAS, lam=numbers(0.0, 1e-9, 0.1, 2.0, 1e6))

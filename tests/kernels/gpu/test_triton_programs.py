@@ -114,7 +114,7 @@ def check_entmax(device: str) -> None:
     worst, worst_product = Worst(), Worst()
     mixed = torch.tensor([1.5, 1.0, 1.25, 1.75, 2.0, 1.5, 2.5, 4.0, 0.5]).unsqueeze(-1)
     for x, gamma in cases(1):
-        for alpha in (1.5, 1.0, 1.2, 3.0, mixed, torch.tensor([[1.5]], dtype=torch.float64)):
+        for alpha in (1.5, 1.0, 1.2, 3.0, 0.3, mixed, torch.tensor([[1.5]], dtype=torch.float64)):
             if isinstance(alpha, float) and alpha not in (1.5, 1.2) and x.shape[-1] in (2, 64, 300):
                 continue
             name = alpha if isinstance(alpha, float) else f"{alpha.numel()} alphas"

@@ -24,7 +24,8 @@ from lit_sparse.kernels.gpu.triton_programs.tiles import (
 
 __all__ = ["apply_jacobian", "map_entmax"]
 
-FLAT = tl.constexpr(1e-12)  # alpha - 1 from below: here entmax is softmax to all digits
+FLAT = tl.constexpr(1e-12)  # an alpha - 1 at which entmax is softmax to all digits
+FARTHEST = tl.constexpr(1e30)  # an eps (z - t) that, for eps < 0, has no weight
 
 
 @compiled
@@ -57,7 +58,7 @@ def deformed(z: tl.tensor, t: tl.tensor, eps: tl.tensor, halves: tl.tensor, squa
     Args:
         z: tile of scores, none above 0.
         t: (rows,), not below 0.
-        eps: (rows,) alpha - 1, > 0.
+        eps: (rows,) alpha - 1, > -1 and not 0.
         halves: whether all eps are 1/2.
         squares: whether that is known when this is compiled.
     """
@@ -69,7 +70,7 @@ def deformed(z: tl.tensor, t: tl.tensor, eps: tl.tensor, halves: tl.tensor, squa
         slope = tl.maximum(1.0 + m, 0.0)
         y = slope * slope
     else:
-        positive = m > -1.0
+        positive = (m > -1.0) & (m < FARTHEST)
         m = tl.where(positive, m, 0.0)
         base = 1.0 + m
         inverse = 1.0 / base
@@ -148,7 +149,8 @@ def solve_entmax(
         ahead = tl.where(good, ahead, 0.5 * (lower + upper))
         step = tl.abs(ahead - t)
         t = tl.where(live, ahead, t)  # a row that is done rests: its neighbours must not change it
-        live = live & (step > tolerance) & (upper - lower > 1e-15 * upper)
+        size = tl.maximum(1.0 - eps * t, 1.0)  # what the step is relative to, for eps < 0
+        live = live & (step > tolerance * size) & (upper - lower > 1e-15 * upper)
         i += 1
     return t
 
@@ -189,8 +191,8 @@ def map_entmax(
             return
     x += over(row) * d
     y += over(row) * d
-    invalid = ~((eps >= 0) & (eps < HUGE))
-    eps = tl.maximum(tl.where(invalid, 0.5, eps), FLAT)
+    invalid = ~((eps > -1) & (eps < HUGE))
+    eps = tl.where(tl.abs(eps) < FLAT, FLAT, tl.where(invalid, 0.5, eps))
     halves = ~any_of(eps != 0.5)
     z = load(x, 0, d, inside, -HUGE, depth, groups, width)
     peaks = peaks_of(z, x, d, inside, long)
