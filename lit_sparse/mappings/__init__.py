@@ -21,6 +21,7 @@ from lit_sparse.mappings.hard_threshold import HardThreshold
 from lit_sparse.mappings.hoyer_projection import HoyerProjection
 from lit_sparse.mappings.losses import FenchelYoungLoss
 from lit_sparse.mappings.lp_sparsemap import LPSparseMAP, LPSparseMAPOutput
+from lit_sparse.mappings.norm_max import NormMax
 from lit_sparse.mappings.oscarmax import Oscarmax
 from lit_sparse.mappings.regularized_argmax import RegularizedArgmax
 from lit_sparse.mappings.softmax import Softmax
@@ -40,6 +41,7 @@ __all__ = [
     "LPSparseMAPOutput",
     "LearnableEntmax",
     "LearnableFusedmax",
+    "NormMax",
     "Oscarmax",
     "RegularizedArgmax",
     "Softmax",

@@ -6,6 +6,7 @@ from lit_sparse.mappings.fusedmax import fusedmax
 from lit_sparse.mappings.hard_threshold import hard_threshold
 from lit_sparse.mappings.hoyer_projection import hoyer_projection
 from lit_sparse.mappings.lp_sparsemap.layer import lp_sparsemap
+from lit_sparse.mappings.norm_max import norm_max
 from lit_sparse.mappings.oscarmax import oscarmax
 from lit_sparse.mappings.regularized_argmax import regularized_argmax
 from lit_sparse.mappings.softmax import softmax
@@ -21,6 +22,7 @@ __all__ = [
     "hard_threshold",
     "hoyer_projection",
     "lp_sparsemap",
+    "norm_max",
     "oscarmax",
     "regularized_argmax",
     "softmax",

@@ -243,6 +243,7 @@ OMEGAS: dict[str, Callable[..., float]] = {
     "AnnealedEntmax": lambda m, y: tsallis(y, m.alpha),
     "LearnableEntmax": lambda m, y: tsallis(y, m.alpha),
     "SqPNormMax": lambda m, y: 0.5 * (y**m.p).sum() ** (2 / m.p),
+    "NormMax": lambda m, y: float((y ** number(m.alpha)).sum() ** (1 / number(m.alpha))),
     "Fusedmax": lambda m, y: 0.5 * (y**2).sum() + number(m.lam) * np.abs(np.diff(y)).sum(),
     "LearnableFusedmax": lambda m, y: 0.5 * (y**2).sum() + number(m.lam) * np.abs(np.diff(y)).sum(),
     "Oscarmax": lambda m, y: 0.5 * (y**2).sum() + m.lam * sum(max(a, b) for a, b in itertools.combinations(y, 2)),

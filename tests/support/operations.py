@@ -163,6 +163,7 @@ OTHERS: dict[str, list[Operation]] = {
     "mappings.functional.lp_sparsemap": one(
         lambda part, x: F.lp_sparsemap(x, part).marginals, part=LPSparseMAP.examples()[0].graph
     ),
+    "mappings.functional.norm_max": one(lambda _, x: F.norm_max(x, 2.5)),
     "mappings.functional.oscarmax": one(lambda _, x: F.oscarmax(x, 0.2)),
     "mappings.functional.regularized_argmax": one(lambda _, x: F.regularized_argmax(x, _negative_entropy)),
     "mappings.functional.softmax": one(lambda _, x: F.softmax(x, gamma=0.5)),
