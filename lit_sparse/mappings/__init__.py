@@ -14,6 +14,7 @@ Example:
 
 from lit_sparse.arguments import check_types
 from lit_sparse.mappings.base import SparseMapping
+from lit_sparse.mappings.budget_sparsemax import BudgetSparsemax
 from lit_sparse.mappings.capped_softmax import CappedSoftmax
 from lit_sparse.mappings.entmax import Entmax, LearnableEntmax
 from lit_sparse.mappings.fusedmax import Fusedmax, LearnableFusedmax
@@ -31,6 +32,7 @@ from lit_sparse.mappings.sq_pnorm_max import SqPNormMax
 from lit_sparse.mappings.topk_sparsemax import TopKSparsemax
 
 __all__ = [
+    "BudgetSparsemax",
     "CappedSoftmax",
     "Entmax",
     "FenchelYoungLoss",

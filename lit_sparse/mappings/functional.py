@@ -1,5 +1,6 @@
 """Every mapping as a function of scores: ``from lit_sparse.mappings import functional as F``."""
 
+from lit_sparse.mappings.budget_sparsemax import budget_sparsemax
 from lit_sparse.mappings.capped_softmax import capped_softmax
 from lit_sparse.mappings.entmax import entmax
 from lit_sparse.mappings.fusedmax import fusedmax
@@ -16,6 +17,7 @@ from lit_sparse.mappings.sq_pnorm_max import sq_pnorm_max
 from lit_sparse.mappings.topk_sparsemax import topk_sparsemax
 
 __all__ = [
+    "budget_sparsemax",
     "capped_softmax",
     "entmax",
     "fusedmax",

@@ -155,6 +155,7 @@ OTHERS: dict[str, list[Operation]] = {
             first=False,
         ),
     ],
+    "mappings.functional.budget_sparsemax": one(lambda _, x: F.budget_sparsemax(x, 1.5)),
     "mappings.functional.capped_softmax": one(lambda _, x: F.capped_softmax(x, 0.4)),
     "mappings.functional.entmax": one(lambda _, x: F.entmax(x, 1.3)),
     "mappings.functional.fusedmax": one(lambda _, x: F.fusedmax(x, 0.2)),
