@@ -25,6 +25,7 @@ from lit_sparse.mappings.lp_sparsemap import LPSparseMAP, LPSparseMAPOutput
 from lit_sparse.mappings.norm_max import NormMax
 from lit_sparse.mappings.oscarmax import Oscarmax
 from lit_sparse.mappings.regularized_argmax import RegularizedArgmax
+from lit_sparse.mappings.soft_sort import SoftRank, SoftSort
 from lit_sparse.mappings.softmax import Softmax
 from lit_sparse.mappings.sparsemap import SparseMAP, SparseMAPOutput
 from lit_sparse.mappings.sparsemax import Sparsemax
@@ -46,6 +47,8 @@ __all__ = [
     "NormMax",
     "Oscarmax",
     "RegularizedArgmax",
+    "SoftRank",
+    "SoftSort",
     "Softmax",
     "SparseMAP",
     "SparseMAPOutput",

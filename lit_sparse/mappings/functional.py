@@ -10,6 +10,7 @@ from lit_sparse.mappings.lp_sparsemap.layer import lp_sparsemap
 from lit_sparse.mappings.norm_max import norm_max
 from lit_sparse.mappings.oscarmax import oscarmax
 from lit_sparse.mappings.regularized_argmax import regularized_argmax
+from lit_sparse.mappings.soft_sort import soft_rank, soft_sort
 from lit_sparse.mappings.softmax import softmax
 from lit_sparse.mappings.sparsemap.layer import sparsemap
 from lit_sparse.mappings.sparsemax import sparsemax
@@ -27,6 +28,8 @@ __all__ = [
     "norm_max",
     "oscarmax",
     "regularized_argmax",
+    "soft_rank",
+    "soft_sort",
     "softmax",
     "sparsemap",
     "sparsemax",

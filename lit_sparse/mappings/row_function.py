@@ -213,7 +213,7 @@ class _Derivative(torch.autograd.Function):
             ctx.mark_non_differentiable(*output[1:])
             ctx.set_materialize_grads(False)  # no zeros for what has no gradient
         if cls.rule.saves_input:
-            saved = (output, inputs[0], *saved[1:])
+            saved = (saved[0], inputs[0], *saved[1:])
         if cls.rule.has_parameter_gradient and isinstance(rest[0], Tensor):
             saved, rest, ctx.parameter = (*saved, rest[0]), rest[1:], True
         ctx.rest = rest

@@ -167,6 +167,8 @@ OTHERS: dict[str, list[Operation]] = {
     "mappings.functional.norm_max": one(lambda _, x: F.norm_max(x, 2.5)),
     "mappings.functional.oscarmax": one(lambda _, x: F.oscarmax(x, 0.2)),
     "mappings.functional.regularized_argmax": one(lambda _, x: F.regularized_argmax(x, _negative_entropy)),
+    "mappings.functional.soft_rank": one(lambda _, x: F.soft_rank(x, 0.5)),
+    "mappings.functional.soft_sort": one(lambda _, x: F.soft_sort(x, 0.5)),
     "mappings.functional.softmax": one(lambda _, x: F.softmax(x, gamma=0.5)),
     "mappings.functional.sparsemap": one(lambda part, x: F.sparsemap(x, part).marginals, part=Budget(None, 2)),
     "mappings.functional.sparsemax": one(lambda _, x: F.sparsemax(x, gamma=0.5)),

@@ -1,0 +1,360 @@
+"""Soft sorting and ranking of rows, and their Jacobians.
+
+Both are projections P(s, w) of decreasing s onto the permutahedron of decreasing w, all vectors that are averages of w's
+permutations: ``s - v``, v the decreasing isotonic regression of s against w. Within a block of v, in the quadratic form,
+``v = mean s - mean w``; in the entropic form, which projects exp(s) onto the permutahedron of exp(w) by its entropy and takes the
+logarithm, ``v = logsumexp s - logsumexp w``. Neighbouring blocks are pooled as long as v increases from one to the next.
+
+Soft ranks take s = x / gamma and w = (n, ..., 1), in the entropic form its logarithm; soft sorting takes s = (n, ..., 1) / strength
+and w = -x, so that values rise. A block is named by the place of its first entry in the row; entries outside of blocks have -1,
+and those of broken rows -2.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lit_sparse.kernels.cpu.compile import compile_rows, empty, zeros
+from lit_sparse.kernels.cpu.rows import row_views, top_of
+from lit_sparse.kernels.isotonic import COUNTS, KEYS, MEANS, ORDER, SPARE, STARTS, SUMS, sort_decreasing
+from lit_sparse.kernels.loops import repeat_while
+from lit_sparse.kernels.row_kernel import RowKernel
+
+__all__ = ["rank_jacobian", "rank_product", "rank_softly", "sort_jacobian", "sort_product", "sort_softly"]
+
+OUTSIDE, BROKEN = -1, -2
+LOWEST = float(np.finfo(np.float64).min)
+ROWS = 4  # of either workspace
+S, W = KEYS, SPARE  # rows of the float workspace once it is sorted
+OF_S, OF_W = SUMS, MEANS  # rows of what a block's mean or logsumexp is above its first entry
+
+
+@compile_rows()
+def log_sum(a: Any, b: Any) -> Any:
+    """Return ``log(exp(a) + exp(b))``."""
+    return max(a, b) + math.log1p(math.exp(-abs(a - b)))
+
+
+@compile_rows()
+def pool(n: Any, entropic: Any, floats: Any, ints: Any) -> Any:
+    """Write where the blocks of the first n entries start, and n after the last, to row STARTS; return their number."""
+    blocks = 0
+    for i in range(n):
+        a, b, start = 0.0, 0.0, i
+        while blocks > 0:
+            first, of_s, of_w = ints[STARTS, blocks - 1], floats[OF_S, blocks - 1], floats[OF_W, blocks - 1]
+            next_s, next_w = a + (floats[S, start] - floats[S, first]), b + (floats[W, start] - floats[W, first])
+            if not (of_s - next_s) - (of_w - next_w) < 0.0:
+                break
+            if entropic:
+                a, b = log_sum(of_s, next_s), log_sum(of_w, next_w)
+            else:
+                share = (i + 1 - start) / (i + 1 - first)
+                a, b = of_s + share * (next_s - of_s), of_w + share * (next_w - of_w)
+            blocks, start = blocks - 1, first
+        floats[OF_S, blocks], floats[OF_W, blocks], ints[STARTS, blocks] = a, b, start
+        blocks += 1
+    ints[STARTS, blocks] = n
+    return blocks
+
+
+@compile_rows()
+def start_labels(row: Any, out: Any, labels: Any) -> None:
+    """Label a row, in which NaN stands where it is broken, as one without blocks."""
+    for i in range(out.shape[1]):
+        labels[row, i] = BROKEN if out[row, i] != out[row, i] else OUTSIDE
+
+
+@compile_rows()
+def rank_block(start: Any, stop: Any, out: Any, labels: Any, x: Any, gamma: Any, entropic: Any) -> None:
+    """Rank rows ``start .. stop - 1``, in float64."""
+    d = x.shape[1]
+    bits, cell, cell_bits = row_views(x)
+    floats, ints = empty((ROWS, d + 1), np.float64), empty((ROWS, d + 1), np.int32)
+    for row in range(start, stop):
+        ordinary, n = top_of(x, bits, row, out, cell, cell_bits), 0
+        start_labels(row, out, labels)
+        for i in range(d if ordinary else 0):  # without a branch: what is not kept is overwritten by the next
+            floats[KEYS, n] = max((np.float64(x[row, i]) - np.float64(cell[0])) / gamma, LOWEST)
+            ints[ORDER, n] = i
+            n += x[row, i] != -np.inf
+        sort_decreasing(n, floats, ints)
+        for i in range(n):
+            floats[W, i] = math.log(n - i) if entropic else n - i
+        for block in range(pool(n, entropic, floats, ints)):
+            first, end = ints[STARTS, block], ints[STARTS, block + 1]
+            total, mean = 0.0, n - 0.5 * (first + end - 1)  # mean of n - i
+            for i in range(first, end):
+                step = floats[S, i] - floats[S, first]
+                total += math.exp(step) if entropic else step
+            for i in range(first, end):
+                step, place = floats[S, i] - floats[S, first], ints[ORDER, i]
+                out[row, place] = (
+                    math.exp(step) * (mean * (end - first) / total) if entropic else mean + (step - total / (end - first))
+                )
+                labels[row, place] = ints[ORDER, first]
+
+
+@compile_rows()
+def sort_block(
+    start: Any, stop: Any, out: Any, order: Any, labels: Any, x: Any, strengths: Any, entropic: Any
+) -> None:
+    """Sort rows ``start .. stop - 1``, in float64."""
+    d = x.shape[1]
+    bits, cell, cell_bits = row_views(x)
+    floats, ints = empty((ROWS, d + 1), np.float64), empty((ROWS, d + 1), np.int32)
+    places = empty(d + 1, np.int32)
+    for row in range(start, stop):
+        strength = strengths[row if len(strengths) > 1 else 0]
+        ordinary, n = top_of(x, bits, row, out, cell, cell_bits), 0
+        start_labels(row, out, labels)
+        start_labels(row, out, order)
+        for i in range(d if ordinary else 0):
+            floats[KEYS, n] = -np.float64(x[row, i])
+            ints[ORDER, n], places[n] = i, i
+            n += x[row, i] != -np.inf
+        sort_decreasing(n, floats, ints)
+        for i in range(n):
+            floats[W, i] = floats[KEYS, i]
+            floats[S, i] = -i / strength
+        for block in range(pool(n, entropic, floats, ints)):
+            first, end = ints[STARTS, block], ints[STARTS, block + 1]
+            total, spread, middle = 0.0, 0.0, 0.5 * (first + end - 1)
+            for i in range(first, end):
+                step = floats[W, i] - floats[W, first]
+                total += math.exp(step) if entropic else step
+                spread += math.exp(-(i - first) / strength)
+            shift = -math.log(total) + math.log(spread) if entropic else -total / (end - first)
+            for i in range(first, end):
+                slot = places[i]
+                away = i - first if entropic else i - middle
+                out[row, slot] = shift - floats[W, first] + away / strength
+                order[row, slot], labels[row, slot] = ints[ORDER, i], ints[ORDER, first]
+
+
+def _blocks(s: Tensor, w: Tensor, inside: Tensor, entropic: bool) -> tuple[Tensor, Tensor]:
+    """Return the number of each entry's block, and where the block starts, for entries (..., d) in order.
+
+    All neighbours in violation are pooled at once until there are none; any order of pooling gives the same.
+
+    Args:
+        s: decreasing.
+        w: decreasing.
+        inside: where entries take part, from the first on.
+        entropic: the form.
+    """
+
+    def violating(joined: Tensor, s: Tensor, w: Tensor, inside: Tensor) -> Tensor:
+        ids, first = starts_of(joined)
+        of_s, of_w = ((part - part.gather(-1, first)) for part in (s, w))
+        if entropic:
+            level = block_sums(of_s.exp(), ids).log() - block_sums(of_w.exp(), ids).log()
+        else:
+            level = block_sums(of_s - of_w, ids) / block_sums(torch.ones_like(s), ids)
+        rise = level.diff() + s.gather(-1, first).diff() - w.gather(-1, first).diff()
+        return ~joined & inside[..., 1:] & (rise > 0)
+
+    joined = torch.zeros_like(inside[..., 1:])
+    (joined,) = repeat_while(violating, lambda joined, *rest: (joined | violating(joined, *rest),), (joined,), (s, w, inside))
+    return starts_of(joined)
+
+
+def starts_of(joined: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the number of each entry's block, and where it starts, given which neighbours share one."""
+    begins = torch.cat([torch.ones_like(joined[..., :1]), ~joined], -1) if joined.shape[-1] else joined.new_ones(
+        (*joined.shape[:-1], 1)
+    )
+    ids = begins.long().cumsum(-1) - 1
+    place = torch.arange(ids.shape[-1], device=ids.device).expand_as(ids)
+    return ids, block_sums(torch.where(begins, place, 0), ids)
+
+
+def block_sums(v: Tensor, ids: Tensor) -> Tensor:
+    """Return the sum of v over each entry's block, in differentiable operations."""
+    return torch.zeros_like(v).scatter_add(-1, ids, v).gather(-1, ids)
+
+
+def _sorted(x: Tensor, keys: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return where x is broken, how many entries of a row take part, the order of their keys, and these in that order."""
+    invalid = ~(x < torch.inf).all(-1, keepdim=True)
+    allowed = x != -torch.inf
+    use = allowed & ~invalid
+    order = torch.where(use, keys, -torch.inf).argsort(dim=-1, descending=True, stable=True)
+    return allowed & invalid, use, order, torch.where(use, keys, 0.0).gather(-1, order)
+
+
+def _rank_reference(x: Tensor, gamma: float, entropic: bool) -> tuple[Tensor, Tensor]:
+    top = x.amax(-1, keepdim=True)
+    keys = ((x - torch.where(top.isfinite(), top, 0.0)) / gamma).clamp_min(torch.finfo(x.dtype).min)
+    broken, use, order, s = _sorted(x, keys)
+    place = torch.arange(x.shape[-1], device=x.device)
+    n = use.sum(-1, keepdim=True)
+    inside = place < n
+    rank = torch.where(inside, n - place, 1).to(x.dtype)
+    ids, first = _blocks(s, rank.log() if entropic else rank, inside, entropic)
+    step = s - s.gather(-1, first)
+    if entropic:
+        y = step.exp() * (block_sums(rank, ids) / block_sums(step.exp(), ids))
+    else:
+        size = block_sums(torch.ones_like(s), ids)
+        y = block_sums(rank, ids) / size + (step - block_sums(step, ids) / size)
+    y = torch.zeros_like(x).scatter(-1, order, torch.where(inside, y, 0.0))
+    labels = torch.zeros_like(order).scatter(-1, order, torch.where(inside, order.gather(-1, first), OUTSIDE))
+    return torch.where(broken, torch.nan, y), torch.where(broken, BROKEN, labels).to(torch.int32)
+
+
+def _sort_reference(x: Tensor, strength: float | Tensor, entropic: bool) -> tuple[Tensor, Tensor, Tensor]:
+    strength = torch.as_tensor(strength, dtype=x.dtype, device=x.device)
+    broken, use, order, w = _sorted(x, -x)
+    place = torch.arange(x.shape[-1], device=x.device).expand_as(order)
+    inside = place < use.sum(-1, keepdim=True)
+    s = -place / strength
+    ids, first = _blocks(s, w, inside, entropic)
+    step, back = w - w.gather(-1, first), s - s.gather(-1, first)
+    if entropic:
+        y = block_sums(back.exp(), ids).log() - block_sums(step.exp(), ids).log() - back
+    else:
+        y = (block_sums(back, ids) - block_sums(step, ids)) / block_sums(torch.ones_like(s), ids) - back
+    y = y - w.gather(-1, first)
+    slots = (~use).to(torch.int32).argsort(dim=-1, stable=True)
+    y = torch.zeros_like(x).scatter(-1, slots, torch.where(inside, y, 0.0))
+    sources, labels = (
+        torch.zeros_like(order).scatter(-1, slots, torch.where(inside, part, OUTSIDE))
+        for part in (order, order.gather(-1, first))
+    )
+    return (
+        torch.where(broken, torch.nan, y),
+        *[torch.where(broken, BROKEN, part).to(torch.int32) for part in (sources, labels)],
+    )
+
+
+rank_softly = RowKernel(
+    "rank_softly",
+    "(Tensor x, float gamma, bool entropic) -> (Tensor, Tensor)",
+    rank_block,
+    _rank_reference,
+    seconds=40e-9,
+    auxiliary=(torch.int32,),
+)
+"""Row kernel ``(x (..., d), gamma, entropic) -> (y, labels)``: soft ranks of ``x / gamma``, 1 for the smallest, and their blocks.
+
+``-inf`` marks an entry that is not allowed and gets 0; a row with NaN or +inf gives NaN at its allowed entries.
+"""
+
+sort_softly = RowKernel(
+    "sort_softly",
+    "(Tensor x, Tensor strength, bool entropic) -> (Tensor, Tensor, Tensor)",
+    sort_block,
+    _sort_reference,
+    seconds=40e-9,
+    parameters=1,
+    auxiliary=(torch.int32, torch.int32),
+)
+"""Row kernel ``(x (..., d), strength (..., 1) or a number, entropic) -> (y, order, labels)``: rows, softly sorted, rising.
+
+``order`` says which entry of x stands at each place, and ``labels`` in which block. ``-inf`` marks an entry that is not allowed: the
+others are sorted among their places, and it gets 0. A row with NaN or +inf gives NaN at its allowed entries.
+"""
+
+
+@compile_rows()
+def rank_product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, labels: Any, gamma: Any, entropic: Any) -> None:
+    """Multiply rows ``start .. stop - 1`` of ``v`` by the Jacobian at ``y``."""
+    d = y.shape[1]
+    sums = zeros((2, d), np.float64)
+    for row in range(start, stop):
+        for i in range(d):
+            if labels[row, i] >= 0:
+                weight = y[row, i] if entropic else 1.0
+                sums[0, labels[row, i]] += weight * v[row, i]
+                sums[1, labels[row, i]] += weight
+        for i in range(d):
+            block = labels[row, i]
+            out[row, i] = np.nan if block == BROKEN else 0.0
+            if block >= 0:
+                weight = y[row, i] if entropic else 1.0
+                mean = sums[0, block] / sums[1, block] if sums[1, block] > 0.0 else 0.0
+                out[row, i] = weight * (v[row, i] - mean) / gamma
+        for i in range(d):
+            if labels[row, i] >= 0:
+                sums[0, labels[row, i]], sums[1, labels[row, i]] = 0.0, 0.0
+
+
+def rank_jacobian(v: Tensor, y: Tensor, labels: Tensor, gamma: float, entropic: bool) -> Tensor:
+    """Return the symmetric Jacobian of soft ranks at ``y``, times v, in differentiable operations.
+
+    In a block it is v less its mean, over gamma, or ``y`` times v less its mean weighted by y, over gamma.
+    """
+    inside, ids = labels >= 0, labels.clamp_min(0).long()
+    weight = torch.where(inside, y if entropic else torch.ones_like(y), 0.0)
+    v = torch.where(inside, v, 0.0)
+    total = block_sums(weight, ids)
+    mean = block_sums(weight * v, ids) / torch.where(total > 0, total, 1.0)
+    return torch.where(labels == BROKEN, torch.nan, torch.where(inside, weight * (v - mean) / gamma, 0.0))
+
+
+rank_product = RowKernel(
+    "rank_product",
+    "(Tensor v, Tensor y, Tensor labels, float gamma, bool entropic) -> Tensor",
+    rank_product_block,
+    rank_jacobian,
+    seconds=3e-9,
+)
+"""Row kernel ``(v, y, labels (..., d), gamma, entropic) -> (..., d)``: the Jacobian of soft ranks, times v."""
+
+
+@compile_rows()
+def sort_product_block(
+    start: Any, stop: Any, out: Any, v: Any, x: Any, order: Any, labels: Any, entropic: Any
+) -> None:
+    """Multiply rows ``start .. stop - 1`` of ``v`` by the transposed Jacobian at ``x``."""
+    d = v.shape[1]
+    sums = zeros((2, d), np.float64)
+    for row in range(start, stop):
+        for i in range(d):
+            block = labels[row, i]
+            out[row, i] = np.nan if block == BROKEN else 0.0
+            if block >= 0:
+                sums[0, block] += v[row, i]
+                sums[1, block] += math.exp(np.float64(x[row, block]) - x[row, order[row, i]]) if entropic else 1.0
+        for i in range(d):
+            block, source = labels[row, i], order[row, i]
+            if block >= 0:
+                weight = math.exp(np.float64(x[row, block]) - x[row, source]) if entropic else 1.0
+                out[row, source] = weight * sums[0, block] / sums[1, block]
+        for i in range(d):
+            if labels[row, i] >= 0:
+                sums[0, labels[row, i]], sums[1, labels[row, i]] = 0.0, 0.0
+
+
+def sort_jacobian(v: Tensor, x: Tensor, order: Tensor, labels: Tensor, entropic: bool, transposed: bool = True) -> Tensor:
+    """Return the Jacobian of soft sorting at ``x``, times v, or its transpose, in differentiable operations.
+
+    Each result of a block depends on all of the block's entries, alike: by their number or by ``softmax(-x)``.
+    """
+    inside, ids, source = labels >= 0, labels.clamp_min(0).long(), order.clamp_min(0).long()
+    weight = inside.to(v.dtype)
+    if entropic:
+        weight = torch.where(inside, torch.exp(torch.where(inside, x.detach().gather(-1, ids) - x.gather(-1, source), 0.0)), 0.0)
+    total = block_sums(weight, ids)
+    weight = weight / torch.where(total > 0, total, 1.0)
+    broken = torch.where(labels == BROKEN, torch.nan, 0.0).to(v.dtype)
+    if transposed:
+        pull = torch.where(inside, weight * block_sums(torch.where(inside, v, 0.0), ids), 0.0)
+        return torch.zeros_like(v).scatter_add(-1, source, pull) + broken
+    return torch.where(inside, block_sums(weight * torch.where(inside, v.gather(-1, source), 0.0), ids), broken)
+
+
+sort_product = RowKernel(
+    "sort_product",
+    "(Tensor v, Tensor x, Tensor order, Tensor labels, bool entropic) -> Tensor",
+    sort_product_block,
+    sort_jacobian,
+    seconds=3e-9,
+)
+"""Row kernel ``(v, x, order, labels (..., d), entropic) -> (..., d)``: the transposed Jacobian of soft sorting at x, times v."""
