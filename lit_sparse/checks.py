@@ -185,9 +185,7 @@ def check_number(name: str, value: float, low: float, high: float, *, open_low: 
     return float(value)
 
 
-def check_parameter(
-    name: str, value: float | Tensor, low: float, high: float, *, open_low: bool = False
-) -> float | Tensor:
+def check_parameter(name: str, value: float | Tensor, low: float, high: float, *, open_low: bool = False) -> float | Tensor:
     """Return a number within bounds, or a floating tensor.
 
     Tensor values below the range are refused if they can be read without synchronization: on the CPU, outside of

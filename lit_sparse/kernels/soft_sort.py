@@ -101,9 +101,7 @@ def rank_block(start: Any, stop: Any, out: Any, labels: Any, x: Any, gamma: Any,
 
 
 @compile_rows()
-def sort_block(
-    start: Any, stop: Any, out: Any, order: Any, labels: Any, x: Any, strengths: Any, entropic: Any
-) -> None:
+def sort_block(start: Any, stop: Any, out: Any, order: Any, labels: Any, x: Any, strengths: Any, entropic: Any) -> None:
     """Sort rows ``start .. stop - 1``, in float64."""
     d = x.shape[1]
     bits, cell, cell_bits = row_views(x)
@@ -166,8 +164,10 @@ def _blocks(s: Tensor, w: Tensor, inside: Tensor, entropic: bool) -> tuple[Tenso
 
 def starts_of(joined: Tensor) -> tuple[Tensor, Tensor]:
     """Return the number of each entry's block, and where it starts, given which neighbours share one."""
-    begins = torch.cat([torch.ones_like(joined[..., :1]), ~joined], -1) if joined.shape[-1] else joined.new_ones(
-        (*joined.shape[:-1], 1)
+    begins = (
+        torch.cat([torch.ones_like(joined[..., :1]), ~joined], -1)
+        if joined.shape[-1]
+        else joined.new_ones((*joined.shape[:-1], 1))
     )
     ids = begins.long().cumsum(-1) - 1
     place = torch.arange(ids.shape[-1], device=ids.device).expand_as(ids)
@@ -309,9 +309,7 @@ rank_product = RowKernel(
 
 
 @compile_rows()
-def sort_product_block(
-    start: Any, stop: Any, out: Any, v: Any, x: Any, order: Any, labels: Any, entropic: Any
-) -> None:
+def sort_product_block(start: Any, stop: Any, out: Any, v: Any, x: Any, order: Any, labels: Any, entropic: Any) -> None:
     """Multiply rows ``start .. stop - 1`` of ``v`` by the transposed Jacobian at ``x``."""
     d = v.shape[1]
     sums = zeros((2, d), np.float64)
@@ -340,7 +338,9 @@ def sort_jacobian(v: Tensor, x: Tensor, order: Tensor, labels: Tensor, entropic:
     inside, ids, source = labels >= 0, labels.clamp_min(0).long(), order.clamp_min(0).long()
     weight = inside.to(v.dtype)
     if entropic:
-        weight = torch.where(inside, torch.exp(torch.where(inside, x.detach().gather(-1, ids) - x.gather(-1, source), 0.0)), 0.0)
+        weight = torch.where(
+            inside, torch.exp(torch.where(inside, x.detach().gather(-1, ids) - x.gather(-1, source), 0.0)), 0.0
+        )
     total = block_sums(weight, ids)
     weight = weight / torch.where(total > 0, total, 1.0)
     broken = torch.where(labels == BROKEN, torch.nan, 0.0).to(v.dtype)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lit_sparse.kernels.arborescence import best_trees
 from lit_sparse.kernels.assignment import best_assignments
+from lit_sparse.kernels.budget_sparsemax import budget_product, map_budget
 from lit_sparse.kernels.capped_softmax import capped_product, map_capped
 from lit_sparse.kernels.entmax import entmax_product, map_entmax
 from lit_sparse.kernels.fusedmax import map_fused
@@ -26,9 +27,11 @@ from lit_sparse.kernels.hard_threshold import threshold_hard
 from lit_sparse.kernels.hoyer import project_hoyer
 from lit_sparse.kernels.hoyer_backward import hoyer_product
 from lit_sparse.kernels.kbest import best_bits
+from lit_sparse.kernels.norm_max import map_norm, norm_product
 from lit_sparse.kernels.oscarmax import map_oscar
 from lit_sparse.kernels.shared_categorical import log_likelihood
 from lit_sparse.kernels.simplex import center_on_support, project_simplex
+from lit_sparse.kernels.soft_sort import rank_product, rank_softly, sort_product, sort_softly
 from lit_sparse.kernels.sq_pnorm_max import map_pnorm, pnorm_product
 from lit_sparse.mappings import functional as F
 from lit_sparse.structures import Assignment, BitVector, Budget, Sequence, Structure, Tree
@@ -115,6 +118,37 @@ def pnorm(x: Tensor, gamma: float, p: float) -> None:
     y = map_pnorm(x, p, gamma)
     check_point(x, y, True, ("pnorm", gamma, p))
     assert pnorm_product(x, y, p, gamma).shape == y.shape
+
+
+def norm(x: Tensor, gamma: float, alpha: float) -> None:
+    y = map_norm(x, alpha, gamma)
+    check_point(x, y, True, ("norm", gamma, alpha))
+    assert norm_product(x, y, alpha, gamma).shape == y.shape
+    column = torch.linspace(0.9, 3.0, len(x), dtype=torch.float64).unsqueeze(-1)
+    assert map_norm(x, column, gamma).shape == y.shape
+
+
+def budget(x: Tensor, gamma: float, k: float) -> None:
+    y, labels = map_budget(x, k, gamma)
+    check_point(x, y, False, ("budget", gamma, k))
+    whole = y[~y.isnan().any(-1)].double()
+    assert bool(((whole >= 0) & (whole <= 1)).all()), ("budget", gamma, k)
+    assert bool((whole.sum(-1) <= k * (1 + 1e-6)).all()), ("budget", gamma, k)
+    assert budget_product(x, y, labels, gamma).shape == y.shape
+
+
+def soft_order(x: Tensor, strength: float, entropic: bool) -> None:
+    y, labels = rank_softly(x, strength, entropic)
+    check_point(x, y, False, ("rank", strength, entropic))
+    sizes = (x > -torch.inf).sum(-1)
+    sums, right = y.double().sum(-1), sizes * (sizes + 1) / 2
+    assert bool((sums.isnan() | ((sums - right).abs() <= 1e-5 * right)).all()), ("rank", strength, entropic)
+    assert bool((labels < x.shape[-1]).all())
+    assert rank_product(x, y, labels, strength, entropic).shape == y.shape
+    y, order, labels = sort_softly(x, strength, entropic)
+    check_point(x, y, False, ("sort", strength, entropic))
+    assert bool(((order < x.shape[-1]) & (labels < x.shape[-1])).all())
+    assert sort_product(x, x, order, labels, entropic).shape == y.shape
 
 
 def capped(x: Tensor, gamma: float, rho: float) -> None:
@@ -230,6 +264,9 @@ def main() -> None:
     fuzz("simplex", simplex, gamma=GAMMAS, k=st.sampled_from([0, 1, 3, 70]))
     fuzz("entmax", entmax, gamma=GAMMAS, alpha=numbers(0.01, 0.5, 1.0, 1.0000001, 1.25, 1.5, 2.0, 3.0, 50.0))
     fuzz("pnorm", pnorm, gamma=GAMMAS, p=numbers(1.001, 1.2, 1.5, 1.9, 2.0))
+    fuzz("norm", norm, gamma=GAMMAS, alpha=numbers(1.001, 1.5, 2.0, 3.0, 50.0, 1000.0))
+    fuzz("budget", budget, gamma=GAMMAS, k=numbers(0.0, 1e-9, 1.0, 2.5, 70.0))
+    fuzz("soft order", soft_order, strength=GAMMAS, entropic=st.booleans())
     fuzz("capped", capped, gamma=GAMMAS, rho=numbers(1e-6, 0.1, 0.5, 0.999))
     fuzz("fused", fused, gamma=GAMMAS, lam=numbers(0.0, 1e-9, 0.1, 2.0, 1e6))
     fuzz("oscar", oscar, gamma=GAMMAS, lam=numbers(0.0, 1e-9, 0.01, 2.0, 1e6), exact=st.booleans())

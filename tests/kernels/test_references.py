@@ -9,12 +9,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lit_sparse.kernels import center_on_support
+from lit_sparse.kernels.budget_sparsemax import budget_product, map_budget
 from lit_sparse.kernels.capped_softmax import capped_product, map_capped
 from lit_sparse.kernels.entmax import entmax_product, map_entmax, map_entmax_root
 from lit_sparse.kernels.groups import group_product, label_of
 from lit_sparse.kernels.hard_threshold import chosen_product, threshold_hard
 from lit_sparse.kernels.hoyer import project_hoyer
 from lit_sparse.kernels.hoyer_backward import hoyer_product
+from lit_sparse.kernels.norm_max import map_norm, norm_product
+from lit_sparse.kernels.soft_sort import rank_product, rank_softly, sort_product, sort_softly
 from lit_sparse.kernels.sq_pnorm_max import map_pnorm, pnorm_product
 from tests.kernels.rows import by_reference, fixed_settings, rows
 
@@ -73,6 +76,46 @@ def test_pnorm(x: Tensor, gamma: float, p: float) -> None:
     same(expected, by_reference(map_pnorm, x.double(), p, gamma))
     v = directions(expected)
     same(pnorm_product(v, expected, p, gamma), by_reference(pnorm_product, v, expected, p, gamma), scale=1 / (gamma * (p - 1)))
+
+
+@fixed_settings(80)
+@given(rows(), GAMMAS, st.sampled_from([1.05, 1.5, 2.0, 3.0]))
+def test_norm(x: Tensor, gamma: float, alpha: float) -> None:
+    y = map_norm(x, alpha, gamma)
+    expected = map_norm(x.double(), alpha, gamma)
+    same(y, expected.to(x.dtype))
+    same(expected, by_reference(map_norm, x.double(), alpha, gamma), scale=10.0)
+    v = directions(expected)
+    same(norm_product(v, expected, alpha, gamma), by_reference(norm_product, v, expected, alpha, gamma), scale=100 / gamma)
+
+
+@fixed_settings(80)
+@given(rows(), GAMMAS, st.sampled_from([0.0, 0.3, 1.0, 2.5, 60.0]))
+def test_budget(x: Tensor, gamma: float, k: float) -> None:
+    y, labels = map_budget(x, k, gamma)
+    expected, others = map_budget(x.double(), k, gamma)
+    same(y, expected.to(x.dtype))
+    same(expected, by_reference(map_budget, x.double(), k, gamma)[0])
+    v = directions(expected)
+    same(budget_product(v, expected, others, gamma), by_reference(budget_product, v, expected, others, gamma), scale=1 / gamma)
+
+
+@fixed_settings(80)
+@given(rows(), st.sampled_from([0.1, 1.0, 20.0]), st.booleans())
+def test_soft_order(x: Tensor, strength: float, entropic: bool) -> None:
+    y, labels = rank_softly(x, strength, entropic)
+    same(y, rank_softly(x.double(), strength, entropic)[0].to(x.dtype))
+    expected, others = by_reference(rank_softly, x.double(), strength, entropic)
+    y, labels = rank_softly(x.double(), strength, entropic)
+    same(y, expected)
+    v = directions(y)
+    same(rank_product(v, y, labels, 1.0, entropic), by_reference(rank_product, v, y, labels, 1.0, entropic), scale=10.0)
+    y, order, blocks = sort_softly(x.double(), strength, entropic)
+    expected, others, _ = by_reference(sort_softly, x.double(), strength, entropic)
+    same(y, expected, scale=100.0)
+    assert torch.equal(order, others)
+    arguments = v, x.double(), order, blocks, entropic
+    same(sort_product(*arguments), by_reference(sort_product, *arguments), scale=10.0)
 
 
 @fixed_settings(80)
@@ -140,7 +183,13 @@ def test_group_product(d: int, seed: int, gamma: float, signed: bool) -> None:
 
 @pytest.mark.parametrize(
     ("kernel", "numbers"),
-    [(map_entmax, (1.5, 1.0)), (map_pnorm, (1.5, 1.0)), (map_capped, (0.3, 1.0)), (project_hoyer, (0.6, 1.0, False))],
+    [
+        (map_entmax, (1.5, 1.0)),
+        (map_pnorm, (1.5, 1.0)),
+        (map_norm, (3.0, 1.0)),
+        (map_capped, (0.3, 1.0)),
+        (project_hoyer, (0.6, 1.0, False)),
+    ],
     ids=lambda value: getattr(value, "name", ""),
 )
 def test_a_row_does_not_depend_on_its_neighbours(kernel: object, numbers: tuple[float, ...]) -> None:
@@ -149,12 +198,21 @@ def test_a_row_does_not_depend_on_its_neighbours(kernel: object, numbers: tuple[
     assert torch.equal(together, torch.stack([kernel(row, *numbers) for row in x]))  # type: ignore[operator]
 
 
+def blocks_of(y: Tensor) -> Tensor:
+    """One block, of what is not zero; none where a row is broken."""
+    return torch.where(y.isnan(), -2, torch.where(y == 0, -1, 0)).to(torch.int32)
+
+
 PRODUCTS = {
     "simplex": (center_on_support, lambda v, y: (v, y, 1.0)),
     **{f"entmax {a}": (entmax_product, lambda v, y, a=a: (v, y, a, 1.0)) for a in (1.0, 1.2, 1.5, 1.7, 2.0, 3.0)},
     **{f"pnorm {p}": (pnorm_product, lambda v, y, p=p: (v, y, p, 1.0)) for p in (1.2, 1.5, 1.9)},
+    **{f"norm {a}": (norm_product, lambda v, y, a=a: (v, y, a, 1.0)) for a in (1.2, 2.0, 3.0)},
     "capped": (capped_product, lambda v, y: (v, y, torch.where(y == 0, -torch.inf, y), 0.4, 1.0)),
     "hoyer": (hoyer_product, lambda v, y: (v, y, torch.where(y == 0, -torch.inf, y), True)),
+    "budget": (budget_product, lambda v, y: (v, y, torch.where(y == 0, -1, 1).to(torch.int32), 1.0)),
+    "rank": (rank_product, lambda v, y: (v, y, blocks_of(y), 1.0, False)),
+    "sort": (sort_product, lambda v, y: (v, y, torch.arange(3).int().expand(2, 3), blocks_of(y), False)),
     "groups": (group_product, lambda v, y: (v, y, torch.where(y == 0, -1, 2).to(torch.int32), 1.0, False)),
 }
 

@@ -174,7 +174,9 @@ def test_a_mask_hides_from_alpha_too() -> None:
 def test_derivatives_in_scores_and_alpha() -> None:
     """First and second, mixed ones included, in both modes."""
     x = random_rows(10, 6, seed=0).requires_grad_()
-    alpha = torch.tensor([0.2, 0.8, 1.05, 1.3, 1.5, 1.8, 2.0, 2.2, 2.5, 4.0], dtype=torch.float64).unsqueeze(-1).requires_grad_()
+    alpha = (
+        torch.tensor([0.2, 0.8, 1.05, 1.3, 1.5, 1.8, 2.0, 2.2, 2.5, 4.0], dtype=torch.float64).unsqueeze(-1).requires_grad_()
+    )
     for gamma in (1.0, 0.6):
 
         def function(x: Tensor, alpha: Tensor, gamma: float = gamma) -> Tensor:
@@ -255,7 +257,11 @@ def test_compiled_with_a_tensor_alpha() -> None:
         return (F.entmax(x, alpha, gamma=0.5) * weights).sum()
 
     compiled = torch.compile(total, fullgraph=True, backend="aot_eager")
-    for alpha in (torch.tensor([[1.0], [1.0 + 1e-7], [1.5], [2.0], [3.0]], dtype=torch.float64), torch.tensor([[1.7]]), torch.tensor([[0.6]])):
+    for alpha in (
+        torch.tensor([[1.0], [1.0 + 1e-7], [1.5], [2.0], [3.0]], dtype=torch.float64),
+        torch.tensor([[1.7]]),
+        torch.tensor([[0.6]]),
+    ):
         results = []
         for function in (total, compiled):
             ours, theirs = x.clone().requires_grad_(), alpha.clone().requires_grad_()

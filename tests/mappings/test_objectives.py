@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from lit_sparse.mappings import (
+    BudgetSparsemax,
     CappedSoftmax,
     Entmax,
     Fusedmax,
+    NormMax,
     Oscarmax,
     Softmax,
     SparseMAP,
@@ -30,6 +32,10 @@ MAPPINGS: list[Callable[[float], SparseMapping]] = [
     lambda gamma: Entmax(1.5, gamma=gamma),
     lambda gamma: Entmax(1.2, gamma=gamma),
     lambda gamma: Entmax(3.0, gamma=gamma),
+    lambda gamma: Entmax(0.4, gamma=gamma),
+    lambda gamma: NormMax(2.0, gamma=gamma),
+    lambda gamma: NormMax(4.0, gamma=gamma),
+    lambda gamma: BudgetSparsemax(2.0, gamma=gamma),
     lambda gamma: TopKSparsemax(3, gamma=gamma),
     lambda gamma: Fusedmax(0.1, gamma=gamma),
     lambda gamma: Oscarmax(0.1, gamma=gamma),
