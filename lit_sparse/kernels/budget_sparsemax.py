@@ -1,7 +1,8 @@
 """Projection of rows onto ``0 <= y <= 1, sum y <= k``, and its Jacobian.
 
-With ``z = x / gamma`` the result is ``y = min((z - tau)_+, 1)``, with tau = 0 where that keeps to the budget, and else the tau at which
-the sum is k. The sum is piecewise linear in tau. The root is kept as ``base - delta``, so that huge scores lose no digits.
+With ``z = x / gamma`` the result is ``y = min((z - tau)_+, 1)``, with tau = 0 where that keeps to the budget, and else the tau
+at which the sum is k. The sum is piecewise linear in tau. The root is kept as ``base - delta``, so that huge scores lose no
+digits.
 """
 
 from __future__ import annotations
@@ -143,8 +144,9 @@ map_budget = RowKernel(
 )
 """Row kernel ``(x (..., d), k (..., 1) or a number, gamma) -> (y, labels)``: ``x / gamma``, projected.
 
-The labels say how y depends on x: not at all, -1; on its own score alone, 0; on all scores of that label, 1. ``-inf`` marks an entry
-that is not allowed; a row without allowed entries gives zeros, a row with NaN or +inf, or a k below 0, gives NaN at its allowed entries.
+The labels say how y depends on x: not at all, -1; on its own score alone, 0; on all scores of that label, 1. ``-inf`` marks an
+entry that is not allowed; a row without allowed entries gives zeros, a row with NaN or +inf, or a k below 0, gives NaN at its
+allowed entries.
 """
 
 

@@ -2,8 +2,8 @@
 
 With ``eps = alpha - 1`` and ``z = (x - max x) / gamma`` the result is ``y = [1 + eps (z - t)]_+^(1 / eps)``, the deformed
 exponential of ``z - t``, which becomes ``exp(z - t)`` as eps -> 0, t the deformed logarithm of the partition function.
-Newton's method runs on ``(sum y)^eps = 1``: for 1 < alpha <= 2 its left side is a norm, for alpha < 1 a power mean, nearly linear
-in t. Below 1 every result is above zero.
+Newton's method runs on ``(sum y)^eps = 1``: for 1 < alpha <= 2 its left side is a norm, for alpha < 1 a power mean, nearly
+linear in t. Below 1 every result is above zero.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The rows of alpha-entmax for 0 < alpha <= 2, compiled.
 
 With ``eps = alpha - 1`` and ``z = (x - max x) / gamma`` the result is ``y = [1 + eps (z - t)]_+^(1 / eps)``. Newton's method
-runs on ``(sum y)^eps = 1``: for 1 < alpha <= 2 its left side is a norm, convex in t and nearly linear; for alpha < 1 it is a power
-mean, concave in t, and all results are above zero.
+runs on ``(sum y)^eps = 1``: for 1 < alpha <= 2 its left side is a norm, convex in t and nearly linear; for alpha < 1 it is a
+power mean, concave in t, and all results are above zero.
 """
 
 from __future__ import annotations

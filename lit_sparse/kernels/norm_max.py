@@ -1,8 +1,9 @@
 """norm-max of rows, and its Jacobian.
 
-With ``z = (x - max x) / gamma``, ``r = 1 / (alpha - 1)`` and ``m = (z - tau)_+`` the result is ``y = m^r / sum m^r``, where tau in
-[-1, 0) solves ``sum m^(r + 1) = 1``: the norm of m that is dual to the alpha-norm is one. It is convex in tau, so that Newton's
-method needs a few passes. For alpha = 2 the root on a given support is that of a quadratic, and the passes end with the support.
+With ``z = (x - max x) / gamma``, ``r = 1 / (alpha - 1)`` and ``m = (z - tau)_+`` the result is ``y = m^r / sum m^r``, where tau
+in [-1, 0) solves ``sum m^(r + 1) = 1``: the norm of m that is dual to the alpha-norm is one. It is convex in tau, so that
+Newton's method needs a few passes. For alpha = 2 the root on a given support is that of a quadratic, and the passes end with
+the support.
 """
 
 from __future__ import annotations
@@ -164,8 +165,8 @@ map_norm = RowKernel(
 )
 """Row kernel ``(x (..., d), alpha (..., 1) or a number, gamma) -> y (..., d)``: norm-max of ``x / gamma``.
 
-``-inf`` marks an entry that is not allowed; a row without allowed entries gives zeros, a row with NaN or +inf, or an alpha that is
-not above 1, gives NaN at its allowed entries.
+``-inf`` marks an entry that is not allowed; a row without allowed entries gives zeros, a row with NaN or +inf, or an alpha that
+is not above 1, gives NaN at its allowed entries.
 """
 
 
@@ -199,7 +200,7 @@ def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, alphas: Any, 
 
 
 def norm_weights(y: Tensor, alpha: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the alpha-norm of y (..., 1), ``p = y / norm`` with 1 outside of the support, and ``p^(2 - alpha)`` with 0 there."""
+    """Return the alpha-norm of y (..., 1), ``p = y / norm``, 1 outside of the support, and ``p^(2 - alpha)``, 0 there."""
     support = y != 0
     top = y.detach().amax(-1, keepdim=True)
     top = torch.where(top == 0, 1.0, top)

@@ -2,12 +2,12 @@
 
 Both are projections P(s, w) of decreasing s onto the permutahedron of decreasing w, all vectors that are averages of w's
 permutations: ``s - v``, v the decreasing isotonic regression of s against w. Within a block of v, in the quadratic form,
-``v = mean s - mean w``; in the entropic form, which projects exp(s) onto the permutahedron of exp(w) by its entropy and takes the
-logarithm, ``v = logsumexp s - logsumexp w``. Neighbouring blocks are pooled as long as v increases from one to the next.
+``v = mean s - mean w``; in the entropic form, which projects exp(s) onto the permutahedron of exp(w) by its entropy and takes
+the logarithm, ``v = logsumexp s - logsumexp w``. Neighbouring blocks are pooled as long as v increases from one to the next.
 
-Soft ranks take s = x / gamma and w = (n, ..., 1), in the entropic form its logarithm; soft sorting takes s = (n, ..., 1) / strength
-and w = -x, so that values rise. A block is named by the place of its first entry in the row; entries outside of blocks have -1,
-and those of broken rows -2.
+Soft ranks take s = x / gamma and w = (n, ..., 1), in the entropic form its logarithm; soft sorting takes
+s = (n, ..., 1) / strength and w = -x, so that values rise. A block is named by the place of its first entry in the row; entries
+outside of blocks have -1, and those of broken rows -2.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from lit_sparse.kernels.cpu.compile import compile_rows, empty, zeros
 from lit_sparse.kernels.cpu.rows import row_views, top_of
-from lit_sparse.kernels.isotonic import COUNTS, KEYS, MEANS, ORDER, SPARE, STARTS, SUMS, sort_decreasing
+from lit_sparse.kernels.isotonic import KEYS, MEANS, ORDER, SPARE, STARTS, SUMS, sort_decreasing
 from lit_sparse.kernels.loops import repeat_while
 from lit_sparse.kernels.row_kernel import RowKernel
 
@@ -224,13 +224,10 @@ def _sort_reference(x: Tensor, strength: float | Tensor, entropic: bool) -> tupl
     slots = (~use).to(torch.int32).argsort(dim=-1, stable=True)
     y = torch.zeros_like(x).scatter(-1, slots, torch.where(inside, y, 0.0))
     sources, labels = (
-        torch.zeros_like(order).scatter(-1, slots, torch.where(inside, part, OUTSIDE))
+        torch.where(broken, BROKEN, torch.zeros_like(order).scatter(-1, slots, torch.where(inside, part, OUTSIDE)))
         for part in (order, order.gather(-1, first))
     )
-    return (
-        torch.where(broken, torch.nan, y),
-        *[torch.where(broken, BROKEN, part).to(torch.int32) for part in (sources, labels)],
-    )
+    return torch.where(broken, torch.nan, y), sources.to(torch.int32), labels.to(torch.int32)
 
 
 rank_softly = RowKernel(
@@ -241,9 +238,10 @@ rank_softly = RowKernel(
     seconds=40e-9,
     auxiliary=(torch.int32,),
 )
-"""Row kernel ``(x (..., d), gamma, entropic) -> (y, labels)``: soft ranks of ``x / gamma``, 1 for the smallest, and their blocks.
+"""Row kernel ``(x (..., d), gamma, entropic) -> (y, labels)``: soft ranks of ``x / gamma``, and their blocks.
 
-``-inf`` marks an entry that is not allowed and gets 0; a row with NaN or +inf gives NaN at its allowed entries.
+The smallest has rank 1. ``-inf`` marks an entry that is not allowed and gets 0; a row with NaN or +inf gives NaN at its allowed
+entries.
 """
 
 sort_softly = RowKernel(
@@ -257,8 +255,8 @@ sort_softly = RowKernel(
 )
 """Row kernel ``(x (..., d), strength (..., 1) or a number, entropic) -> (y, order, labels)``: rows, softly sorted, rising.
 
-``order`` says which entry of x stands at each place, and ``labels`` in which block. ``-inf`` marks an entry that is not allowed: the
-others are sorted among their places, and it gets 0. A row with NaN or +inf gives NaN at its allowed entries.
+``order`` says which entry of x stands at each place, and ``labels`` in which block. ``-inf`` marks an entry that is not
+allowed: the others are sorted among their places, and it gets 0. A row with NaN or +inf gives NaN at its allowed entries.
 """
 
 
@@ -357,4 +355,4 @@ sort_product = RowKernel(
     sort_jacobian,
     seconds=3e-9,
 )
-"""Row kernel ``(v, x, order, labels (..., d), entropic) -> (..., d)``: the transposed Jacobian of soft sorting at x, times v."""
+"""Row kernel ``(v, x, order, labels (..., d), entropic) -> (..., d)``: the transposed Jacobian of soft sorting, times v."""

@@ -47,7 +47,7 @@ class _Entmax(RowFunction):
 
         Define L = log y, H = -sum y L, g(u) = (exp(-u) - 1 + u) / u^2, G = sum y L^2 g(eps L) and Z = 1 + eps H + eps^2 G.
         The derivative is y ((1 - eps L) G - (1 + eps H) L^2 g(eps L)) / Z. It agrees with Correia, Niculae & Martins (2019),
-        proposition 1, and with its limit y (sum y L^2 - L^2) / 2 at alpha = 1. For eps < 0, where 1 - eps L cancels instead, it is
+        proposition 1, and with its limit y (sum y L^2 - L^2) / 2 at alpha = 1. For eps < 0, where these terms cancel, it is
         y (exp(-eps L) G / Z - L^2 g(eps L)) with Z = sum y exp(-eps L).
         """
         eps = args[0] - 1

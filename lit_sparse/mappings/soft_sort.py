@@ -96,8 +96,8 @@ def soft_sort(
     """Return the values sorted, rising, in a differentiable way.
 
     The quadratic form is the point nearest to ``(1, ..., n) / strength`` among all averages of permutations of the values, the
-    permutahedron. As the strength goes to zero it is the sorted values; below a strength that depends on their gaps, exactly. As
-    it grows, all results go to the mean. For the largest first, negate twice: ``-soft_sort(-values)``.
+    permutahedron. It is exactly the sorted values if no gap between neighbours exceeds ``1 / strength``. As the strength grows,
+    all results go to the mean. For the largest first, negate twice: ``-soft_sort(-values)``.
 
     The entropic form is ``-log y``, y the maximizer of ``-<y, (1, ..., n)> / strength - sum y (log y - 1)`` over the
     permutahedron of ``exp(-values)``.
