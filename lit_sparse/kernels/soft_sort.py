@@ -111,7 +111,8 @@ def sort_block(start: Any, stop: Any, out: Any, order: Any, labels: Any, x: Any,
         strength = strengths[row if len(strengths) > 1 else 0]
         ordinary, n = top_of(x, bits, row, out, cell, cell_bits), 0
         start_labels(row, out, labels)
-        start_labels(row, out, order)
+        for i in range(d):
+            order[row, i] = i if labels[row, i] == BROKEN else OUTSIDE
         for i in range(d if ordinary else 0):
             floats[KEYS, n] = -np.float64(x[row, i])
             ints[ORDER, n], places[n] = i, i
@@ -146,29 +147,28 @@ def _blocks(s: Tensor, w: Tensor, inside: Tensor, entropic: bool) -> tuple[Tenso
         inside: where entries take part, from the first on.
         entropic: the form.
     """
+    place = torch.arange(s.shape[-1], device=s.device).expand_as(inside)
+    before = (place - 1).clamp_min(0)
 
-    def violating(joined: Tensor, s: Tensor, w: Tensor, inside: Tensor) -> Tensor:
-        ids, first = starts_of(joined)
+    def violating(begins: Tensor, s: Tensor, w: Tensor, inside: Tensor, before: Tensor) -> Tensor:
+        ids, first = _starts_of(begins)
         of_s, of_w = ((part - part.gather(-1, first)) for part in (s, w))
         if entropic:
             level = block_sums(of_s.exp(), ids).log() - block_sums(of_w.exp(), ids).log()
         else:
             level = block_sums(of_s - of_w, ids) / block_sums(torch.ones_like(s), ids)
-        rise = level.diff() + s.gather(-1, first).diff() - w.gather(-1, first).diff()
-        return ~joined & inside[..., 1:] & (rise > 0)
+        rises = [part - part.gather(-1, before) for part in (level, s.gather(-1, first), w.gather(-1, first))]
+        return begins & inside & (rises[0] + rises[1] - rises[2] > 0)
 
-    joined = torch.zeros_like(inside[..., 1:])
-    (joined,) = repeat_while(violating, lambda joined, *rest: (joined | violating(joined, *rest),), (joined,), (s, w, inside))
-    return starts_of(joined)
+    def pooled(begins: Tensor, *constants: Tensor) -> tuple[Tensor]:
+        return (begins & ~violating(begins, *constants),)
+
+    (begins,) = repeat_while(violating, pooled, (torch.ones_like(inside),), (s, w, inside, before))
+    return _starts_of(begins)
 
 
-def starts_of(joined: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the number of each entry's block, and where it starts, given which neighbours share one."""
-    begins = (
-        torch.cat([torch.ones_like(joined[..., :1]), ~joined], -1)
-        if joined.shape[-1]
-        else joined.new_ones((*joined.shape[:-1], 1))
-    )
+def _starts_of(begins: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the number of each entry's block, and where it starts, given where blocks begin, the first of them at 0."""
     ids = begins.long().cumsum(-1) - 1
     place = torch.arange(ids.shape[-1], device=ids.device).expand_as(ids)
     return ids, block_sums(torch.where(begins, place, 0), ids)
@@ -224,8 +224,8 @@ def _sort_reference(x: Tensor, strength: float | Tensor, entropic: bool) -> tupl
     slots = (~use).to(torch.int32).argsort(dim=-1, stable=True)
     y = torch.zeros_like(x).scatter(-1, slots, torch.where(inside, y, 0.0))
     sources, labels = (
-        torch.where(broken, BROKEN, torch.zeros_like(order).scatter(-1, slots, torch.where(inside, part, OUTSIDE)))
-        for part in (order, order.gather(-1, first))
+        torch.where(broken, rest, torch.zeros_like(order).scatter(-1, slots, torch.where(inside, part, OUTSIDE)))
+        for part, rest in ((order, place), (order.gather(-1, first), BROKEN))
     )
     return torch.where(broken, torch.nan, y), sources.to(torch.int32), labels.to(torch.int32)
 
@@ -283,17 +283,22 @@ def rank_product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, labels: 
                 sums[0, labels[row, i]], sums[1, labels[row, i]] = 0.0, 0.0
 
 
+def whole_rows(labels: Tensor) -> Tensor:
+    """Return what the derivative of each entry is to be multiplied by: NaN in broken rows, else 1."""
+    return torch.where(labels == BROKEN, torch.nan, 1.0)
+
+
 def rank_jacobian(v: Tensor, y: Tensor, labels: Tensor, gamma: float, entropic: bool) -> Tensor:
     """Return the symmetric Jacobian of soft ranks at ``y``, times v, in differentiable operations.
 
     In a block it is v less its mean, over gamma, or ``y`` times v less its mean weighted by y, over gamma.
     """
-    inside, ids = labels >= 0, labels.clamp_min(0).long()
+    inside, ids = labels != OUTSIDE, labels.clamp_min(0).long()
     weight = torch.where(inside, y if entropic else torch.ones_like(y), 0.0)
     v = torch.where(inside, v, 0.0)
     total = block_sums(weight, ids)
     mean = block_sums(weight * v, ids) / torch.where(total > 0, total, 1.0)
-    return torch.where(labels == BROKEN, torch.nan, torch.where(inside, weight * (v - mean) / gamma, 0.0))
+    return torch.where(inside, weight * (v - mean) * whole_rows(labels) / gamma, 0.0)
 
 
 rank_product = RowKernel(
@@ -333,7 +338,7 @@ def sort_jacobian(v: Tensor, x: Tensor, order: Tensor, labels: Tensor, entropic:
 
     Each result of a block depends on all of the block's entries, alike: by their number or by ``softmax(-x)``.
     """
-    inside, ids, source = labels >= 0, labels.clamp_min(0).long(), order.clamp_min(0).long()
+    inside, ids, source = labels != OUTSIDE, labels.clamp_min(0).long(), order.clamp_min(0).long()
     weight = inside.to(v.dtype)
     if entropic:
         weight = torch.where(
@@ -341,11 +346,11 @@ def sort_jacobian(v: Tensor, x: Tensor, order: Tensor, labels: Tensor, entropic:
         )
     total = block_sums(weight, ids)
     weight = weight / torch.where(total > 0, total, 1.0)
-    broken = torch.where(labels == BROKEN, torch.nan, 0.0).to(v.dtype)
+    v = torch.where(inside, v if transposed else v.gather(-1, source), 0.0)
     if transposed:
-        pull = torch.where(inside, weight * block_sums(torch.where(inside, v, 0.0), ids), 0.0)
-        return torch.zeros_like(v).scatter_add(-1, source, pull) + broken
-    return torch.where(inside, block_sums(weight * torch.where(inside, v.gather(-1, source), 0.0), ids), broken)
+        pull = torch.where(inside, weight * block_sums(v, ids) * whole_rows(labels), 0.0)
+        return torch.zeros_like(v).scatter_add(-1, source, pull)
+    return torch.where(inside, block_sums(weight * v, ids) * whole_rows(labels), 0.0)
 
 
 sort_product = RowKernel(
