@@ -28,12 +28,14 @@ from matplotlib.patches import Patch
 from torch import Tensor
 
 from lit_sparse.mappings import (
+    BudgetSparsemax,
     CappedSoftmax,
     Entmax,
     Fusedmax,
     HardThreshold,
     HoyerProjection,
     LPSparseMAP,
+    NormMax,
     Oscarmax,
     RegularizedArgmax,
     Softmax,
@@ -60,6 +62,7 @@ def simplex_mappings() -> dict[str, SparseMapping]:
         r"entmax, $\alpha = 1.5$": Entmax(1.5),
         "sparsemax": Sparsemax(),
         "sq-pnorm-max, $p = 1.5$": SqPNormMax(1.5),
+        r"norm-max, $\alpha = 4$": NormMax(4.0),
         rf"capped softmax, $\rho = {RHO}$": CappedSoftmax(RHO),
         "top-2 sparsemax": TopKSparsemax(2),
         r"fusedmax, $\lambda = 0.2$": Fusedmax(0.2),
@@ -74,6 +77,7 @@ def other_mappings() -> dict[str, SparseMapping]:
         "Hoyer projection to 0.3": HoyerProjection(0.3),
         "Hoyer projection to 0.7": HoyerProjection(0.7),
         "hard threshold, $k = 1$": HardThreshold(1),
+        "budget sparsemax, $k = 1.5$": BudgetSparsemax(1.5),
         "Hoyer projection to 0.7, nonneg": HoyerProjection(0.7, nonneg=True),
         "SparseMAP, bits": SparseMAP(BitVector()),
         "SparseMAP, at most one bit": SparseMAP(Budget(None, 1)),
@@ -91,6 +95,7 @@ STROKES: list[dict[str, Any]] = [
     {"color": "#CC79A7", "ls": "-"},
     {"color": "#E69F00", "ls": (0, (5, 1.5))},
     {"color": "#7F7F7F", "ls": (0, (1.5, 1))},
+    {"color": "#000000", "ls": (0, (1.5, 1))},
 ]
 
 
@@ -110,7 +115,7 @@ def tidy(axis: Any) -> None:
 def draw_curves(axes: Sequence[Any], mappings: dict[str, SparseMapping], x: Tensor, constants: dict[str, float]) -> None:
     """Draw value and first coordinate over the first score, on a pair of axes."""
     t = x[:, 0].numpy()
-    for (name, mapping), stroke in zip(mappings.items(), STROKES, strict=False):
+    for (name, mapping), stroke in zip(mappings.items(), STROKES[: len(mappings)], strict=True):
         y = mapping(x)[:, 0].numpy()
         y[1:][np.abs(np.diff(y)) > 0.1] = np.nan  # no line across a jump
         axes[0].plot(t, mapping.value(x).numpy() + constants.get(name, 0.0), lw=1.8, label=name, **stroke)
@@ -168,9 +173,9 @@ def draw_surface(axis: Any, mapping: SparseMapping, t: Tensor) -> Any:
 def draw_three_dimensions(resolution: int) -> Figure:
     """Draw mappings of [t1, t2, 0]."""
     mappings = simplex_mappings()
-    figure = Figure(figsize=(14, 6.2), layout="constrained")
+    figure = Figure(figsize=(16.5, 6.2), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(2, 5, sharex=True, sharey=True)
+    axes = figure.subplots(2, 6, sharex=True, sharey=True)
     t = torch.linspace(-2.5, 2.5, resolution, dtype=torch.float64)
     for axis, (name, mapping) in zip(axes.flat, mappings.items(), strict=False):
         image = draw_surface(axis, mapping, t)
@@ -179,8 +184,8 @@ def draw_three_dimensions(resolution: int) -> Figure:
         axis.set_xlabel("$t_1$")
     for axis in axes[:, 0]:
         axis.set_ylabel("$t_2$")
-    side = axes[-1, -1]
-    side.set_axis_off()
+    for side in axes.flat[len(mappings) :]:
+        side.set_axis_off()
     bar = figure.colorbar(image, cax=side.inset_axes((0.1, 0.3, 0.1, 0.7)))
     bar.set_label(r"$\Pi_\Omega([t_1, t_2, 0])_2$", fontsize=12)
     patches = [

@@ -25,6 +25,8 @@ __all__ = ["map_norm", "norm_product", "norm_weights"]
 
 NEWTON_PASSES, PASSES, REFERENCE_PASSES = 30, 120, 64
 LAST_BITS = 4e-16  # of a root
+ROUNDINGS = 16.0  # of an m that is zero
+EPS = float(np.finfo(np.float64).eps)
 UNSURE, STEEP = 1e-10, 1e-4  # rounding of m = z - tau: its sign is unsure below, its root steep below
 
 
@@ -126,7 +128,7 @@ def map_block(start: Any, stop: Any, out: Any, x: Any, alphas: Any, gamma: Any) 
         total = 0.0
         for j in range(n):
             m = least + (z[j] - last)
-            z[j] = m**r if m > 0.0 and (least == 0.0 or m >= least) else 0.0
+            z[j] = m**r if m >= least and (least > 0.0 or m > ROUNDINGS * EPS) else 0.0
             total += z[j]
         for j in range(n):
             out[row, places[j]] = z[j] / total
@@ -155,7 +157,8 @@ def _map_reference(x: Tensor, alpha: float | Tensor, gamma: float) -> Tensor:
     size = torch.ones_like(x).sum(-1, keepdim=True)
     bounds = torch.full_like(top, -1.0), -(size ** (-1 / (1 + r)))
     lower, _ = repeat(halved, (bounds[0], bounds[1] + torch.zeros_like(top)), (z, allowed, r), REFERENCE_PASSES)
-    u = powers(lower, z, allowed, r)[1]
+    m, u = powers(lower, z, allowed, r)
+    u = torch.where(m > ROUNDINGS * torch.finfo(x.dtype).eps, u, 0.0)
     y = u / torch.where(allowed.any(-1, keepdim=True), u.sum(-1, keepdim=True), 1.0)
     return torch.where(allowed & invalid, torch.full_like(y, torch.nan), y)
 

@@ -1,4 +1,4 @@
-"""Budget sparsemax (Malaviya, Ferreira & Martins 2018): the projection onto weights in [0, 1] whose sum has a bound."""
+"""Budget sparsemax: the projection onto weights in [0, 1] whose sum has a bound."""
 
 from __future__ import annotations
 
@@ -47,8 +47,7 @@ def budget_sparsemax(scores: Tensor, k: float, *, gamma: float = 1.0, dim: int =
     Raises:
         ConfigurationError: if ``k`` or ``gamma`` is out of its range, the scores are not floating, or the mask does not fit.
 
-    Source: Malaviya, Ferreira & Martins (2018), Sparse and Constrained Attention for Neural Machine Translation, with one
-    bound for all entries.
+    Source: Blondel (2019), Structured Prediction with Projection Oracles: the budget polytope.
     """
     gamma, k = check_positive("gamma", gamma), check_number("k", k, 0.0, math.inf)
     return _BudgetSparsemax.along(scores, mask, dim, k, gamma=gamma, shift=False)
@@ -67,7 +66,7 @@ class BudgetSparsemax(SparseMapping):
     Raises:
         ConfigurationError: if ``k`` or ``gamma`` is out of its range.
 
-    Source: Malaviya, Ferreira & Martins (2018), Sparse and Constrained Attention for Neural Machine Translation.
+    Source: Blondel (2019), Structured Prediction with Projection Oracles.
 
     Example:
         >>> import torch

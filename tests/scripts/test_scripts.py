@@ -58,6 +58,7 @@ def test_plot_mappings_shows_every_mapping() -> None:
     script = load("plot_mappings")
     drawn = {type(mapping) for mapping in [*script.simplex_mappings().values(), *script.other_mappings().values()]}
     not_of_their_own = {mappings.SparseMapping, mappings.LearnableEntmax, mappings.LearnableFusedmax}
+    not_of_their_own |= {mappings.SoftRank, mappings.SoftSort}  # whose results are no weights
     layers = {getattr(mappings, name) for name in mappings.__all__} - not_of_their_own
     assert {layer for layer in layers if issubclass(layer, mappings.SparseMapping)} == drawn
     assert all(mapping.on_simplex for mapping in script.simplex_mappings().values())
@@ -392,3 +393,11 @@ def test_walks_count_hops_and_returns(capsys: pytest.CaptureFixture[str]) -> Non
     printed = capsys.readouterr().out
     assert re.search(r"\| scores through `Entmax\(1.5\)`, forward \| \d+ \| \d+ \| \d+ \| \d+ \|", printed)
     assert re.search(r"\| mappings/base.py \| \d+ \| \d+ \|", printed)
+
+
+@pytest.mark.gate
+def test_the_loss_of_ranks_beats_the_squared_error(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "SCRIPTS", SCRIPTS.parent / "examples")
+    load("spearman_loss").main()
+    squared, ranks = (float(line.split(": ")[1].split()[0]) for line in capsys.readouterr().out.splitlines())
+    assert ranks > squared + 0.05
