@@ -79,7 +79,7 @@ def map_block(start: Any, stop: Any, out: Any, labels: Any, x: Any, ks: Any, gam
         if not ordinary or not k >= 0.0:
             continue
         n, top = 0, 0.0
-        for i in range(d):  # without a branch: what is not kept is overwritten by the next
+        for i in range(d):  # without a branch: the next overwrites what does not count
             z[n] = min(np.float64(x[row, i]) / gamma, HIGHEST)
             places[n] = i
             top = max(top, z[n])

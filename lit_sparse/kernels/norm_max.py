@@ -2,8 +2,8 @@
 
 With ``z = (x - max x) / gamma``, ``r = 1 / (alpha - 1)`` and ``m = (z - tau)_+`` the result is ``y = m^r / sum m^r``, where tau
 in [-1, 0) solves ``sum m^(r + 1) = 1``: the norm of m that is dual to the alpha-norm is one. It is convex in tau, so that
-Newton's method needs a few passes. For alpha = 2 the root on a given support is that of a quadratic, and the passes end with
-the support.
+Newton's method needs a few passes. For alpha = 2 a given support leaves a quadratic equation, and the passes end with the
+support.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def map_block(start: Any, stop: Any, out: Any, x: Any, alphas: Any, gamma: Any) 
             write_invalid(x, row, out)
             continue
         n = 0
-        for i in range(d):  # without a branch: what is not kept is overwritten by the next
+        for i in range(d):  # without a branch: the next overwrites what does not count
             z[n] = (np.float64(x[row, i]) - np.float64(cell[0])) / gamma
             places[n] = i
             n += z[n] > -1.0

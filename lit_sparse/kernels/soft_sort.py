@@ -7,7 +7,7 @@ the logarithm, ``v = logsumexp s - logsumexp w``. Neighbouring blocks are pooled
 
 Soft ranks take s = x / gamma and w = (n, ..., 1), in the entropic form its logarithm; soft sorting takes
 s = (n, ..., 1) / strength and w = -x, so that values rise. A block is named by the place of its first entry in the row; entries
-outside of blocks have -1, and those of broken rows -2.
+outside of blocks have -1, and all allowed entries of a broken row -2.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def rank_block(start: Any, stop: Any, out: Any, labels: Any, x: Any, gamma: Any,
     for row in range(start, stop):
         ordinary, n = top_of(x, bits, row, out, cell, cell_bits), 0
         start_labels(row, out, labels)
-        for i in range(d if ordinary else 0):  # without a branch: what is not kept is overwritten by the next
+        for i in range(d if ordinary else 0):  # without a branch: the next overwrites what does not count
             floats[KEYS, n] = max((np.float64(x[row, i]) - np.float64(cell[0])) / gamma, LOWEST)
             ints[ORDER, n] = i
             n += x[row, i] != -np.inf

@@ -96,8 +96,8 @@ def entmax(
         mask: boolean, broadcastable to ``scores``; True where an entry is allowed.
 
     Returns:
-        Tensor of the scores' shape and dtype; exact zeros outside the support for alpha > 1, heavier tails than those of
-        softmax for alpha < 1.
+        Tensor of the scores' shape and dtype; exact zeros outside the support for alpha > 1, heavier tails than softmax
+        for alpha < 1.
 
     Raises:
         ConfigurationError: if ``alpha`` or ``gamma`` is out of its range, the scores are not floating, or the mask or alpha

@@ -178,10 +178,13 @@ class _SoftOrder(SparseMapping):
     sparse = False
 
     def __init__(self, strength: float = 1.0, regularization: Regularization = "quadratic", *, dim: int = -1) -> None:
-        checked = check_positive("strength", strength)
-        super().__init__(gamma=checked, dim=dim)
-        self.strength = checked
+        super().__init__(gamma=check_positive("strength", strength), dim=dim)
         self.regularization = check_choice("regularization", regularization, FORMS)
+
+    @property
+    def strength(self) -> float:
+        """The strength of the regularization, a mapping's gamma."""
+        return self.gamma
 
     @classmethod
     def examples(cls) -> list[Self]:

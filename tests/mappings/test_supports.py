@@ -15,7 +15,7 @@ from lit_sparse.kernels.entmax import map_entmax_root
 from lit_sparse.kernels.fusedmax import map_fused
 from lit_sparse.kernels.hoyer import project_hoyer
 from lit_sparse.kernels.oscarmax import map_oscar
-from lit_sparse.mappings import HardThreshold, SparseMapping
+from lit_sparse.mappings import HardThreshold, SoftSort, SparseMapping
 from lit_sparse.mappings import functional as F
 from lit_sparse.testing import concrete_subclasses
 from tests.mappings.exact_supports import (
@@ -123,7 +123,9 @@ def test_the_operations_that_are_exported_have_the_same_support(
         assert not bool(wrong.any()), (x[wrong][0].tolist(), y[wrong][0].tolist(), other[wrong][0].tolist())
 
 
-EXAMPLES = [example for cls in concrete_subclasses(SparseMapping) if not cls.iterative for example in cls.examples()]
+#: Soft sorting scales along with its values, and against its strength.
+CLASSES = [cls for cls in concrete_subclasses(SparseMapping) if not cls.iterative and cls is not SoftSort]
+EXAMPLES = [example for cls in CLASSES for example in cls.examples()]
 
 
 @pytest.mark.cases(quick=8, gate=16)
