@@ -98,8 +98,7 @@ def _attend(
     with torch.random.fork_rng(devices=[], enabled=seed is not None):
         if seed is not None:
             torch.manual_seed(int(seed))
-        sparse = alpha is None or bool((alpha >= 1).all())  # below 1 no key is without weight
-        if sparse and (candidates is None or candidates[0].shape[1]):
+        if candidates is None or candidates[0].shape[1]:
             listed = attend_to_listed(operands, mapping, threshold, only_few=only_few, candidates=candidates)
         if listed is not None:
             return listed.output, listed.places, listed.long

@@ -70,6 +70,11 @@ def test_many_candidates_are_dense_in_the_operator() -> None:
     assert "lit_sparse.attention" in compare(Entmax(1.2), inputs(spread=0.01))
 
 
+def test_a_head_with_an_alpha_below_one_is_dense_in_the_operator() -> None:
+    alphas = nn.Parameter(torch.tensor([1.5, 0.6]).view(2, 1, 1))
+    assert "lit_sparse.attention" in compare(Entmax(alphas), inputs(2, 2, 150), within=1e-5)
+
+
 @pytest.mark.gate
 def test_an_alpha_for_each_query_stays_dense() -> None:
     """As it does outside of graphs."""
