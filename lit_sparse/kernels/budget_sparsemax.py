@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lit_sparse.kernels.cpu.compile import compile_rows, empty
-from lit_sparse.kernels.cpu.rows import next_in_bracket, row_views, top_of, write_invalid
+from lit_sparse.kernels.cpu.rows import highest_like, next_in_bracket, row_views, top_of, write_invalid
 from lit_sparse.kernels.loops import repeat
 from lit_sparse.kernels.row_kernel import RowKernel
 
@@ -102,7 +102,8 @@ def _map_reference(x: Tensor, k: float | Tensor, gamma: float) -> tuple[Tensor, 
     k = torch.as_tensor(k, dtype=x.dtype, device=x.device)
     allowed = x != -torch.inf
     invalid = ~(x < torch.inf).all(-1, keepdim=True) | ~(k >= 0)
-    z = torch.where(allowed & ~invalid, x / gamma, 0.0).clamp(0, torch.finfo(x.dtype).max)
+    z = torch.where(allowed & ~invalid, x / gamma, 0.0).clamp_min(0)
+    z = torch.minimum(z, highest_like(z[..., :1]))
     ranked = z.sort(dim=-1, descending=True).values
     loose = z.clamp_max(1).sum(-1, keepdim=True) <= k
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from lit_sparse.kernels.cpu.compile import compile_rows, empty, zeros
-from lit_sparse.kernels.cpu.rows import row_views, top_of
+from lit_sparse.kernels.cpu.rows import highest_like, row_views, top_of
 from lit_sparse.kernels.isotonic import KEYS, MEANS, ORDER, SPARE, STARTS, SUMS, sort_decreasing
 from lit_sparse.kernels.loops import repeat_while
 from lit_sparse.kernels.row_kernel import RowKernel
@@ -190,7 +190,7 @@ def _sorted(x: Tensor, keys: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def _rank_reference(x: Tensor, gamma: float, entropic: bool) -> tuple[Tensor, Tensor]:
     top = x.amax(-1, keepdim=True)
-    keys = ((x - torch.where(top.isfinite(), top, 0.0)) / gamma).clamp_min(torch.finfo(x.dtype).min)
+    keys = torch.maximum((x - torch.where(top.isfinite(), top, 0.0)) / gamma, -highest_like(top))
     broken, use, order, s = _sorted(x, keys)
     place = torch.arange(x.shape[-1], device=x.device)
     n = use.sum(-1, keepdim=True)

@@ -17,6 +17,7 @@ __all__ = [
     "ends_of",
     "gather_above",
     "gather_allowed",
+    "highest_like",
     "is_broken",
     "key_range",
     "next_in_bracket",
@@ -273,6 +274,12 @@ def is_broken(y: Any, row: Any) -> Any:
     for i in range(y.shape[1]):
         broken = broken or y[row, i] != y[row, i]
     return broken
+
+
+def highest_like(x: Tensor) -> Tensor:
+    """Return almost the largest number of x's type, in x's shape: exports would round it as a constant to float32's range."""
+    power: Tensor = torch.full_like(x, 2.0) ** math.floor(math.log2(torch.finfo(x.dtype).max) - 0.5)
+    return 1.9990234375 * power
 
 
 def unit_of(size: Tensor) -> Tensor:
