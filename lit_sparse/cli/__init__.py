@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import io
 import os
+import select
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -51,6 +52,8 @@ MODULES = {
     "compile": "lit_sparse.cli.compile",
     "completion": "lit_sparse.cli.completion",
 }
+#: Exit status after the reader of the output has closed it, as of a program that SIGPIPE ends.
+CLOSED = 141
 #: Environment variables that set how OpenMP threads wait: of the standard, GNU and LLVM.
 WAIT_VARIABLES = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}
 
@@ -77,15 +80,43 @@ def main(args: Sequence[str] | None = None) -> int:
         args: arguments after ``lit-sparse``; those of the process by default.
 
     Returns:
-        Exit status: 0, 2 after a message about what to change, 130 after Ctrl-C, 143 after SIGTERM.
+        Exit status: 0, 2 after a message about what to change, 130 after Ctrl-C, 141 after the reader of the output has closed
+        it, 143 after SIGTERM.
     """
+    if args is not None:  # a call by another program
+        return _run(list(args), program=False)
+    try:
+        try:
+            return _run(sys.argv[1:], program=True)
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except BrokenPipeError:
+        if not _is_closed():
+            raise
+        return CLOSED
+
+
+def _is_closed() -> bool:
+    """Return whether the reader of the output has closed it, as ``head`` does; what is left of it goes nowhere."""
+    closed = False
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        poll = select.poll()
+        poll.register(stream, 0)
+        if poll.poll(0):
+            closed = True
+            with Path(os.devnull).open("wb") as nothing:
+                os.dup2(nothing.fileno(), stream.fileno())
+    return closed
+
+
+def _run(args: list[str], *, program: bool) -> int:
+    """Run the command line, in the program's own process or for another program."""
     wait_passively()
-    program = args is None  # not a call by another program
     if program:
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")  # for characters that its encoding lacks
-    args = list(sys.argv[1:] if args is None else args)
     if not args or args[0] in ("-h", "--help", "help"):
         print(HELP)
         return 0 if args else 2
@@ -113,6 +144,12 @@ def main(args: Sequence[str] | None = None) -> int:
         return int(_import_app(program).run(args))
     except LitSparseError as error:
         print(f"lit-sparse: error: {error}", file=sys.stderr)
+        return 2
+    except PermissionError as error:
+        if error.filename is None:
+            raise
+        reason = f"Expected to use {os.fsdecode(error.filename)!r} but got: {error.strerror}. Check its permissions."
+        print(f"lit-sparse: error: {reason}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as stop:
         return int(getattr(stop, "status", INTERRUPTED))

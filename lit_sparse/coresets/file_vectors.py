@@ -259,7 +259,7 @@ def _mapped(file: io.FileIO, name: str) -> tuple[Tensor, mmap.mmap | None, int]:
         shape, fortran, kind = reader[np.lib.format.read_magic(file)](file)
         start, end = file.tell(), os.fstat(file.fileno()).st_size
         mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if end > start else None
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # numpy's reader of headers raises anything
         raise DataError(f"{name} cannot be read as a matrix of numpy: {error}. Write it by FileVectors.save.") from error
     dtype = next((dtype for dtype, known in NAMES.items() if np.dtype(known) == kind), None)
     if dtype is None or len(shape) != 2 or min(shape) < 0 or max(shape) >= 2**63 or (fortran and min(shape) > 1):

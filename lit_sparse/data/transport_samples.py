@@ -193,16 +193,18 @@ def _from_file(name: str) -> np.ndarray:
             return read_npy(path)
         with io.TextIOWrapper(open_plain(path), "utf-8") as file:
             lines = [line for line in file if line.strip()]
-        return np.loadtxt(lines[int(bool(lines) and not _is_numbers(lines[0])) :], delimiter=",", ndmin=2)
+        return np.loadtxt(
+            lines[int(bool(lines) and not any(map(_is_number, lines[0].split(",")))) :], delimiter=",", comments=None, ndmin=2
+        )
     except DataError:
         raise
     except (OSError, EOFError, ValueError) as error:
         raise DataError(f"{str(path)!r} cannot be read as {path.suffix} data: {error}. Check the format.") from error
 
 
-def _is_numbers(line: str) -> bool:
+def _is_number(cell: str) -> bool:
     try:
-        [float(cell) for cell in line.split(",")]
+        float(cell)
     except ValueError:
         return False
     return True

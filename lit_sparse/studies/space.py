@@ -6,11 +6,12 @@ import json
 import os
 import sqlite3
 from collections import Counter
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 from lit_sparse.errors import ConfigurationError, MissingExtraError
@@ -20,6 +21,8 @@ __all__ = ["check_database", "check_journal", "distribution_of", "draw_rest", "i
 
 #: Largest journal or database in bytes, largest number of rows of a table, and of characters of an option's choices.
 LARGEST, ROWS, LONGEST = 2**28, 100_000, 2**20
+#: Longest time in seconds that the checks of a database take.
+LONGEST_CHECK = 30
 #: Largest number of trials of a database that are not finished, which Optuna reads again and again.
 UNFINISHED = 5000
 #: Largest sum of the squared numbers of a journal's entries of one kind for one trial. Each copies those before it.
@@ -140,7 +143,7 @@ def check_database(storage: str) -> None:
     if path.stat().st_size > LARGEST:
         raise ConfigurationError(f"Expected {str(path)!r} to have at most {LARGEST:,} bytes. Choose another --storage.")
     own = _own_tables()
-    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database, _limited(database):
         listed = _listed(database)
         for kind, name, text in listed:
             if (kind, name, text) not in own:
@@ -148,6 +151,9 @@ def check_database(storage: str) -> None:
                     f"Expected Optuna's own tables and indices in {str(path)!r} but got a {kind} {name[:80]!r}, which Optuna"
                     " never makes. Choose another --storage."
                 )
+        (state,) = database.execute("pragma quick_check(1)").fetchone()
+        if state != "ok":  # pages that refer to pages again and again are read without end
+            raise ConfigurationError(f"Expected a whole database in {str(path)!r} but got: {state}. Choose another --storage.")
         for name in (name for kind, name, _ in listed if kind == "table"):
             (rows,) = database.execute(f"select count(*) from {name}").fetchone()
             if rows > ROWS:
@@ -175,6 +181,23 @@ def check_database(storage: str) -> None:
                     f"Expected at most {LONGEST:,} characters for the choices of an option in {str(path)!r} but got"
                     f" {longest:,}. Choose another --storage."
                 )
+
+
+@contextmanager
+def _limited(database: sqlite3.Connection) -> Iterator[None]:
+    """Interrupt what takes longer than the checks of any database of Optuna."""
+    timer = Timer(LONGEST_CHECK, database.interrupt)
+    timer.start()
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        if timer.is_alive():
+            raise
+        raise ConfigurationError(
+            f"Expected a database that is checked within {LONGEST_CHECK} s but this one is damaged. Choose another --storage."
+        ) from error
+    finally:
+        timer.cancel()
 
 
 @cache

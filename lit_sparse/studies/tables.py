@@ -65,7 +65,8 @@ def markdown(lines: Sequence[Sequence[str]], left: int = 1) -> list[str]:
         lines: cells of each line.
         left: number of columns that are aligned to the left.
     """
-    texts = ["|" + "".join(f" {cell} |" if cell else " |" for cell in line) for line in lines]
+    shown = [[" ".join(cell.replace("|", r"\|").splitlines()) for cell in line] for line in lines]
+    texts = ["|" + "".join(f" {cell} |" if cell else " |" for cell in line) for line in shown]
     texts.insert(1, "|" + " --- |" * left + " ---: |" * (len(lines[0]) - left))
     return texts
 

@@ -153,6 +153,7 @@ def foreign() -> dict[str, bytes]:
         "nothing": b"",
         "text": b"indices,weights\n1,2\n",
         "array": array.getvalue(),
+        "brackets": b"\x93NUMPY\1\0\x40\0" + 64 * b"(",
         "zip": archive.getvalue(),
         "torch": model.getvalue(),
         "binary": bytes(range(256)),

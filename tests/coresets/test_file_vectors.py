@@ -132,6 +132,7 @@ def test_broken_files_and_arguments_are_refused(tmp_path: Path) -> None:
         (whole[:60], "cannot be read"),
         (b"", "cannot be read"),
         (b"PK\3\4" * 50, "read"),
+        (b"\x93NUMPY\1\0\x40\0" + 64 * b"(", "cannot be read"),
     ):
         path.write_bytes(content)
         with pytest.raises(DataError, match=words):

@@ -115,6 +115,8 @@ def test_points_that_cannot_be_read(tmp_path: Path) -> None:
         (reading("objects.npy", np.array([{}, 1], dtype=object)), "Python objects in .*, which are not read"),
         (reading("words.csv", b"x,y\n1,b\n"), "cannot be read as .csv data"),
         (reading("uneven.csv", b"1,2\n1,2,3\n"), "cannot be read as .csv data"),
+        (reading("hashes.csv", b"1,2\n# 3,4\n"), "cannot be read as .csv data"),
+        (reading("first.csv", b"1,2#,3\n4,5\n"), "cannot be read as .csv data"),
         (reading("cube.npy", np.zeros((2, 2, 2))), r"points \(N, d\)"),
         (reading("none.npy", np.zeros((0, 2))), r"points \(N, d\)"),
         (reading("strings.npy", np.array(["a", "b"])), "Expected numbers"),

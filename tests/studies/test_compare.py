@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import csv
+import errno
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -65,3 +69,26 @@ def test_runs_without_decoder_calls_and_tests(
     assert "Did you mean 'loss'?" in capsys.readouterr().err
     assert main(["compare", "elsewhere"]) == 2
     assert "is not a run folder" in capsys.readouterr().err
+
+
+def test_a_folder_that_may_not_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path / "a", "epoch,val/loss\n0,1.0\n", "epoch,test/loss\n0,1.0\n")
+
+    def refuse(path: str) -> list[str]:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(os, "listdir", refuse)  # root may read any folder
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    assert main(["compare", str(run), "--output", str(tmp_path / "out")]) == 2
+    assert f"{str(run / 'test')!r} but got: Permission denied" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.name != "posix", reason="of pipes of POSIX")
+def test_a_closed_pipe_ends_a_command_quietly() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run([sys.executable, "-m", "lit_sparse", "configs"], stdout=writing, stderr=subprocess.PIPE)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, b"")

@@ -11,6 +11,7 @@ import shutil
 import signal
 import socket
 import sqlite3
+import struct
 import subprocess
 import sys
 import tempfile
@@ -31,6 +32,7 @@ from tests.conftest import CONFIGS, ROOT
 optuna = pytest.importorskip("optuna", reason="sweeps need the extra 'sweep'")
 
 from lit_sparse.stored import read_metrics  # noqa: E402
+from lit_sparse.studies.space import _limited  # noqa: E402
 from lit_sparse.studies.sweep import Sweep  # noqa: E402
 from lit_sparse.studies.workspace import summarized  # noqa: E402
 
@@ -124,6 +126,29 @@ def test_stored_values_lie_in_the_declared_space(state: str, storage: str, key: 
         again = Sweep(*options, storage=url)
         take(again)
         again.runner(0)
+
+
+def test_a_database_that_is_read_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page that names a page twice can, over some levels, name it a billion times."""
+    options = ([CONFIG], {RATE: [0.001, 0.01]}, ["val/nelbo"], ["minimize"], tmp_path / "sweep")
+    path = tmp_path / "trials.db"
+    Sweep(*options, storage=f"sqlite:///{path}")
+    with closing(sqlite3.connect(path)) as database:
+        (root,) = database.execute("select rootpage from sqlite_master where name = 'trial_values'").fetchone()
+        (size,) = database.execute("pragma page_size").fetchone()
+    content = bytearray(path.read_bytes())
+    new = len(content) // size + 1
+    inner = struct.pack(">BHHHBIH", 5, 0, 1, size - 5, 0, new, size - 5).ljust(size - 5, b"\0") + struct.pack(">IB", new, 1)
+    content[(root - 1) * size : root * size] = inner
+    content[28:32] = struct.pack(">I", new)
+    path.write_bytes(content + struct.pack(">BHHHB", 13, 0, 0, size, 0).ljust(size, b"\0"))
+    with pytest.raises(ConfigurationError, match="2nd reference to page"):
+        Sweep(*options, storage=f"sqlite:///{path}")
+    monkeypatch.setattr("lit_sparse.studies.space.LONGEST_CHECK", 0.1)
+    endless = "with recursive a(x) as (select 1 union all select x from a) select count(*) from a"
+    database = sqlite3.connect(":memory:")
+    with closing(database), pytest.raises(ConfigurationError, match="checked within"), _limited(database):
+        database.execute(endless)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from lit_sparse.studies.engine import Runner
 from lit_sparse.studies.figures import canvas_of, series
 from lit_sparse.studies.load import load_study
 from lit_sparse.studies.study import Column, Panel, digest
-from lit_sparse.studies.tables import cell_text, page
+from lit_sparse.studies.tables import cell_text, markdown, page
 from tests.conftest import CONFIGS, ROOT
 from tests.support.studies import STUDIES, packaged, schedules_of
 
@@ -287,3 +287,7 @@ def test_resampled_scores_that_cannot_be_compared_are_refused(texts: tuple[str, 
     samples = [{"cell": cell, "seed": "0", "name": "s", "values": text} for cell, text in zip(study.cells, texts, strict=True)]
     with pytest.raises(ConfigurationError, match="equally many resampled scores 's' of all cells, two at least, but got"):
         page(study, rows, samples)
+
+
+def test_names_do_not_end_a_cell() -> None:
+    assert markdown([["a", "b | c\nd"]]) == ["| a | b \\| c d |", "| --- | ---: |"]

@@ -14,7 +14,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from numpy.lib import format as npy
 
-from lit_sparse.data.readers.sizes import ROWS, bytes_of, check_unpacked
+from lit_sparse.data.readers.sizes import ROWS, bytes_of, check_rows, check_unpacked
 from lit_sparse.errors import DataError, LitSparseError, MissingExtraError, did_you_mean
 from lit_sparse.stored import RATIO, check_members, open_plain
 
@@ -56,6 +56,8 @@ class Arrays(Mapping[str, Array]):
             )
         with _reading(self.path):
             array = self._entries[name].read()
+        if array.dtype.kind in "SU":
+            check_rows(self.path, array.size)  # each becomes an object
         return _decoded(array, f"the array {name!r} of {str(self.path)!r}" if name else repr(str(self.path)))
 
     def __contains__(self, name: object) -> bool:
@@ -282,6 +284,11 @@ def _from_h5(dataset: Any, path: Path, name: str) -> Array:
     if dataset.shape is None:
         raise DataError(f"Expected numbers or words but got none in {where}. Name another array.")
     check_unpacked(path, claimed := bytes_of(dataset.shape, dataset.dtype.itemsize), what=f"the array {name!r}")
+    check_unpacked(path, bytes_of(dataset.chunks or (), dataset.dtype.itemsize), what=f"a chunk of the array {name!r}")
+    filters = dataset.id.get_create_plist()
+    kinds = [filters.get_filter(place)[0] for place in range(filters.get_nfilters())]
+    if len({*kinds}) < len(kinds):  # two compressions, one in the other
+        raise DataError(f"Expected each filter once but got two of a kind in {where}. Save it again.")
     if _is_endless(dataset.shape, claimed):
         raise DataError(f"Expected an array with entries but got {dataset.shape} in {where}. Save it again.")
     if (text := h5py.check_string_dtype(dataset.dtype)) is not None:

@@ -20,6 +20,8 @@ __all__ = ["clean_pair", "read_catalogues"]
 MAGIC = {b"\xde\x12\x04\x95": "<", b"\x95\x04\x12\xde": ">"}
 #: Python's codecs of text that are no character sets; some take quadratic time.
 NO_CHARSETS = {"idna", "punycode", "raw-unicode-escape", "undefined", "unicode-escape"}
+#: Largest number of lines of a text or comment in a catalogue that is not compiled; polib takes quadratic time.
+MOST_LINES = 10_000
 LANGUAGE = re.compile(r"[A-Za-z]{2,3}([_-][A-Za-z0-9]{2,4})*(@[A-Za-z]+)?")
 #: Format placeholders, and HTML tags (compared by name).
 PLACEHOLDER = re.compile(
@@ -216,12 +218,22 @@ def _from_mo(file: Path) -> Iterator[tuple[list[str], list[str]]]:
         raise DataError(f"{str(file)!r} is not a whole catalogue ({error}). Install or fetch it again.") from error
 
 
+def _lines(file: Path) -> Iterator[bytes]:
+    with open_bytes(file) as opened:
+        yield from map(bytes.strip, opened)
+
+
 def _from_po(file: Path) -> Iterator[tuple[list[str], list[str]]]:
     """Yield the same from a catalogue that is not compiled, without fuzzy entries."""
     try:
         polib = import_module("polib")
     except ImportError as error:
         raise MissingExtraError(f"Catalogues that are not compiled, such as {file.name},", "text") from error
+    lines = 0
+    for number, line in enumerate(_lines(file), 1):
+        lines = lines + 1 if line[:1] in (b'"', b"#") else lines * (not line)
+        if lines > MOST_LINES:
+            raise DataError(f"Expected texts of at most {MOST_LINES:,} lines in {str(file)!r} but got more in line {number}.")
     try:
         entries = polib.pofile(str(file))
     except (OSError, ValueError, LookupError) as error:

@@ -16,7 +16,9 @@ __all__ = ["ENDINGS", "read_image"]
 #: Supported file endings.
 ENDINGS = (".png", ".jpg", ".jpeg")
 #: Maximal number of pixels, more than a camera's. A small file with more could fill the memory.
-LARGEST = 2**28
+LARGEST = 2**27
+#: Number of rows of an image that are converted at once.
+BAND = 256
 
 
 def read_image(path: Path, shape: tuple[int, int], *, color: bool = False) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -44,13 +46,12 @@ def read_image(path: Path, shape: tuple[int, int], *, color: bool = False) -> np
             opened = kind(file)
             if opened.width * opened.height > LARGEST:
                 raise Image.DecompressionBombError
-            image = ImageOps.exif_transpose(opened)
-            if image.mode.startswith("I"):  # 16 bits, which conversion would clip
-                image = Image.fromarray((np.asarray(image, dtype=np.uint32) >> 8).astype(np.uint8))
-            if image.has_transparency_data:
-                image = image.convert("RGBA")
-                image = Image.alpha_composite(Image.new("RGBA", image.size, (0, 0, 0, 255)), image)
-            image = image.convert("RGB" if color else "L").resize(shape[::-1], Image.Resampling.BILINEAR)
+            ImageOps.exif_transpose(opened, in_place=True)
+            image = Image.new("RGB" if color else "L", opened.size)
+            for top in range(0, opened.height, BAND):  # a copy of the whole would take much memory
+                band = opened.crop((0, top, opened.width, min(top + BAND, opened.height)))
+                image.paste(_opaque(band).convert(image.mode), (0, top))
+            image = image.resize(shape[::-1], Image.Resampling.BILINEAR)
     except Image.DecompressionBombError as error:
         raise DataError(
             f"Expected images of at most {LARGEST:,} pixels but got more in {str(path)!r}. Scale it down, or leave it out."
@@ -60,3 +61,15 @@ def read_image(path: Path, shape: tuple[int, int], *, color: bool = False) -> np
         raise DataError(f"The image {str(path)!r} cannot be read: {reason}. Fetch it again, or leave it out.") from error
     array = np.asarray(image)
     return array.transpose(2, 0, 1) if color else array
+
+
+def _opaque(image: Any) -> Any:
+    """Return an image in 8 bits with transparent parts in black."""
+    from PIL import Image
+
+    if image.mode.startswith("I"):  # 16 bits, which conversion would clip
+        image = Image.fromarray((np.asarray(image, dtype=np.uint32) >> 8).astype(np.uint8))
+    if not image.has_transparency_data:
+        return image
+    image = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", image.size, (0, 0, 0, 255)), image)

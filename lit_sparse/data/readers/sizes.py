@@ -13,12 +13,10 @@ from typing_extensions import Buffer
 from lit_sparse.errors import DataError
 from lit_sparse.stored import largest_unpacked
 
-__all__ = ["BoundedReader", "bytes_of", "check_dense", "check_rows", "check_unpacked"]
+__all__ = ["BoundedReader", "bytes_of", "check_rows", "check_unpacked"]
 
 #: Number of lines or rows that any file may hold, and their maximal number per byte beyond that.
 ROWS, ROWS_PER_BYTE = 2**22, 4
-#: Number of bytes that any sparse table may take as a dense one.
-DENSE = 2**32
 
 
 def check_unpacked(
@@ -63,25 +61,6 @@ def check_rows(path: Path, rows: int, packed: int | None = None) -> None:
         )
 
 
-def check_dense(path: Path, shape: tuple[int, int], entries: int) -> None:
-    """Check the memory of a sparse float64 table that is made dense.
-
-    Args:
-        path: path of the file.
-        shape: number of rows and of features.
-        entries: number of stored values. They take 12 bytes each in memory, so a dense table of that size is always allowed.
-
-    Raises:
-        DataError: if the dense table is too large.
-    """
-    size = bytes_of(shape, 8)
-    if size > max(DENSE, 12 * entries):
-        raise DataError(
-            f"Expected data of at most {_readable(DENSE)} in {str(path)!r} but got {shape[0]} rows and {shape[1]} features,"
-            f" which take {_readable(size)} as a dense table. Leave out rows or features, or number the features without gaps."
-        )
-
-
 def bytes_of(shape: Sequence[int], itemsize: int) -> int:
     """Return the number of bytes of an array, without integer overflow.
 
@@ -99,7 +78,7 @@ class BoundedReader(io.RawIOBase):
         stream: stream that decompresses a file while it is read.
         path: path of the file.
         packed: number of compressed bytes; None for the size of the file.
-        lines: whether the bytes are text, whose lines and cells are bounded, too.
+        lines: whether the bytes are text, whose lines, cells, tags and sparse values are bounded, too.
     """
 
     def __init__(
@@ -123,7 +102,7 @@ class BoundedReader(io.RawIOBase):
             check_unpacked(self._path, largest_unpacked(self._packed) - self._left, self._packed)
         if self._lines is not None:
             piece = bytes(memoryview(buffer)[:count])
-            self._lines += sum(map(piece.count, (b"\n", b"\t", b",")))
+            self._lines += sum(map(piece.count, (b"\n", b"\t", b",", b"<", b":")))
             check_rows(self._path, self._lines, self._packed)
         return count
 

@@ -12,7 +12,7 @@ import torch
 
 from lit_sparse.data.base import Split
 from lit_sparse.data.readers.arrays import Arrays, open_arrays
-from lit_sparse.data.readers.sizes import check_dense
+from lit_sparse.data.readers.sizes import bytes_of, check_unpacked
 from lit_sparse.data.readers.text_files import ending_of, open_bytes
 from lit_sparse.data.regression.base import RegressionDataModule, Table
 from lit_sparse.errors import ConfigurationError, DataError
@@ -153,7 +153,8 @@ class TableDataModule(RegressionDataModule):
             raise DataError(f"Expected a .npz or .csv file with `group` but got {str(path)!r}, whose columns have no names.")
         with open_bytes(path, lines=True) as file:
             x, y = load_svmlight_file(file)
-        check_dense(path, x.shape, x.nnz)
+        what, remedy = f"a dense table of {x.shape[0]} rows and {x.shape[1]} features", "number the features without gaps"
+        check_unpacked(path, bytes_of(x.shape, 8), max(path.stat().st_size, x.nnz), what, remedy)
         return {"train": (x.toarray(), y, None)}
 
 

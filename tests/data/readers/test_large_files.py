@@ -229,16 +229,33 @@ def test_many_tags_are_counted_in_one_pass(tmp_path: Path, tag: str) -> None:
 
 
 def test_a_sparse_table_of_few_bytes_is_read(tmp_path: Path, small: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """8 MiB of 14 KiB; a bound of its own holds for dense tables, and not for those that the file fills."""
-    (tmp_path / "a.libsvm").write_bytes(b"1 500:1\n" * 2000)
+    """400 kB of 1.6 kB; a table of a feature more than the file makes plausible is refused."""
+    (tmp_path / "a.libsvm").write_bytes(b"1 500:1\n" * 200)
     data = TableDataModule(str(tmp_path / "a.libsvm"), intercept=False, val_size=1, test_size=1)
     data.setup()
     assert data.fetch("val", 0, torch.arange(1))["features"].shape == (1, 500)
-    monkeypatch.setattr(sizes, "DENSE", 1000)
-    with pytest.raises(DataError, match=r"got 2000 rows and 500 features, which take 7\.63 MiB"):
-        table(tmp_path / "a.libsvm")
-    (tmp_path / "full.libsvm").write_bytes(b"1 1:1 2:3\n2 1:2 2:2\n" * 100)
-    table(tmp_path / "full.libsvm")
+    (tmp_path / "wide.libsvm").write_bytes(b"1 90000000:1\n")
+    with pytest.raises(DataError, match=r"a dense table of 1 rows and 90000000 features takes 687 MiB"):
+        table(tmp_path / "wide.libsvm")
+
+
+@pytest.mark.parametrize(
+    ("name", "read", "content"),
+    [
+        ("a.sgm.gz", read_lines, lambda: gzip.compress(b"<seg>a</seg>" * 600)),
+        ("a.libsvm.gz", table, lambda: gzip.compress(b"1 " + b" ".join(b"%d:1" % i for i in range(1, 1200)))),
+        ("a.npz", table, lambda: npz(X=npy(np.full(1200, b"1")), y=npy(np.ones(1200)))),
+    ],
+)
+def test_the_parts_of_a_file_are_counted(
+    name: str, read: Use, content: Callable[[], bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each segment, sparse value or word becomes an object."""
+    (tmp_path / name).write_bytes(content())
+    monkeypatch.setattr(sizes, "ROWS", 1000)
+    monkeypatch.setattr(sizes, "ROWS_PER_BYTE", 0)
+    with pytest.raises(DataError, match="at most 1,000 lines, rows or values"):
+        read(tmp_path / name)
 
 
 def test_a_table_that_is_compressed_too_well_can_be_saved_otherwise(tmp_path: Path, small: None) -> None:
@@ -325,6 +342,23 @@ class TestHDF5:
     @pytest.fixture
     def h5py(self) -> Any:
         return pytest.importorskip("h5py", reason="the extra 'h5' is not installed")
+
+    @pytest.mark.parametrize(
+        ("width", "filters", "words"),
+        [(2**28, 1, "a chunk of the array 'x' takes 2 GiB"), (2, 2, "each filter once")],
+    )
+    def test_chunks_that_unpack_to_much_are_not_read(
+        self, width: int, filters: int, words: str, tmp_path: Path, h5py: Any
+    ) -> None:
+        with h5py.File(tmp_path / "a.h5", "w") as file:
+            options = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+            options.set_chunk((width,))
+            for _ in range(filters):
+                options.set_deflate(9)
+            space = h5py.h5s.create_simple((1,), (h5py.h5s.UNLIMITED,))
+            h5py.h5d.create(file.id, b"x", h5py.h5t.IEEE_F64LE, space, dcpl=options)
+        with open_arrays(tmp_path / "a.h5") as arrays, pytest.raises(DataError, match=words):
+            arrays["x"]
 
     def test_broken_links_and_links_to_other_files_are_not_arrays(self, tmp_path: Path, h5py: Any) -> None:
         with h5py.File(tmp_path / "a.h5", "w") as file:

@@ -158,6 +158,14 @@ def test_sources_of_nonsense(tmp_path: Path, content: bytes) -> None:
         read_catalogues(folders=[str(tmp_path)], language="fr")
 
 
+@pytest.mark.parametrize("line", ['"a"\n', "#. a\n", '"a"\n\n'])
+def test_sources_with_an_endless_text(tmp_path: Path, line: str) -> None:
+    pytest.importorskip("polib", reason="the extra 'text' is not installed")
+    (tmp_path / "fr.po").write_text(f'msgid "b"\nmsgstr "c"\n{line * 10_001}')
+    with pytest.raises(DataError, match=r"at most 10,000 lines in .*fr\.po"):
+        read_catalogues(folders=[str(tmp_path)], language="fr")
+
+
 @pytest.mark.parametrize(
     ("there", "asked", "found"),
     [
