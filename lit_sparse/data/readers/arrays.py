@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -25,6 +26,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 KINDS = "biufSU"
 #: Number of bytes per read; some streams copy what they read.
 PIECE = 2**22
+#: Largest ratio of deflate, and bytes that a checksum adds to a chunk of HDF5.
+DEFLATED, CHECKSUM = 1032, 4
 #: Remedy for a valid array with too high a compression ratio.
 UNCOMPRESSED = "save it uncompressed, by numpy.savez"
 
@@ -284,11 +287,8 @@ def _from_h5(dataset: Any, path: Path, name: str) -> Array:
     if dataset.shape is None:
         raise DataError(f"Expected numbers or words but got none in {where}. Name another array.")
     check_unpacked(path, claimed := bytes_of(dataset.shape, dataset.dtype.itemsize), what=f"the array {name!r}")
-    check_unpacked(path, bytes_of(dataset.chunks or (), dataset.dtype.itemsize), what=f"a chunk of the array {name!r}")
-    filters = dataset.id.get_create_plist()
-    kinds = [filters.get_filter(place)[0] for place in range(filters.get_nfilters())]
-    if len({*kinds}) < len(kinds):  # two compressions, one in the other
-        raise DataError(f"Expected each filter once but got two of a kind in {where}. Save it again.")
+    if dataset.chunks:
+        _check_chunks(dataset, path, where)
     if _is_endless(dataset.shape, claimed):
         raise DataError(f"Expected an array with entries but got {dataset.shape} in {where}. Save it again.")
     if (text := h5py.check_string_dtype(dataset.dtype)) is not None:
@@ -301,3 +301,25 @@ def _from_h5(dataset: Any, path: Path, name: str) -> Array:
         return np.asarray(dataset.asstr()[()], dtype=str)
     _check_kind(dataset.dtype, where)
     return np.asarray(dataset[()])
+
+
+def _check_chunks(dataset: Any, path: Path, where: str) -> None:
+    """Check what the chunks of a dataset unpack to: one is unpacked whole, whatever the shape of the dataset.
+
+    Raises:
+        DataError: if it is more than the header says, or than is plausible.
+    """
+    import h5py
+
+    size, large = bytes_of(dataset.chunks, dataset.dtype.itemsize), []
+    check_unpacked(path, size, what=f"a chunk of {where}")
+    filters = dataset.id.get_create_plist()
+    kinds = [filters.get_filter(place)[0] for place in range(filters.get_nfilters())]
+    if len({*kinds}) < len(kinds):  # two compressions, one in the other
+        raise DataError(f"Expected each filter once but got two of a kind in {where}. Save it again.")
+    if h5py.h5z.FILTER_DEFLATE in kinds:  # None goes on to the next chunk
+        dataset.id.chunk_iter(lambda chunk: large.append(chunk.chunk_offset) if chunk.size * DEFLATED > size else None)
+    for place in large:
+        _, packed = dataset.id.read_direct_chunk(place)
+        if len(zlib.decompressobj().decompress(packed, size + CHECKSUM + 1)) > size + CHECKSUM:
+            raise DataError(f"Expected chunks of {size:,} bytes in {where} but got a larger one. Save it again.")

@@ -17,6 +17,8 @@ __all__ = ["ENDINGS", "read_image"]
 ENDINGS = (".png", ".jpg", ".jpeg")
 #: Maximal number of pixels, more than a camera's. A small file with more could fill the memory.
 LARGEST = 2**27
+#: Largest number of scans of a JPEG image, each of which is a pass over all its pixels. Progressive images have about 10.
+MOST_SCANS = 200
 #: Number of rows of an image that are converted at once.
 BAND = 256
 
@@ -42,6 +44,9 @@ def read_image(path: Path, shape: tuple[int, int], *, color: bool = False) -> np
         with warnings.catch_warnings(), open_plain(path) as file:
             warnings.simplefilter("ignore")  # about broken metadata
             kind = PngImageFile if file.read(4) == b"\x89PNG" else JpegImageFile  # Image.open has a lower limit of pixels
+            file.seek(0)
+            if kind is JpegImageFile and file.read().count(b"\xff\xda") > MOST_SCANS:
+                raise ValueError(f"it has more than {MOST_SCANS} scans")
             file.seek(0)
             opened = kind(file)
             if opened.width * opened.height > LARGEST:

@@ -149,8 +149,9 @@ def gif() -> bytes:
         (forged(40_000, 40_000), r"at most 134,217,728 pixels but got more in .*3\.png'"),
         (forged(12_000, 12_000), r"at most 134,217,728 pixels"),
         (forged(2_000_000_000, 2_000_000_000), "pixels"),
+        (b"\xff\xd8" + b"\xff\xda" * 201, "it has more than 200 scans"),
     ],
-    ids=["empty", "text", "gif", "cut", "cut-camera", "bomb", "small-bomb", "huge-bomb"],
+    ids=["empty", "text", "gif", "cut", "cut-camera", "bomb", "small-bomb", "huge-bomb", "scans"],
 )
 def test_a_file_that_is_not_an_image_is_named(by_class: Path, content: bytes, words: str) -> None:
     (by_class / "cat" / "3.png").write_bytes(content)
