@@ -62,6 +62,8 @@ RESUMED: dict[str, Any] = {
 MAJOR = 2
 #: Bytes by which a tensor may be larger than its part of the file, as expanded ones are.
 MOST_EXPANDED = 2**26
+#: Number of values that any checkpoint may hold; lists that stand in lists several times can be billions.
+MOST_SHARED = 10**6
 #: Largest depth of dicts and lists in a checkpoint.
 MOST_LEVELS = 60
 SUGGESTION = "Use another checkpoint, such as one of checkpoints/ in a run folder."
@@ -132,7 +134,11 @@ def _check_tensors(source: str, found: Any, *, stored: bool) -> None:
     Raises:
         CheckpointError: naming the tensor.
     """
-    for place, value in _leaves(source, found, ""):
+    leaves = list(_leaves(source, found, ""))
+    known: dict[int, int] = {}
+    if _written_out(found, known) > max(MOST_SHARED, 2 * (len(leaves) + len(known))):
+        raise CheckpointError(f"Expected {source} to hold few values at several places but got many. {SUGGESTION}")
+    for place, value in leaves:
         if stored and isinstance(value, Tensor):
             plain = value.layout in (torch.strided, torch.sparse_coo) and not value.is_nested and not value.is_meta
             if not plain:
@@ -143,6 +149,16 @@ def _check_tensors(source: str, found: Any, *, stored: bool) -> None:
                     f"Expected tensors in {source} whose entries are all stored but got an expanded one at `{place[1:]}`."
                     f" {SUGGESTION}"
                 )
+
+
+def _written_out(found: Any, known: dict[int, int]) -> int:
+    """Return the number of values in dicts and lists; those of a list at several places count at each, as in a copy of all."""
+    inner = found.values() if isinstance(found, dict) else found if isinstance(found, list | tuple) else None
+    if inner is None:
+        return 1
+    if id(found) not in known:
+        known[id(found)] = 1 + sum(_written_out(value, known) for value in inner)
+    return known[id(found)]
 
 
 def read_checkpoint(

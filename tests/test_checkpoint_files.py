@@ -187,6 +187,15 @@ def test_members_that_overlap_are_not_read() -> None:
         read_checkpoint("some.ckpt")
 
 
+def test_lists_that_are_billions_when_written_out_are_refused(tmp_path: Path) -> None:
+    shared: list[Any] = [0]
+    for _ in range(40):
+        shared = [shared, shared]
+    torch.save({"state_dict": {}, "callbacks": shared}, tmp_path / "a.ckpt")
+    with pytest.raises(CheckpointError, match="few values at several places"):
+        read_checkpoint(tmp_path / "a.ckpt")
+
+
 def test_a_description_that_contains_itself_is_refused(last: Path, capsys: pytest.CaptureFixture[str]) -> None:
     itself: dict[str, Any] = {}
     itself["again"] = itself
