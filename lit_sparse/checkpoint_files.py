@@ -152,7 +152,7 @@ def _check_tensors(source: str, found: Any, *, stored: bool) -> None:
 
 
 def _written_out(found: Any, known: dict[int, int]) -> int:
-    """Return the number of values in dicts and lists; those of a list at several places count at each, as in a copy of all."""
+    """Return the number of values in dicts and lists, where a list at several places counts at each of them."""
     inner = found.values() if isinstance(found, dict) else found if isinstance(found, list | tuple) else None
     if inner is None:
         return 1
