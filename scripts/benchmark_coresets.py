@@ -43,7 +43,7 @@ from lit_sparse.coresets import (
     NonnegativeOMP,
     ShardedVectors,
 )
-from lit_sparse.studies.coreset_problems import make
+from lit_sparse.studies.problems.coresets import make
 
 SIZE, DRAWS = 1_000_000, 200
 SELECTORS: dict[str, CoresetSelector] = {

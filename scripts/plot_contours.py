@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from lit_sparse.coresets import GIGA, AcceleratedIHT, NonnegativeOMP
 from lit_sparse.data import RadialBases
-from lit_sparse.studies.coreset_problems import Radial, make
+from lit_sparse.studies.problems.coresets import Radial, make
 
 
 def main(data: str, picture: str) -> None:

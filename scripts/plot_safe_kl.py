@@ -21,7 +21,7 @@ from torch import Tensor
 
 from lit_sparse.callbacks.pictures.base import new_figure
 from lit_sparse.risks.safe_kl_dro import link_value
-from lit_sparse.studies.kernel_transport import SOURCE, TARGET
+from lit_sparse.studies.problems.kernel_transport import SOURCE, TARGET
 
 RHOS = (1.0, 0.5, 0.2, 0.0)
 ALT = (

@@ -69,25 +69,25 @@ RUNS = [(path,) for path in BASES]
 RUNS += [(commanded(path), path) for path in SERVED if not RUN_ELSEWHERE.search(label(path))]
 #: Configs that run in the quick tests. The gate adds a base of each folder and settings of the trainer.
 QUICK = {"ssvae/digits.yaml", "signaling_game/digits.yaml"}
-#: Bases that the gate trains in the taste of a study.
-TASTED = re.compile("multi30k_de_en|ssvae/mnist|soae/digits|imagenet|mnist_lastlayer|fashion_mnist")
+#: Bases that the gate trains in the smoke run of a study.
+SMOKED = re.compile("multi30k_de_en|ssvae/mnist|soae/digits|imagenet|mnist_lastlayer|fashion_mnist")
 
 
 def marks(paths: tuple[Path, ...]) -> list[pytest.MarkDecorator]:
     """Return the lane of a config's run."""
     if label(paths[-1]) in QUICK:
         return []
-    in_gate = paths[-1] in DIFFERENT and not TASTED.search(label(paths[-1]))
+    in_gate = paths[-1] in DIFFERENT and not SMOKED.search(label(paths[-1]))
     return [pytest.mark.gate if in_gate else pytest.mark.slow]
 
 
 @pytest.mark.gate
-def test_the_tasted_bases_are_those_of_first_cells() -> None:
+def test_the_bases_of_smoke_runs_are_those_of_first_cells() -> None:
     firsts = [next(name for name, cell in packaged(path).cells.items() if not cell.hidden) for path in STUDIES]
-    tasted = {packaged(path).change_of(first, "taste").config for path, first in zip(STUDIES, firsts, strict=True)}
-    named = {path for path in DIFFERENT if TASTED.search(label(path))}
+    smoked = {packaged(path).change_of(first, "smoke").config for path, first in zip(STUDIES, firsts, strict=True)}
+    named = {path for path in DIFFERENT if SMOKED.search(label(path))}
     assert len(named) == 6
-    assert named <= {Path(config).resolve() for config in tasted if config}
+    assert named <= {Path(config).resolve() for config in smoked if config}
 
 
 def settings(path: Path) -> list[str]:

@@ -117,11 +117,11 @@ def test_the_commands_of_a_new_user(installed: tuple[Path, Path]) -> None:
 def test_studies_are_found(installed: tuple[Path, Path]) -> None:
     programs, empty = installed
     for name, words in (
-        ("ssvae", "results/ssvae_taste.csv has no rows"),
-        ("configs/studies/ssvae.yaml", "results/ssvae_taste.csv has no rows"),
+        ("ssvae", "results/ssvae_smoke.csv has no rows"),
+        ("configs/studies/ssvae.yaml", "results/ssvae_smoke.csv has no rows"),
         ("ssva", "Did you mean 'ssvae'?"),
     ):
-        command = (str(programs / "lit-sparse"), "study", name, "--schedule", "taste", "--tables")
+        command = (str(programs / "lit-sparse"), "study", name, "--schedule", "smoke", "--tables")
         assert words in run(*command, cwd=empty, status=2)
 
 

@@ -33,7 +33,7 @@ COMMANDS = {
     "compare": "tabulate and draw runs: lit-sparse compare sparse=RUN_FOLDER dense=RUN_FOLDER",
     "report": "write one page about runs or a study: lit-sparse report RUN_FOLDER RUN_FOLDER -o report.html",
     "sweep": "search over values of a config: lit-sparse sweep -c CONFIG -s SPACE --metric val/nelbo",
-    "study": "train and test many models, and tabulate the results: lit-sparse study ssvae --schedule taste",
+    "study": "train and test many models, and tabulate the results: lit-sparse study ssvae --schedule smoke",
     "configs": "list, print or copy the configs: lit-sparse configs ssvae/digits",
     "list": "list the mappings, models, data modules and other parts: lit-sparse list mappings",
     "compile": "compile mappings ahead of their first call: lit-sparse compile Sparsemax",

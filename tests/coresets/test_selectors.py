@@ -17,7 +17,7 @@ from lit_sparse.coresets import GIGA, IHT, AcceleratedIHT, CoresetSelector, Fran
 from lit_sparse.coresets import iht as thresholding
 from lit_sparse.coresets.posteriors import reverse_kl
 from lit_sparse.coresets.vectors import DenseVectors
-from lit_sparse.studies.coreset_problems import GaussianMean
+from lit_sparse.studies.problems.coresets import GaussianMean
 from tests.coresets import plain, problems
 
 #: Selectors and the plain way to the same weights.

@@ -22,7 +22,7 @@ from lit_sparse.models import RobustClassifier, SemiSupervisedVAE, StepwiseLR, S
 from lit_sparse.models.base import LitSparseModule
 from lit_sparse.nn import ConvNet
 from lit_sparse.risks import UnbalancedOTDRO
-from lit_sparse.studies.label_noise import LabelNoiseCurves
+from lit_sparse.studies.problems.label_noise import LabelNoiseCurves
 
 pytestmark = pytest.mark.filterwarnings("ignore:The number of training batches", "ignore:The dirpath has changed")
 

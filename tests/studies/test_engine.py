@@ -334,10 +334,10 @@ def test_names_that_are_unknown_are_explained(
     write_study: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    path = write_study(inputs={"images": "folder of the images"}, schedules={"full": {}, "taste": {}})
+    path = write_study(inputs={"images": "folder of the images"}, schedules={"full": {}, "smoke": {}})
     for words, text in (
         (["--cells", "fest"], "got 'fest'. Did you mean 'fast'?"),
-        (["--schedule", "tastte"], "Did you mean 'taste'?"),
+        (["--schedule", "smokke"], "Did you mean 'smoke'?"),
         (["--input", "image=x"], "Did you mean 'images'?"),
         (["--input", "images"], "Expected --input NAME=PATH"),
         (["--tables"], "nothing is finished yet"),
@@ -438,7 +438,7 @@ def test_a_study_that_is_killed_ends_with_the_rows_of_one_that_is_not(
 
 @pytest.mark.slow
 @pytest.mark.gate
-def test_a_taste_of_a_study_of_the_package(runner: Make, tmp_path: Path) -> None:
+def test_a_smoke_run_of_a_study_of_the_package(runner: Make, tmp_path: Path) -> None:
     """Warm starts, trainings, exact scores."""
     rng = np.random.default_rng(0)
     for prefix, size in (("train", 200), ("t10k", 50)):
@@ -446,7 +446,7 @@ def test_a_taste_of_a_study_of_the_package(runner: Make, tmp_path: Path) -> None
         (tmp_path / f"{prefix}-labels-idx1-ubyte").write_bytes(idx(rng.integers(0, 10, size)))
     extra = ["--data.init_args.val_size=50", "--data.init_args.labelled=0.3", "--trainer.accelerator=cpu"]
     inputs = {"mnist": str(tmp_path)}
-    study = runner(CONFIGS / "studies" / "ssvae.yaml", schedule="taste", inputs=inputs, extra=extra, jobs=2)
+    study = runner(CONFIGS / "studies" / "ssvae.yaml", schedule="smoke", inputs=inputs, extra=extra, jobs=2)
     assert study.run(cells=["sparse", "nvil"]) == []
     row = {row["cell"]: row for row in study.rows.read()}["nvil"]
     assert float(row["train/decoder_calls_mean"]) == 1.0
@@ -458,7 +458,7 @@ def test_a_taste_of_a_study_of_the_package(runner: Make, tmp_path: Path) -> None
 @pytest.mark.gate
 @pytest.mark.usefixtures("in_this_process")
 def test_step_sizes_are_compared_by_the_median_of_both_halves(runner: Make) -> None:
-    study = runner(CONFIGS / "studies" / "soae_step_size.yaml", schedule="taste")
+    study = runner(CONFIGS / "studies" / "soae_step_size.yaml", schedule="smoke")
     cells = [f"lr0_3_half{half}" for half in (1, 2)]
     assert study.run(cells=cells, seeds=[0]) == []
     errors = [100 - 100 * float(row["val/accuracy"]) for row in study.rows.read()]

@@ -17,8 +17,8 @@ from lit_sparse.coresets.posteriors import reverse_kl
 from lit_sparse.data import DigitsDataModule
 from lit_sparse.models import RobustClassifier, SupervisedOnlineAutoencoder
 from lit_sparse.nn import ConvNet
-from lit_sparse.studies import coreset_problems, kernel_transport, kl_regression
-from lit_sparse.studies.label_noise import robust_loss
+from lit_sparse.studies.problems import coresets, kernel_transport, kl_regression
+from lit_sparse.studies.problems.label_noise import robust_loss
 from tests.conftest import CONFIGS, metrics_of
 
 
@@ -71,8 +71,8 @@ def test_gaps_of_transport_become_small() -> None:
 
 
 def test_a_coreset_is_compared_with_all_examples() -> None:
-    found = coreset_problems.compare(1, folder=".", problem="gaussian", selector="NN-OMP", k=60)
-    problem = coreset_problems.GaussianMean(1)
+    found = coresets.compare(1, folder=".", problem="gaussian", selector="NN-OMP", k=60)
+    problem = coresets.GaussianMean(1)
     coreset = NonnegativeOMP()(problem.vectors, 60)
     expected = reverse_kl(problem.full, problem.posterior(coreset.dense()))
     assert found["reverse_kl"] == pytest.approx(expected)
@@ -81,7 +81,7 @@ def test_a_coreset_is_compared_with_all_examples() -> None:
 
 
 def test_options_of_the_thresholding_selectors() -> None:
-    made = {name: build(300) for name, build in coreset_problems.SELECTORS.items()}
+    made = {name: build(300) for name, build in coresets.SELECTORS.items()}
     keys = ("max_iter", "step", "step_scale", "batch", "debias", "polish")
     options = {name: [getattr(each, key, None) for key in keys] for name, each in made.items() if isinstance(each, IHT)}
     assert options == {
@@ -122,10 +122,10 @@ def test_activity_is_counted_for_each_training_example(tmp_path: Path, monkeypat
 
 
 def test_sparse_vi_of_all_sizes_is_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(coreset_problems.PROBLEMS, "few", lambda seed, folder: coreset_problems.GaussianMean(seed, 5, 40))
-    found = [coreset_problems.compare(1, folder=".", problem="few", selector="SparseVI", k=k, largest=6) for k in (1, 4, 6)]
-    assert coreset_problems._sparse_vi.cache_info().hits >= 2
-    problem = coreset_problems.GaussianMean(1, 5, 40)
+    monkeypatch.setitem(coresets.PROBLEMS, "few", lambda seed, folder: coresets.GaussianMean(seed, 5, 40))
+    found = [coresets.compare(1, folder=".", problem="few", selector="SparseVI", k=k, largest=6) for k in (1, 4, 6)]
+    assert coresets._sparse_vi.cache_info().hits >= 2
+    problem = coresets.GaussianMean(1, 5, 40)
     coreset = SparseVI(problem.resample())(problem.vectors, 6, torch.Generator().manual_seed(1000))
     assert found[-1]["objective"] == pytest.approx(coreset.objective, rel=1e-9)
     assert found[-1]["reverse_kl"] < found[0]["reverse_kl"]
@@ -133,7 +133,7 @@ def test_sparse_vi_of_all_sizes_is_one_run(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_twenty_directions_of_a_map_leave_much_of_the_covariances_out(shared: Path) -> None:
     path = str(shared / "data" / "california_housing" / "cal_housing.csv.gz")
-    exact, released = (coreset_problems.make(name, 0, path).vectors for name in ("rbf", "rbf_released"))
+    exact, released = (coresets.make(name, 0, path).vectors for name in ("rbf", "rbf_released"))
     assert released.shape == (1000, 701)
     products = exact @ exact.T
     assert float((released @ released.T - products).norm() / products.norm()) == pytest.approx(0.41, abs=0.01)

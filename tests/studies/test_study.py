@@ -17,15 +17,15 @@ from lit_sparse.studies.workspace import RunOf
 
 RATE, EPOCHS = "model.init_args.optimizer.init_args.lr", "trainer.max_epochs"
 CELLS = {
-    "slow": {"title": "small step", "published": {"nelbo": 1.5}, "schedules": {"taste": {"published": {"nelbo": 2.5}}}},
+    "slow": {"title": "small step", "published": {"nelbo": 1.5}, "schedules": {"smoke": {"published": {"nelbo": 2.5}}}},
     "long": {
         "grid": {EPOCHS: [7, 8]},
         "checkpoints": {"model.init_args.initial_weights": "warm"},
-        "schedules": {"taste": {"options": {EPOCHS: 5}}},
+        "schedules": {"smoke": {"options": {EPOCHS: 5}}},
     },
     "warm": {"hidden": True},
 }
-SCHEDULES = {"full": {"grid": {RATE: [0.1, 0.2]}}, "taste": {"options": {RATE: 9.0, EPOCHS: 1}, "grid": {RATE: [0.3]}}}
+SCHEDULES = {"full": {"grid": {RATE: [0.1, 0.2]}}, "smoke": {"options": {RATE: 9.0, EPOCHS: 1}, "grid": {RATE: [0.3]}}}
 
 
 @pytest.fixture
@@ -43,9 +43,9 @@ def test_a_cell_is_repeated_at_each_point_of_its_grid(grids: Path) -> None:
     options = full.change_of(points[2], "full").options
     assert (options[EPOCHS], options[RATE]) == (8, 0.1)
     assert full.change_of("warm", "full").options[EPOCHS] == 2, "a hidden cell is trained once"
-    taste = load_study(grids).scheduled("taste")
-    assert list(taste.cells)[:2] == ["slow/lr=0.3", "long/max_epochs=7,lr=0.3"]
-    options = taste.change_of("long/max_epochs=7,lr=0.3", "taste").options
+    smoke = load_study(grids).scheduled("smoke")
+    assert list(smoke.cells)[:2] == ["slow/lr=0.3", "long/max_epochs=7,lr=0.3"]
+    options = smoke.change_of("long/max_epochs=7,lr=0.3", "smoke").options
     assert (options[EPOCHS], options[RATE]) == (7, 0.3), "the grid comes after the options of the schedule"
 
 
@@ -61,13 +61,13 @@ def test_checkpoints_come_from_one_run(write_study: Callable[..., Path]) -> None
 
 
 def test_a_schedule_has_its_published_values(grids: Path, write_study: Callable[..., Path]) -> None:
-    for schedule, value in (("full", "1.5"), ("taste", "2.5")):
+    for schedule, value in (("full", "1.5"), ("smoke", "2.5")):
         study = load_study(grids).scheduled(schedule)
         assert study.published_value(next(iter(study.cells)), "nelbo") == value
     with pytest.raises(ConfigurationError, match="Did you mean 'nelbo'"):
-        load_study(write_study(cells={"a": {"schedules": {"taste": {"published": {"nelb": 1}}}}}, schedules={"taste": {}}))
+        load_study(write_study(cells={"a": {"schedules": {"smoke": {"published": {"nelb": 1}}}}}, schedules={"smoke": {}}))
     with pytest.raises(ConfigurationError, match="Did you mean 'nelbo'"):
-        load_study(write_study(schedules={"taste": {"published": {"nelb": "x"}}}))
+        load_study(write_study(schedules={"smoke": {"published": {"nelb": "x"}}}))
     (Path(grids).parent / "table.csv").write_text("key,slow\nx,3.5\ny,4.5\n")
     columns = {"nelbo": {"value": "test/nelbo", "published": "x"}}
     cells = {"slow": {"grid": {RATE: [0.1]}}}
@@ -101,9 +101,9 @@ def test_the_best_points_are_shown(grids: Path, runner: Callable[..., Runner]) -
 def test_files_of_a_schedule_without_a_name_have_no_suffix(
     write_study: Callable[..., Path], runner: Callable[..., Runner]
 ) -> None:
-    path = write_study(schedules={"": {}, "taste": {}})
-    names = {schedule: runner(path, schedule=schedule).name for schedule in (None, "", "taste")}
-    assert names == {None: "toy", "": "toy", "taste": "toy_taste"}
+    path = write_study(schedules={"": {}, "smoke": {}})
+    names = {schedule: runner(path, schedule=schedule).name for schedule in (None, "", "smoke")}
+    assert names == {None: "toy", "": "toy", "smoke": "toy_smoke"}
 
 
 def test_the_name_of_a_cell_stands_for_all_points(

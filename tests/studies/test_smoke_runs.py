@@ -1,4 +1,4 @@
-"""Every study of the package runs, cut to a taste of some seconds, on small stand-ins for its data."""
+"""Every study of the package runs, cut to a smoke run of some seconds, on small stand-ins for its data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lit_sparse.studies.study import CellChange, Study, written
 from tests.support.stand_ins import stand_in
 from tests.support.studies import STUDIES, packaged, schedules_of
 
-TASTES = [(path, name) for path in STUDIES for name in schedules_of(path) if name.endswith("taste")]
+SMOKE_RUNS = [(path, name) for path in STUDIES for name in schedules_of(path) if name.endswith("smoke")]
 
 
 @pytest.fixture
@@ -41,13 +41,13 @@ def with_stand_ins(study: Study, schedule: str, *folders: Path) -> Study:
     return replace(study, cells=cells)
 
 
-def test_every_study_has_a_taste() -> None:
-    assert {path for path, _ in TASTES} == set(STUDIES)
+def test_every_study_has_a_smoke_run() -> None:
+    assert {path for path, _ in SMOKE_RUNS} == set(STUDIES)
 
 
 @pytest.mark.gate
 def test_folders_of_images_are_read() -> None:
-    """The tastes take other data, so that they do not show that a config has another source."""
+    """The smoke runs take other data, so that they do not show that a config has another source."""
     checked = 0
     for path in STUDIES:
         study = packaged(path)
@@ -66,10 +66,10 @@ def test_folders_of_images_are_read() -> None:
 @pytest.mark.usefixtures("in_this_process")
 @pytest.mark.parametrize(
     ("path", "schedule"),
-    [pytest.param(*taste, marks=pytest.mark.slow if taste[1] == "search_taste" else pytest.mark.gate) for taste in TASTES],
+    [pytest.param(*run, marks=pytest.mark.slow if run[1] == "search_smoke" else pytest.mark.gate) for run in SMOKE_RUNS],
     ids=lambda value: getattr(value, "stem", value),
 )
-def test_a_taste_of_a_study(
+def test_a_smoke_run_of_a_study(
     path: Path,
     schedule: str,
     inputs: dict[str, str],
@@ -92,7 +92,7 @@ def test_a_taste_of_a_study(
     assert {written(row["cell"]) for row in rows} == set(cells)
     empty = [column.value for column in study.columns.values() if not all(row.get(column.value) for row in rows)]
     assert empty == (["test/bleu_moses"] if path.stem == "translation" else []), (
-        "the network of the taste is not the published one"
+        "the network of the smoke run is not the published one"
     )
     suffixes = {file.suffix for file in write(runner)}
     assert suffixes == ({".csv", ".md", ".png"} if study.figures else {".csv", ".md"})
