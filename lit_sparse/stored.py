@@ -30,6 +30,7 @@ __all__ = [
         "open_plain",
         "read_attention",
         "read_json",
+        "read_lines",
         "read_metrics",
     ),
     *("read_png", "read_table", "read_yaml", "unique_keys"),
@@ -338,13 +339,19 @@ def read_metrics(folder: Path, within: Path | None = None) -> list[dict[str, flo
         ConfigurationError: if epochs or steps go backward, a metric has two values at one place, or see :func:`read_table`.
     """
     path = folder / "metrics.csv"
-    table = read_table(path, within or folder, numbers=None)
+    lines = read_lines(path, within or folder)
+    _check_order(path, within or folder, [line for line in lines if "epoch" in line])  # others are the user's, of any step
+    return lines
+
+
+def read_lines(path: Path, within: Path) -> list[dict[str, float]]:
+    """Return the lines of a table of logged numbers in any order, without empty cells; see :func:`read_metrics`."""
+    table = read_table(path, within, numbers=None)
     lines = [{key: float(cell) for key, cell in row.items() if cell} for row in table]
     for line in lines:
         for key in ("epoch", "step"):
             if not 0 <= line.get(key, 0.0) < math.inf:
                 raise _refusal(path, f"finite numbers in column {key!r}, at least 0", str(line[key]), REPAIR)
-    _check_order(path, within or folder, [line for line in lines if "epoch" in line])  # others are the user's, of any step
     return lines
 
 

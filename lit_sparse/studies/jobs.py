@@ -60,6 +60,8 @@ _LOCKS: defaultdict[Path, threading.Lock] = defaultdict(threading.Lock)
 TAIL = 10_000
 #: Commands that run on this machine.
 _RUNNING: set[subprocess.Popen[bytes]] = set()
+#: Whether the tasks are being interrupted, so that a command fails for it, whatever its exit status is.
+_INTERRUPTED = threading.Event()
 
 
 def try_lock(path: Path) -> IO[str] | None:
@@ -151,7 +153,8 @@ def call(
         with log.open("rb") as written:
             written.seek(max(0, written.seek(0, os.SEEK_END) - TAIL))
             tail = "\n".join(written.read(TAIL).decode(errors="replace").splitlines()[-5:])
-        kind = JobInterruptedError if status in (130, 143, -2, -15) else JobFailedError
+        interrupted = status in (130, 143, -2, -15) or _INTERRUPTED.is_set()
+        kind = JobInterruptedError if interrupted else JobFailedError
         raise kind(f"{' '.join(arguments)}\nfailed; the end of {log}:\n{tail}")
 
 
@@ -197,6 +200,7 @@ def run_all(tasks: Sequence[Callable[[int], None]], at_once: int) -> list[str]:
         except Exception as error:  # the others go on
             failed.append(f"{type(error).__name__}: {error}")
 
+    _INTERRUPTED.clear()
     pool = ThreadPoolExecutor(at_once)
     try:
         with terminable():
@@ -204,6 +208,7 @@ def run_all(tasks: Sequence[Callable[[int], None]], at_once: int) -> list[str]:
             while not all(future.done() for future in futures):
                 time.sleep(0.1)  # Ctrl-C is received between two waits
     except KeyboardInterrupt as interrupt:  # commands stop after their last step; they have received Ctrl-C, too
+        _INTERRUPTED.set()
         ending = threading.Thread(target=pool.shutdown, kwargs={"cancel_futures": True})
         ending.start()
         ended: set[subprocess.Popen[bytes]] = set()

@@ -15,7 +15,7 @@ from lit_sparse.errors import ConfigurationError, did_you_mean
 from lit_sparse.stored import read_yaml
 from lit_sparse.studies.study import Cell, Column, Compare, Figure, Panel, Ranks, Study, Table
 
-__all__ = ["check_names", "load_study"]
+__all__ = ["check_names", "load_study", "study_of"]
 
 
 def load_study(path: str | Path) -> Study:
@@ -31,10 +31,17 @@ def load_study(path: str | Path) -> Study:
     content = read_yaml(path)
     if content is None:
         raise ConfigurationError(f"There is no study file {str(path)!r}.")
+    return study_of(content, path)
+
+
+def study_of(content: dict[str, Any], path: Path) -> Study:
+    """Return the study of a file's content; see :func:`load_study`."""
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(Study, skip={"path"})
     try:
         given = _written_options(_for_each_test(content))
+        if given.get("program"):
+            given = {"seed_options": ["seed_everything"]} | given
         study = Study(**parser.instantiate(parser.parse_object(given, defaults=False)).as_dict(), path=path)
     except (ArgumentError, TypeError, ValueError, AttributeError) as error:
         unknown = re.search(r"Option '([^']+)' is not accepted", str(error))
@@ -84,10 +91,12 @@ def _check(study: Study) -> None:
     if not study.cells:
         raise ConfigurationError(f"{study.path} needs at least one entry in `cells`.")
     for name, cell in study.cells.items():
-        if cell.function is None and all(
-            study.change_of(name, schedule).config is None for schedule in (None, *study.schedules)
+        if (
+            cell.function is None
+            and not study.program
+            and all(study.change_of(name, schedule).config is None for schedule in (None, *study.schedules))
         ):
-            raise ConfigurationError(f"{study.path}: cell {name!r} needs a `config` or a `function`.")
+            raise ConfigurationError(f"{study.path}: cell {name!r} needs a `config` or a `function`, or the study a `program`.")
         check_names(cell.checkpoints.values(), study.cells, f"`checkpoints` of cell {name!r} in {study.path}")
         above = list(cell.checkpoints.values())
         for _ in study.cells:
@@ -110,7 +119,13 @@ def _check(study: Study) -> None:
         if column.show.split()[0] != "above":
             check_names([column.show], ("mean", "median", "min", "max", "range"), f"`show` of a column of {study.path}")
         check_names([column.best] if column.best else [], ("min", "max"), f"`best` of a column of {study.path}")
-    check_names([study.checkpoint], ("best", "last"), f"`checkpoint` of {study.path}")
+    for key, pattern in (("metric_files", study.metric_files), ("checkpoint_files", study.checkpoint_files or ".")):
+        if not pattern or Path(pattern).is_absolute() or ".." in Path(pattern).parts:
+            raise ConfigurationError(
+                f"Expected `{key}` of {study.path} to be a pattern within a run's folder but got {pattern!r}."
+            )
+    if not study.program:
+        check_names([study.checkpoint], ("best", "last"), f"`checkpoint` of {study.path}")
     least = [*(table.least for table in study.tables), *(figure.least for figure in study.figures)]
     check_names([name for name in least if name], study.columns, f"`least` of a table or figure of {study.path}")
     for table in study.tables:

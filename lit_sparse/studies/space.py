@@ -14,10 +14,12 @@ from pathlib import Path
 from threading import Timer
 from typing import Any
 
+from jsonargparse import ArgumentError, ArgumentParser
+
 from lit_sparse.errors import ConfigurationError, MissingExtraError
 from lit_sparse.stored import open_plain
 
-__all__ = ["check_database", "check_journal", "distribution_of", "draw_rest", "import_optuna", "matching"]
+__all__ = ["check_database", "check_journal", "distribution_of", "import_optuna", "matching", "pruner_of", "sampler_of"]
 
 #: Largest journal or database in bytes, largest number of rows of a table, and of characters of an option's choices.
 LARGEST, ROWS, LONGEST = 2**28, 100_000, 2**20
@@ -41,6 +43,7 @@ def import_optuna() -> Any:
         import optuna
     except ImportError as error:
         raise MissingExtraError("Sweeps", "sweep") from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
 
 
@@ -76,15 +79,36 @@ def matching(values: Any, stored: Any) -> list[Any]:
     return [stored] if abs(steps - round(steps)) < 1e-6 else []
 
 
-def draw_rest(trial: Any, space: Mapping[str, Any]) -> None:
-    """Draw the values of a space that an Optuna trial does not have yet."""
-    for key, values in space.items():
-        if isinstance(values, list):
-            trial.suggest_categorical(key, values)
-        elif _is_whole(values):
-            trial.suggest_int(key, **values)
-        else:
-            trial.suggest_float(key, **values)
+def sampler_of(given: Any, space: Mapping[str, Any]) -> Any:
+    """Return a sampler of Optuna by its name, or by a class and its arguments; see :class:`~lit_sparse.studies.sweep.Sweep`."""
+    samplers = import_optuna().samplers
+    if given == "grid":
+        found = samplers.GridSampler(space)
+        found.after_trial = lambda *_: None  # it would stop `optimize`, which is not called here
+        return found
+    return _part(samplers.BaseSampler, "--sampler", {"tpe": "TPESampler", "random": "RandomSampler"}, given)
+
+
+def pruner_of(given: Any) -> Any:
+    """Return a pruner of Optuna, as :func:`sampler_of`; None for one that prunes nothing."""
+    names = {"median": "MedianPruner", "hyperband": "HyperbandPruner"}
+    return _part(import_optuna().pruners.BasePruner, "--prune", names, given or "NopPruner")
+
+
+def _part(base: type, option: str, names: Mapping[str, str], given: Any) -> Any:
+    """Build a part of Optuna.
+
+    Raises:
+        ConfigurationError: if there is no such class, or it refuses its arguments.
+    """
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("part", type=base)
+    try:
+        described = {"class_path": names.get(given, given)} if isinstance(given, str) else given
+        return parser.instantiate(parser.parse_object({"part": described})).part
+    except (ArgumentError, TypeError, ValueError) as error:
+        known = f"{', '.join(names)}, or a class of {base.__module__.rpartition('.')[0]} with its init_args"
+        raise ConfigurationError(f"Expected {option} to be {known}, but got {given!r}: {error}") from error
 
 
 def check_journal(journal: Path) -> None:

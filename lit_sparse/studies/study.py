@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -258,14 +259,19 @@ class Study(Change):
         title: heading of its tables.
         cells: name -> cell.
         source: where the published values stand.
-        seed_options: options that a seed sets.
+        program: command of a LightningCLI that is run in place of ``lit-sparse``, such as ``[python, -m, torchgeo]``; files are
+            relative to the study file.
+        metric_files: pattern of the ``metrics.csv`` files in a program's folder.
+        checkpoint_files: pattern of the checkpoints in a program's folder, from whose newest file a killed training is
+            continued; None to begin it anew.
+        seed_options: options that a seed sets; of a program, by default ``seed_everything`` alone.
         schedules: schedule -> changes of all runs; the first one is the default. Files of the schedule "" have no suffix.
         inputs: name -> description of a path that ``--input NAME=PATH`` gives; options refer to it as ``{NAME}``.
         published: path of a CSV file of published values, relative to the study file: a column ``key`` and one for each cell.
         tests: test -> options of ``lit-sparse test``; the numbers of one that is not called ``test`` begin with its name. A
             column or table with ``{test}`` in it stands for one of each test.
         scores: score -> path of a function ``f(checkpoint)`` that returns a dictionary of numbers; their names begin with it.
-        checkpoint: which checkpoint is tested, ``best`` or ``last``.
+        checkpoint: which checkpoint is tested, ``best`` or ``last``; of a program ``last``, or a pattern.
         columns: name -> column.
         tables: tables; by default one with a line for each cell.
         figures: figures.
@@ -278,6 +284,9 @@ class Study(Change):
     title: str = ""
     cells: dict[str, Cell] = field(default_factory=dict)
     source: str = ""
+    program: list[str] = field(default_factory=list)
+    metric_files: str = "**/metrics.csv"
+    checkpoint_files: str | None = "**/*.ckpt"
     seed_options: list[str] = field(default_factory=lambda: ["seed_everything", "data.init_args.seed"])
     schedules: dict[str, Schedule] = field(default_factory=dict)
     inputs: dict[str, str] = field(default_factory=dict)
@@ -304,6 +313,13 @@ class Study(Change):
             return str(find_config(path, folder=self.path.parent, kind="studies").absolute())
         except ConfigurationError as error:
             raise ConfigurationError(f"{self.path} names {path!r}, but there is no such file or config.") from error
+
+    @property
+    def command(self) -> list[str]:
+        """The program, with the paths of files beside the study file."""
+        folder = self.path.parent
+        words = [str((folder / word).resolve()) if (folder / word).is_file() else word for word in self.program]
+        return [sys.executable if words[0] == "python" else words[0], *words[1:]]
 
     def seeds_of(self, name: str, schedule: str | None) -> list[int]:
         """Return the seeds of a cell."""
@@ -404,6 +420,8 @@ class Study(Change):
             "seed_options": self.seed_options,
             "extra": extra,
         }
+        if self.program:
+            settings["program"] = self.program
         if not cell.hidden:
             settings |= {"tests": self.tests, "scores": self.scores, "checkpoint": self.checkpoint}
         return settings

@@ -12,16 +12,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
-from itertools import product
 from pathlib import Path
 from typing import IO, Any
 
+import yaml
+
 from lit_sparse.config_files import find_config
 from lit_sparse.errors import ConfigurationError, LitSparseError, did_you_mean, printable
-from lit_sparse.run_status import check_plain, logged
+from lit_sparse.run_status import check_plain
 from lit_sparse.runs import experiment_name, replaced
-from lit_sparse.stored import read_metrics, read_yaml
+from lit_sparse.stored import read_yaml
 from lit_sparse.studies.cluster import Cluster
 from lit_sparse.studies.engine import Runner
 from lit_sparse.studies.figures import draw_front
@@ -35,7 +37,16 @@ from lit_sparse.studies.jobs import (
     say,
     try_lock,
 )
-from lit_sparse.studies.space import check_database, check_journal, distribution_of, draw_rest, import_optuna, matching
+from lit_sparse.studies.load import check_names, study_of
+from lit_sparse.studies.space import (
+    check_database,
+    check_journal,
+    distribution_of,
+    import_optuna,
+    matching,
+    pruner_of,
+    sampler_of,
+)
 from lit_sparse.studies.study import Cell, Study
 from lit_sparse.studies.tables import markdown
 from lit_sparse.studies.workspace import summarized
@@ -47,12 +58,13 @@ DIRECTIONS = {
     "minimize": r"loss|nelbo|nll|bits|rate|distortion|perplexity|classification|calls|error",
     "maximize": r"success|accuracy|similarity|bleu|rouge",
 }
-#: Longest time that a machine waits for another one to enqueue a grid.
-ENQUEUE_SECONDS = 60
+#: Keys of the file of a program's space.
+PROGRAM = ("program", "metric_files", "checkpoint_files", "options")
 
 
+@dataclass
 class Sweep:
-    """A search over values of a config.
+    """A search over values of a config, or of the options of a program. It opens its storage when the study is asked for.
 
     Args:
         configs: a config and its overlays.
@@ -61,135 +73,139 @@ class Sweep:
         directions: ``minimize`` or ``maximize`` for each.
         folder: folder of the sweep.
         storage: URL of an Optuna storage; None for a file in the folder.
-        sampler: ``tpe``, ``random`` or ``grid``.
-        prune: whether trials that are worse than the median of the others at the same epoch are stopped.
+        sampler: ``tpe``, ``random``, ``grid``, or a class of ``optuna.samplers`` as ``class_path`` and ``init_args``.
+        prune: ``median``, ``hyperband``, or a class of ``optuna.pruners``: it stops trials that are worse than others; None
+            for none.
         cluster: cluster that runs the trials; None for this machine.
         folds: number of folds of the training and validation data; a trial has one run for each, and their mean values.
         extra: options of every training.
+        base: study without cells, whose program, if it has one, runs the trials with its options.
 
     Raises:
-        ConfigurationError: if the storage cannot be reached, or the sweep was begun with other settings.
-        MissingExtraError: without Optuna.
+        ConfigurationError: if options contradict each other.
     """
 
-    def __init__(
-        self,
-        configs: Sequence[str],
-        space: dict[str, Any],
-        metrics: Sequence[str],
-        directions: Sequence[str],
-        folder: Path,
-        *,
-        storage: str | None = None,
-        sampler: str = "tpe",
-        prune: bool = False,
-        folds: int = 1,
-        cluster: Cluster | None = None,
-        extra: Sequence[str] = (),
-    ) -> None:
-        self.configs, self.metrics, self.directions, self.folder = list(configs), list(metrics), list(directions), folder
-        self.storage, self.sampler, self.prune, self.extra = storage, sampler, prune, list(extra)
-        self._created = False
-        self.space, self.folds, self.cluster = space, folds, cluster
-        if folds < 1:
-            raise ConfigurationError(
-                f"Expected --folds to be at least 1 but got {folds}. Leave it out to train each trial once."
-            )
-        if prune and folds > 1:
-            raise ConfigurationError("Expected either --prune or --folds but got both: a trial's folds run one after another.")
-        self.distributions = {key: distribution_of(key, values) for key, values in space.items()}
-        folder.mkdir(parents=True, exist_ok=True)
-        check_plain(folder)
-        self._check_settings()
-        for place, trial in enumerate(self.study.get_trials(deepcopy=False)):
-            fixed = trial.system_attrs.get("fixed_params", {})
-            bounded = any(key.startswith("constraints") for key in trial.system_attrs)  # a sweep has none
-            reported = all(isinstance(value, int | float) for value in trial.intermediate_values.values())
-            if trial.number != place or bounded or not isinstance(fixed, dict) or not reported:
-                raise ConfigurationError(
-                    f"Expected trial {place} in {self.storage or str(self.folder)!r} to be one of a sweep but got number"
-                    f" {trial.number!r:.80} with {reprlib.repr(trial.system_attrs)}. The storage was changed: choose another"
-                    " --output."
-                )
-            self.params(trial, whole=trial.state.name == "COMPLETE")
-            numbers = [value for value in trial.values or () if isinstance(value, int | float) and not math.isnan(value)]
-            if trial.state.name == "COMPLETE" and len(numbers) != len(self.metrics):
-                raise ConfigurationError(
-                    f"Expected trial {trial.number} in {self.storage or str(self.folder)!r} to have {len(self.metrics)} numbers"
-                    f" but got {trial.values!r:.80}. The storage was changed: choose another --output."
-                )
-        if sampler == "grid":
-            self._enqueue()
+    configs: Sequence[str]
+    space: dict[str, Any]
+    metrics: Sequence[str]
+    directions: Sequence[str]
+    folder: Path
+    _: KW_ONLY
+    storage: str | None = None
+    sampler: Any = "tpe"
+    prune: Any = None
+    folds: int = 1
+    cluster: Cluster | None = None
+    extra: Sequence[str] = ()
+    base: Study = field(default_factory=Study)
 
-    def _enqueue(self) -> None:
-        """Enqueue the grid, each point once although several machines may begin at the same time."""
-        end = time.monotonic() + ENQUEUE_SECONDS
-        while not self._created and not self.study.user_attrs.get("enqueued") and time.monotonic() < end:
-            time.sleep(0.2)  # the machine that made the study is at it
-        for values in self.grid:
-            self.study.enqueue_trial(dict(zip(self.space, values, strict=True)), skip_if_exists=True)
-        self.study.set_user_attr("enqueued", True)
+    def __post_init__(self) -> None:
+        if self.folds < 1:
+            raise ConfigurationError(
+                f"Expected --folds to be at least 1 but got {self.folds}. Leave it out to train each trial once."
+            )
+        if self.prune and self.folds > 1:
+            raise ConfigurationError("Expected either --prune or --folds but got both: a trial's folds run one after another.")
+        if self.base.program and self.folds > 1:
+            raise ConfigurationError("Expected either a program or --folds but got both. Let an option divide its data.")
+        if self.sampler == "grid" and not all(isinstance(values, list) for values in self.space.values()):
+            raise ConfigurationError("Expected a list of values for each option of a grid. Give --sampler tpe or random.")
 
     @property
-    def grid(self) -> list[tuple[Any, ...]]:
-        """All combinations of the values of a grid."""
-        if not all(isinstance(values, list) for values in self.space.values()):
-            raise ConfigurationError("Expected a list of values for each option of a grid. Give --sampler tpe or random.")
-        return list(product(*self.space.values()))
+    def place(self) -> str:
+        """The storage in messages."""
+        return repr(self.storage or str(self.folder))
+
+    @property
+    def grid_size(self) -> int:
+        """Number of combinations of the values of a grid."""
+        return math.prod(map(len, self.space.values()))
+
+    @cached_property
+    def distributions(self) -> dict[str, Any]:
+        """Optuna's distributions of the options."""
+        return {key: distribution_of(key, values) for key, values in self.space.items()}
 
     @cached_property
     def study(self) -> Any:
-        """The Optuna study."""
-        import_optuna()  # a missing package is not an error of the storage
+        """The Optuna study, made or opened when it is first asked for, and checked.
+
+        Raises:
+            ConfigurationError: if the storage cannot be reached, or the sweep was begun with other settings.
+            MissingExtraError: without Optuna.
+        """
+        options = {
+            "sampler": sampler_of(self.sampler, self.space),
+            "pruner": pruner_of(self.prune),
+            "study_name": self.folder.name if self.base.program else experiment_name(self.configs[0], ""),
+        }
+        assert self.distributions  # a space that is wrong is refused before anything is made
+        self.folder.mkdir(parents=True, exist_ok=True)
+        check_plain(self.folder)
         try:
             try:
-                found = self._open()
+                found = self._open(options)
             except Exception:  # two machines may have begun to make the same tables
                 time.sleep(1)
-                found = self._open()
+                found = self._open(options)
         except Exception as error:  # of any database
             reason = str(error) or type(error).__name__
-            raise ConfigurationError(f"The storage {self.storage or str(self.folder)!r} cannot be used: {reason}") from error
-        if [direction.name.lower() for direction in found.directions] != self.directions:
+            raise ConfigurationError(f"The storage {self.place} cannot be used: {reason}") from error
+        if [direction.name.lower() for direction in found.directions] != list(self.directions):
             raise ConfigurationError(f"{self.folder} was begun with other metrics. Choose another --output.")
+        self._check_settings(found)
+        for place, trial in enumerate(found.get_trials(deepcopy=False)):
+            self._check_trial(place, trial)
         return found
 
-    def _open(self) -> Any:
+    def _open(self, options: dict[str, Any]) -> Any:
         """Make the Optuna study, or open it if it is there."""
         optuna = import_optuna()
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
         storage: Any = self.storage
         check_journal(self.folder / "journal.log")
-        if storage is not None:
-            check_database(storage)
         if storage is None:
             backend = optuna.storages.journal.JournalFileBackend(str(self.folder / "journal.log"))
             storage = optuna.storages.JournalStorage(backend)
-        options = {
-            "storage": storage,
-            "study_name": experiment_name(self.configs[0], ""),
-            "sampler": optuna.samplers.TPESampler() if self.sampler == "tpe" else optuna.samplers.RandomSampler(),
-            "pruner": optuna.pruners.MedianPruner() if self.prune else optuna.pruners.NopPruner(),
-        }
-        try:
-            found = optuna.create_study(directions=self.directions, **options)
-            self._created = True
-        except optuna.exceptions.DuplicatedStudyError:
-            found = optuna.load_study(**options)
+        else:
+            check_database(storage)
+        found = optuna.create_study(directions=self.directions, storage=storage, load_if_exists=True, **options)
         found.get_trials(deepcopy=False), found.user_attrs  # all that is stored can be read
         return found
 
-    def _check_settings(self) -> None:
-        contents = [read_yaml(Path(path)) for path in self.configs]
-        asked = json.loads(
-            json.dumps({"configs": contents, "metrics": self.metrics, "extra": self.extra, "folds": self.folds}, default=str)
-        )
-        begun = self.study.user_attrs.get("settings")
+    def _check_settings(self, study: Any) -> None:
+        asked: dict[str, Any] = {"configs": [read_yaml(Path(path)) for path in self.configs], "metrics": self.metrics}
+        asked |= {"extra": self.extra, "folds": self.folds}
+        asked |= {key: getattr(self.base, key) for key in PROGRAM if self.base.program}
+        asked = json.loads(json.dumps(asked, default=str))
+        begun = study.user_attrs.get("settings")
         if begun is None:
-            self.study.set_user_attr("settings", asked)
+            study.set_user_attr("settings", asked)
         elif begun != asked:
             key = next((key for key in asked if not isinstance(begun, dict) or begun.get(key) != asked[key]), "settings")
             raise ConfigurationError(f"{self.folder} was begun with other {key}. Choose another --output, or remove it.")
+
+    def _check_trial(self, place: int, trial: Any) -> None:
+        """Check a stored trial, which whoever can write to the storage may have changed."""
+        attributes = trial.system_attrs
+        point = attributes.get("grid_id") if self.sampler == "grid" else None
+        if (
+            trial.number != place
+            or any(key.startswith("constraints") for key in attributes)  # a sweep has none
+            or not isinstance(attributes.get("fixed_params", {}), dict)
+            or not all(isinstance(value, int | float) for value in trial.intermediate_values.values())
+            or (point is not None and (attributes.get("search_space") != self.space or point not in range(self.grid_size)))
+        ):
+            raise ConfigurationError(
+                f"Expected trial {place} in {self.place} to be one of a sweep but got number {trial.number!r:.80} with"
+                f" {reprlib.repr(attributes)}. The storage was changed: choose another --output."
+            )
+        self.params(trial, whole=trial.state.name == "COMPLETE")
+        numbers = [value for value in trial.values or () if isinstance(value, int | float) and not math.isnan(value)]
+        if trial.state.name == "COMPLETE" and len(numbers) != len(self.metrics):
+            raise ConfigurationError(
+                f"Expected trial {trial.number} in {self.place} to have {len(self.metrics)} numbers"
+                f" but got {trial.values!r:.80}. The storage was changed: choose another --output."
+            )
 
     def params(self, trial: Any, *, whole: bool = True) -> dict[str, Any]:
         """Return the values of a stored trial by option; whoever can write to the storage may have changed them.
@@ -208,7 +224,7 @@ class Sweep:
             accepted = matching(self.space[key], stored) if key in self.space and key not in missing else []
             if not accepted:
                 raise ConfigurationError(
-                    f"Expected trial {trial.number} in {self.storage or str(self.folder)!r} to have values of the space but got"
+                    f"Expected trial {trial.number} in {self.place} to have values of the space but got"
                     f" {key[:80]!r} = {stored!r:.80}. The storage was changed, or the space: choose another --output."
                 )
             found[key] = accepted[0]
@@ -264,7 +280,9 @@ class Sweep:
             for trial in known:
                 if self._here(trial) and (lock := try_lock(self._lock(trial.number))) is not None:
                     if len(trial.params) < len(self.space):  # killed while its values were drawn
-                        draw_rest(optuna.trial.Trial(self.study, trial._trial_id), self.space)
+                        begun = optuna.trial.Trial(self.study, trial._trial_id)
+                        for key, distribution in self.distributions.items():
+                            begun._suggest(key, distribution)  # as `ask` does
                     return trial.number, lock
             if sum(trial.state != optuna.trial.TrialState.WAITING for trial in known) >= trials:
                 return None
@@ -283,7 +301,7 @@ class Sweep:
         trials = self.study.get_trials(deepcopy=False)
         if number >= len(trials):
             raise ConfigurationError(
-                f"Expected trial {number} in {self.storage or str(self.folder)!r} but it has {len(trials)} trials. The storage"
+                f"Expected trial {number} in {self.place} but it has {len(trials)} trials. The storage"
                 " was changed: choose another --output."
             )
         return trials[number]
@@ -295,16 +313,13 @@ class Sweep:
         """Return what trains a trial: a study with one cell, or with one for each fold."""
         folds = self.folds if folds is None else folds
         params = self.params(self._trial(number))
-        config, *overlays = (str(Path(path).resolve()) for path in self.configs)
-        cells = {f"trial_{number}": Cell(config=config, overlays=overlays, options=params)}
+        paths = [str(Path(path).resolve()) for path in self.configs]
+        options = {f"trial_{number}": params}
         if folds > 1:
-            chosen = {fold: {"data.init_args.fold": [fold, folds]} for fold in range(folds)}
-            cells = {
-                f"trial_{number}/fold_{fold}": Cell(config=config, overlays=overlays, options=params | option)
-                for fold, option in chosen.items()
-            }
-        study = Study(cells=cells, seed_options=[], path=Path(f"{self.folder.name}.yaml"))
-        return Runner(study, output=self.folder.parent, results=self.folder, extra=self.extra, cluster=self.cluster)
+            options = {f"trial_{number}/fold_{fold}": params | {"data.init_args.fold": [fold, folds]} for fold in range(folds)}
+        cells = {name: Cell(overlays=paths, options=each) for name, each in options.items()}
+        study = replace(self.base, cells=cells, seed_options=[], path=self.base.path.parent / f"{self.folder.name}.yaml")
+        return Runner(study, output=self.folder.parent, results=self.folder, extra=list(self.extra), cluster=self.cluster)
 
     def _finish(self, number: int, threads: int, lock: IO[str]) -> None:
         """Train a trial to its end, and store its values."""
@@ -322,7 +337,7 @@ class Sweep:
 
         def stops() -> bool:
             nonlocal reported
-            points = [line for line in read_metrics(runs[0].folder) if self.metrics[0] in line]
+            points = [line for line in runs[0].logged() if self.metrics[0] in line]
             for line in points[reported:]:
                 trial.report(line[self.metrics[0]], int(line.get("epoch", 0)))
             reported = max(reported, len(points))
@@ -337,7 +352,7 @@ class Sweep:
         except JobFailedError:
             self.study.tell(number, state=optuna.trial.TrialState.FAIL)
             raise
-        found = [logged(run.folder) for run in runs]
+        found = [run.logged() for run in runs]
         values = [_mean([summarized(lines, metric) for lines in found]) for metric in self.metrics]
         if self.prune and trial.should_prune():
             self.study.tell(number, state=optuna.trial.TrialState.PRUNED)
@@ -351,7 +366,7 @@ class Sweep:
     def _config(self, number: int) -> str:
         """Return the config of a trial, without a fold, from the configs of the sweep and not from its run folder."""
         runner = self.runner(number, folds=1)
-        command = [*runner.of(next(iter(runner.study.cells)), 0).command("fit"), "--print_config"]
+        command = runner.of(next(iter(runner.study.cells)), 0).printing()
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     def _explain(self, lines: Sequence[dict[str, float]], values: Sequence[float | None]) -> None:
@@ -362,7 +377,7 @@ class Sweep:
         """
         for metric, value in zip(self.metrics, values, strict=True):
             if value is None:
-                names = sorted({key for line in lines for key in line if key.startswith("val/")})
+                names = sorted({key for line in lines for key in line if key.startswith("val")})
                 raise ConfigurationError(
                     f"Expected --metric to be among what was logged, {', '.join(names) or 'nothing by validation'}, but got"
                     f" {metric!r}.{did_you_mean(metric, names)}"
@@ -414,13 +429,25 @@ def _direction(metric: str, mode: str | None) -> str:
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command."""
     found = argparse.ArgumentParser(prog="lit-sparse sweep", description=__doc__, allow_abbrev=False)
-    found.add_argument("-c", "--config", action="append", required=True, help="file or name of a config; overlays follow it")
-    found.add_argument("-s", "--space", type=Path, required=True, help="YAML file of options and their values")
+    found.add_argument("-c", "--config", action="append", default=[], help="file or name of a config; overlays follow it")
+    found.add_argument(
+        "-s", "--space", type=Path, required=True, help="YAML file of options and their values, or a program and its space"
+    )
     found.add_argument("--metric", action="append", required=True, help="logged value, such as val/nelbo; two give a front")
     found.add_argument("--mode", action="append", choices=("min", "max"), help="for each metric; known for usual ones")
     found.add_argument("--trials", type=int, help="number of trials; 30 by default, or all of a grid")
-    found.add_argument("--sampler", choices=("tpe", "random", "grid"), default="tpe")
-    found.add_argument("--prune", action="store_true", help="stop trials that are worse than the median")
+    found.add_argument(
+        "--sampler",
+        type=yaml.safe_load,
+        help="tpe, random, grid, or a class of optuna.samplers, such as GPSampler; with init_args in YAML; tpe by default",
+    )
+    found.add_argument(
+        "--prune",
+        type=yaml.safe_load,
+        nargs="?",
+        const="median",
+        help="stop trials that are worse than others: median (by default), hyperband, or a class of optuna.pruners",
+    )
     found.add_argument("--folds", type=int, default=1, help="folds of the training and validation data; values are means")
     found.add_argument("--jobs", type=int, default=1, help="number of trials at a time; they share the cores")
     found.add_argument("--submit", metavar="CLUSTER[,KEY=VALUE]", help="submit the runs, such as slurm,timeout_min=600")
@@ -437,24 +464,35 @@ def main(arguments: Sequence[str]) -> int:
     configs = [str(find_config(name)) for name in options.config]
     if not options.space.is_file():
         raise ConfigurationError(f"There is no file {str(options.space)!r}. Give a file of options and their values by -s.")
-    space = read_yaml(options.space)
-    if not space:
-        raise ConfigurationError(f"Expected options and their values in {options.space} but got {space!r}.")
+    given = read_yaml(options.space)
+    if not given:
+        raise ConfigurationError(f"Expected options and their values in {options.space} but got {given!r}.")
+    space, base = given, Study()
+    if "program" in given:
+        space = given.pop("space", None)
+        check_names(given, PROGRAM, f"the keys of {options.space} besides `space`")
+        if not isinstance(space, dict) or not space:
+            raise ConfigurationError(f"Expected `space` of {options.space} to be options and their values but got {space!r}.")
+        base = study_of({"cells": {"trial": {}}, "tests": {}} | given, options.space)
+    elif not configs:
+        raise ConfigurationError(f"Expected a config by -c, or a `program` in {options.space}, but got none.")
     modes = [*(options.mode or []), *[None] * len(options.metric)]
+    sampler = options.sampler or "tpe"
     sweep = Sweep(
         configs,
         space,
         options.metric,
         [_direction(metric, mode) for metric, mode in zip(options.metric, modes, strict=False)],
-        options.output / experiment_name(configs[0], ""),
+        options.output / (options.space.stem if base.program else experiment_name(configs[0], "")),
         storage=options.storage,
-        sampler=options.sampler,
+        sampler=sampler,
         prune=options.prune,
         folds=options.folds,
         cluster=None if options.submit is None else Cluster(options.submit),
         extra=words[place + 1 :],
+        base=base,
     )
-    trials = options.trials or (len(sweep.grid) if options.sampler == "grid" else 30)
+    trials = options.trials or (sweep.grid_size if sampler == "grid" else 30)
     failed = sweep.run(trials, max(1, options.jobs))
     for path in sweep.write():
         print(path)

@@ -20,7 +20,7 @@ from typing import Any
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.run_status import logged
 from lit_sparse.runs import CHECKPOINTS, numbered, replaced
-from lit_sparse.stored import read_json
+from lit_sparse.stored import read_json, read_lines
 from lit_sparse.studies.cluster import Cluster, forget_job
 from lit_sparse.studies.jobs import JobFailedError, call
 from lit_sparse.studies.load import check_names
@@ -90,7 +90,7 @@ class Workspace:
 
     def of(self, name: str, seed: int) -> RunOf:
         """Return the run of a cell with a seed."""
-        return RunOf(self, name, seed)
+        return (ProgramRun if self.study.program else RunOf)(self, name, seed)
 
 
 @dataclass(frozen=True)
@@ -150,6 +150,14 @@ class RunOf:
     def checkpoint(self, which: str = "last") -> Path:
         """Return a checkpoint."""
         return self.folder / CHECKPOINTS / f"{which}.ckpt"
+
+    def continued(self) -> list[str]:
+        """Return the options that continue a killed training, none if it begins anew."""
+        return ["--ckpt_path", "last"] if self.checkpoint().is_file() else []
+
+    def logged(self, folder: Path | None = None) -> list[dict[str, float]]:
+        """Return what its training logged, or a test in a folder of its own."""
+        return logged(folder or self.folder)
 
     @property
     def trained(self) -> bool:
@@ -212,22 +220,38 @@ class RunOf:
         Raises:
             JobFailedError: if it fails.
         """
-        folder, last = self.folder, self.checkpoint()
+        folder = self.folder
         forget_job(self.log)
         if (folder / "finished").is_file():
             return
-        if folder.is_dir() and not last.is_file():  # killed before there was anything to continue
+        continued = self.continued()
+        if folder.is_dir() and not continued:  # killed before there was anything to continue
             names = (folder.parent / f"killed_{number}" for number in itertools.count())
             folder.rename(next(path for path in names if not os.path.lexists(path)))
-        command = [*self.command("fit"), *(("--ckpt_path", "last") if last.is_file() else ())]
-        self._run_command(command, threads, held, stops)
-        if not last.is_file():
-            raise JobFailedError(f"{folder} has no last checkpoint at its end; see {self.log}")
+        self._run_command([*self.command("fit"), *continued], threads, held, stops)
+        self._check_end()
         with replaced(folder / "finished", "w"):
             pass
 
+    def _check_end(self) -> None:
+        """Check that a training left its last checkpoint.
+
+        Raises:
+            JobFailedError: if it did not.
+        """
+        if not self.checkpoint().is_file():
+            raise JobFailedError(f"{self.folder} has no last checkpoint at its end; see {self.log}")
+
     def command(self, command: str) -> list[str]:
         """Return a command with the config and options of the cell: the study's, not those that a run folder holds."""
+        program = [sys.executable, "-m", "lit_sparse"]
+        return [*program, command, *self._options(), "--output_dir", str(self.workspace.folder), "--name", self.place]
+
+    def printing(self) -> list[str]:
+        """Return the command that prints its config."""
+        return [*self.command("fit"), "--print_config"]
+
+    def _options(self) -> list[str]:
         study, change = self.workspace.study, self.change
         options = {option: self.filled(value) for option, value in change.options.items()}
         options |= {
@@ -235,11 +259,9 @@ class RunOf:
             for option, other in self.cell.checkpoints.items()
         }
         options |= dict.fromkeys(study.seed_options, str(self.seed))
-        words = [sys.executable, "-m", "lit_sparse", command, "-c", str(change.config)]
-        words += [word for path in change.overlays for word in ("-c", path)]
+        words = [word for path in (change.config, *change.overlays) if path is not None for word in ("-c", path)]
         words += [word for option, value in options.items() for word in (f"--{option}", value)]
-        words += ["--trainer.enable_progress_bar", "false", *self.workspace.extra]
-        return [*words, "--output_dir", str(self.workspace.folder), "--name", self.place]
+        return [*words, "--trainer.enable_progress_bar", "false", *self.workspace.extra]
 
     def filled(self, value: Any) -> str:
         """Return an option's value as a word of a command, with the paths of inputs.
@@ -280,13 +302,13 @@ class RunOf:
             words = [word for option, value in options.items() for word in (f"--{option}", self.filled(value))]
             words += ["--ckpt_path", str(self.checkpoint(study.checkpoint))]
             self._run_command([*self.command("test"), *words], threads, held)
-            found = logged(numbered(self.folder / "test")[-1])
+            found = self.logged([self.folder / "test", *numbered(self.folder / "test")][-1])
             numbers |= {name if test == "test" else f"{test}/{name}": line[name] for line in found for name in line}
-        numbers = {name: value for name, value in numbers.items() if "test/" in name}
+        numbers = {name: value for name, value in numbers.items() if self.measures(name)}
         if study.scores:
             self._call(threads, held)
             numbers |= self.read_scores()
-        lines = logged(self.folder)
+        lines = self.logged()
         for column in study.columns.values():
             if column.value not in numbers and (value := summarized(lines, column.value)) is not None:
                 numbers[column.value] = value
@@ -308,6 +330,11 @@ class RunOf:
         )
         labels = {name: str(value) for name, value in self.cell.labels.items()}
         self._append([{**key, **labels, **numbers}], summarized(lines, "train/seconds") or 0.0)
+
+    @staticmethod
+    def measures(name: str) -> bool:
+        """Return whether a number that a test logged belongs to the row."""
+        return "test/" in name
 
     def _append(self, rows: Sequence[Mapping[str, Any]], seconds: float) -> None:
         made = provenance(digest(self.begun or self.settings), seconds)  # a config may have changed since
@@ -382,6 +409,86 @@ class RunOf:
             labels = {key: str(value) for key, value in (self.cell.labels | point).items()}
             keys = {"cell": self.name, "seed": self.seed} | labels
             self._append([keys | numbers | keys for numbers in several], time.monotonic() - began)
+
+
+class ProgramRun(RunOf):
+    """A run of a LightningCLI of the user. The files of its training are in ``fit``, those of its tests in ``test/NUMBER``."""
+
+    def checkpoint(self, which: str = "last") -> Path:
+        """Return the newest checkpoint, or the newest that matches a pattern."""
+        pattern = self.workspace.study.checkpoint_files if which == "last" else which
+        return _newest(self.folder / "fit", pattern) or self.folder / "fit" / str(pattern)
+
+    def continued(self) -> list[str]:
+        """Return the options that continue a killed training from a checkpoint before which everything was logged."""
+        checkpoint, metrics = self.checkpoint(), _newest(self.folder / "fit", self.workspace.study.metric_files)
+        if metrics is None or not checkpoint.is_file():
+            return []
+        names: dict[float, set[str]] = {}
+        for line in self.logged():
+            names.setdefault(line.get("epoch", 0.0), set()).update(line)
+        before, last = [set(), *names.values()][-2:]
+        # A logger may write what an epoch has logged only after the checkpoint of the epoch.
+        whole = checkpoint.stat().st_mtime_ns <= metrics.stat().st_mtime_ns or (before and before <= last)
+        return ["--ckpt_path", str(checkpoint.resolve())] if whole else []
+
+    def logged(self, folder: Path | None = None) -> list[dict[str, float]]:
+        """Return what was logged: each process has a file, and repeats the steps after the checkpoint it continued from."""
+        folder = folder or self.folder / "fit"
+        found: list[dict[str, float]] = []
+        for path in _by_age(folder, self.workspace.study.metric_files):
+            lines = read_lines(path, folder)
+            first = min((line.get("step", 0.0) for line in lines), default=math.inf)
+            found = [line for line in found if line.get("step", 0.0) < first] + lines
+        return found
+
+    @property
+    def trained(self) -> bool:
+        """Whether it was trained to its end."""
+        return (self.folder / "finished").is_file()
+
+    def _check_end(self) -> None:
+        study = self.workspace.study
+        tested = self.checkpoint(study.checkpoint)
+        if study.tests and not tested.is_file():
+            raise JobFailedError(
+                f"{tested} does not exist at the end of the training. Give {study.path} `tests: {{}}`, or another `checkpoint`;"
+                f" see {self.log}"
+            )
+        if not _by_age(self.folder / "fit", study.metric_files):
+            raise JobFailedError(
+                f"{self.folder / 'fit'} has no {study.metric_files} at the end of the training. Give the program a CSVLogger"
+                f" with save_dir {{folder}}, or {study.path} another `metric_files`; see {self.log}"
+            )
+
+    def command(self, command: str) -> list[str]:
+        """Return a command with the config and options of the cell, by which the program writes into the run's folder."""
+        study, folder = self.workspace.study, self.folder / command
+        folder = folder / str(len(numbered(folder))) if command == "test" else folder
+        options = ["--trainer.default_root_dir", "{folder}"]
+        if not any(option.startswith("trainer.logger") for option in self.change.options):
+            options += ["--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", "{folder}"]
+        words = [word.replace("{folder}", str(folder)) for word in [*options, *self._options()]]
+        return [*study.command, command, *words]
+
+    def printing(self) -> list[str]:
+        """Return the command that prints its config, without its folder."""
+        return [*self.workspace.study.command, "fit", *self._options(), "--print_config"]
+
+    @staticmethod
+    def measures(name: str) -> bool:
+        """Return whether a number that a test logged belongs to the row."""
+        return name.rpartition("/")[2] not in ("epoch", "step")
+
+
+def _by_age(folder: Path, pattern: str | None) -> list[Path]:
+    """Return the files of a folder that match a pattern, the newest last."""
+    found = [path for path in folder.glob(pattern) if path.is_file()] if pattern else []
+    return sorted(found, key=lambda path: (path.stat().st_mtime_ns, path))
+
+
+def _newest(folder: Path, pattern: str | None) -> Path | None:
+    return next(reversed(_by_age(folder, pattern)), None)
 
 
 def _function(path: str) -> Callable[..., Any]:

@@ -195,8 +195,13 @@ def test_folds_give_the_mean_of_their_values(tmp_path: Path, capsys: pytest.Capt
 
 
 @pytest.mark.slow
-def test_bad_trials_are_pruned(tmp_path: Path) -> None:
-    sweep = Sweep([CONFIG], {RATE: [1e-7]}, ["val/nelbo"], ["minimize"], tmp_path / "bits", prune=True)
+@pytest.mark.parametrize(
+    "prune",
+    ["median", "hyperband", {"class_path": "optuna.pruners.ThresholdPruner", "init_args": {"upper": 1.5}}],
+    ids=["median", "hyperband", "class"],
+)
+def test_bad_trials_are_pruned(prune: object, tmp_path: Path) -> None:
+    sweep = Sweep([CONFIG], {RATE: [1e-7]}, ["val/nelbo"], ["minimize"], tmp_path / "bits", prune=prune)
     for _ in range(5):  # what others reached
         trial = optuna.create_trial(
             params={RATE: 1e-7}, distributions=sweep.distributions, value=1.0, intermediate_values=dict.fromkeys(range(60), 1.0)
@@ -248,7 +253,7 @@ def test_a_metric_that_was_not_logged_is_explained(tmp_path: Path) -> None:
 def test_a_storage_with_other_metrics_is_refused(tmp_path: Path) -> None:
     assert sweep_of(tmp_path / "bits").study.directions
     with pytest.raises(ConfigurationError, match="other metrics"):
-        Sweep([CONFIG], {RATE: [0.01]}, ["val/nelbo", "val/loss"], ["minimize", "minimize"], tmp_path / "bits")
+        assert Sweep([CONFIG], {RATE: [0.01]}, ["val/nelbo", "val/loss"], ["minimize", "minimize"], tmp_path / "bits").study
 
 
 @pytest.mark.slow
@@ -384,7 +389,7 @@ def test_a_database_that_computes_is_refused(made: str, tmp_path: Path) -> None:
         database.executescript(made)
     for url in (f"sqlite:///{path}", f"sqlite+pysqlite:///{path}", f"sqlite:///file:{path}?uri=true", "sqlite://"):
         with pytest.raises(ConfigurationError, match=r"which Optuna never makes|Expected the path of a database"):
-            Sweep(*options, storage=url)
+            assert Sweep(*options, storage=url).study
 
 
 COUNTED = "with recursive n(i) as (select 9 union all select i + 1 from n where i < 100020)"
@@ -443,7 +448,7 @@ def test_a_changed_database_is_refused(name: str, tmp_path: Path) -> None:
     with closing(sqlite3.connect(path)) as database:
         database.executescript(change)
     with pytest.raises(ConfigurationError, match=message):
-        Sweep(*options, storage=f"sqlite:///{path}")
+        assert Sweep(*options, storage=f"sqlite:///{path}").study
 
 
 @pytest.mark.parametrize("values", ["[1.0,2.0]", "[NaN]"])
@@ -458,7 +463,7 @@ def test_a_stored_trial_has_a_value_for_each_metric(values: str, tmp_path: Path)
     assert changed != text
     journal.write_text(changed)
     with pytest.raises(ConfigurationError, match=r"to have 1 numbers but got|cannot be used"):
-        Sweep(*options)
+        assert Sweep(*options).study
 
 
 @pytest.mark.parametrize("ending", [{"state": 1, "values": [7.0]}, {"state": 3, "values": None}, {"op_code": 8}])
@@ -497,7 +502,7 @@ def test_a_journal_that_would_fill_the_memory_is_refused(tmp_path: Path) -> None
     assert Sweep(*options).study.trials == []
     os.truncate(tmp_path / "sweep" / "journal.log", 2**33)
     with pytest.raises(ConfigurationError, match="nearly all of its 8,589,934,592 bytes"):
-        Sweep(*options)
+        assert Sweep(*options).study
 
 
 def test_a_journal_whose_last_line_is_cut_off_is_refused(tmp_path: Path) -> None:
@@ -506,7 +511,7 @@ def test_a_journal_whose_last_line_is_cut_off_is_refused(tmp_path: Path) -> None
     journal = tmp_path / "sweep" / "journal.log"
     os.truncate(journal, journal.stat().st_size - 3)
     with pytest.raises(ConfigurationError, match="the last one is cut off"):
-        Sweep(*options)
+        assert Sweep(*options).study
 
 
 def test_a_journal_that_would_be_copied_many_times_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -517,4 +522,4 @@ def test_a_journal_that_would_be_copied_many_times_is_refused(tmp_path: Path, mo
     assert len(Sweep(*options).study.trials) == 1
     monkeypatch.setattr("lit_sparse.studies.space.MOST_COPIED", 25)
     with pytest.raises(ConfigurationError, match=r"fewer entries of one kind for a trial in .* but got up to 5"):
-        Sweep(*options)
+        assert Sweep(*options).study
