@@ -110,13 +110,13 @@ def shown(value: object) -> str:
     return format(value, ".9g") if isinstance(value, float) else "" if value is None else str(value)
 
 
-def provenance(settings: str, seconds: float) -> dict[str, str]:
-    """Return the values of the columns :data:`PROVENANCE`."""
+def provenance(settings: str, seconds: float | None) -> dict[str, str]:
+    """Return the values of the columns :data:`PROVENANCE`; seconds are None where they were not measured."""
     packages = {"lit-sparse": __version__, **{name: _version(name) for name in ("torch", "pytorch-lightning")}}
     return {
         "settings": settings,
         "commit": _commit(),
-        "seconds": f"{seconds:.1f}",
+        "seconds": "" if seconds is None else f"{seconds:.1f}",
         "machine": f"{platform.machine()} {os.cpu_count()} cores",
         "versions": " ".join(f"{name}={number}" for name, number in packages.items()),
     }

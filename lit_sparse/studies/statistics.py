@@ -11,16 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from numpy.typing import ArrayLike
-from scipy import special, stats
+from scipy import stats
 
 from lit_sparse.figure_text import literal
 from lit_sparse.runs import result_file
@@ -30,6 +29,8 @@ from lit_sparse.studies.tables import markdown, numbers
 
 #: Values a sample needs for its normality to be tested.
 LEAST = 3
+#: Points of an integral.
+POINTS = 4000
 
 
 def trimmed(sample: Sequence[float], cut: int = 4) -> list[float]:
@@ -43,23 +44,22 @@ def trimmed(sample: Sequence[float], cut: int = 4) -> list[float]:
     return ordered[cut:-cut] if cut and len(ordered) - 2 * cut >= LEAST else ordered
 
 
-def superiority(a: ArrayLike, b: ArrayLike) -> float:
+def superiority(a: Sequence[float], b: Sequence[float]) -> float:
     """Return Mann & Whitney's estimate U / (n m) of P(A < B), ties by half.
 
     Example:
         >>> superiority([1, 2], [2, 3])
         0.875
     """
-    one, two = np.asarray(a, dtype=float)[:, None], np.asarray(b, dtype=float)[None]
-    return float(((one < two) + 0.5 * (one == two)).mean())
+    return float(stats.mannwhitneyu(b, a).statistic) / (len(a) * len(b))
 
 
-def gaussian_superiority(a: ArrayLike, b: ArrayLike) -> float:
+def gaussian_superiority(a: Sequence[float], b: Sequence[float]) -> float:
     r"""Return the minimum-variance unbiased estimate of P(A < B) for independent Gaussians of unknown means and variances.
 
     By the theorem of Rao and Blackwell it is the probability of a first observation of A below one of B, given means and sums
-    of squares of both samples. Given these, an observation is ``mean + spread w`` with ``spread = (n - 1) / sqrt(n) s`` and a w
-    in (-1, 1) of density proportional to ``(1 - w^2)^((n - 4) / 2)``; the probability is an integral over one of the two.
+    of squares of both samples. Given these, an observation is ``mean + spread w`` with ``spread = (n - 1) / sqrt(n) s``, and
+    ``(1 + w) / 2`` has a beta distribution with both parameters ``n / 2 - 1``.
 
     Args:
         a: n >= 3 numbers.
@@ -68,38 +68,19 @@ def gaussian_superiority(a: ArrayLike, b: ArrayLike) -> float:
     Source: Downton (1973), The estimation of Pr{Y < X} in the normal case.
 
     Example:
-        >>> gaussian_superiority([1.0, 2.0, 3.0], [1.0, 2.0, 3.0])
+        >>> round(gaussian_superiority([1.0, 2.0, 3.0], [1.0, 2.0, 3.0]), 9)
         0.5
     """
-    a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
     if min(len(a), len(b)) < LEAST:
         raise ValueError(f"Expected at least {LEAST} numbers in each sample but got {len(a)} and {len(b)}.")
-    spread_a, spread_b = ((len(x) - 1) / math.sqrt(len(x)) * x.std(ddof=1) for x in (a, b))
-    if spread_a == 0 and spread_b == 0:
-        return float((a.mean() < b.mean()) + 0.5 * (a.mean() == b.mean()))
-    if spread_b == 0:
+    one, two = ((np.mean(x), (len(x) - 1) / math.sqrt(len(x)) * np.std(x, ddof=1), len(x) / 2 - 1) for x in (a, b))
+    if one[1] == 0 and two[1] == 0:
+        return float((one[0] < two[0]) + 0.5 * (one[0] == two[0]))
+    if two[1] == 0:
         return 1 - gaussian_superiority(b, a)
-    nodes, weights = _nodes(400)
-    # w = sin(t) takes the poles of a density of three numbers away: (1 - w^2)^((n-4)/2) dw = cos(t)^(n-3) dt.
-    angles = nodes * math.pi / 2
-    density = weights * np.cos(angles) ** (len(a) - 3)
-    bound = (a.mean() + spread_a * np.sin(angles) - b.mean()) / spread_b
-    above = _tail(np.clip(bound, -1, 1), len(b))
-    found = float((density * above).sum() / density.sum())
-    return 0.5 if abs(found - 0.5) < 1e-12 else found
-
-
-@cache
-def _nodes(number: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Return nodes and weights of an integral over (-1, 1)."""
-    found: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]] = np.polynomial.legendre.leggauss(number)
-    return found
-
-
-def _tail(bound: np.ndarray[Any, Any], number: int) -> np.ndarray[Any, Any]:
-    """Return P(w > bound) of w in (-1, 1) with density proportional to (1 - w^2)^((number - 4) / 2)."""
-    half = (number - 2) / 2
-    return np.asarray(special.betainc(half, half, (1 - bound) / 2))
+    quantiles = (np.arange(POINTS) + 0.5) / POINTS  # in place of the density, which may have poles
+    first = one[0] + one[1] * (2 * stats.beta.ppf(quantiles, one[2], one[2]) - 1)
+    return float(stats.beta.sf((1 + (first - two[0]) / two[1]) / 2, two[2], two[2]).mean())
 
 
 @dataclass(frozen=True)
@@ -138,21 +119,17 @@ def compare(samples: Mapping[str, Sequence[float]], level: float = 0.05) -> Comp
         raise ValueError(
             f"Expected at least two samples of at least {LEAST} numbers each but {small or list(samples)} are fewer."
         )
-    values = np.concatenate([np.asarray(sample, dtype=float) for sample in samples.values()])
-    ranked = stats.rankdata(values)
-    cuts = np.cumsum([len(sample) for sample in samples.values()])[:-1]
-    ranks = {name: float(part.mean()) for name, part in zip(samples, np.split(ranked, cuts), strict=True)}
-    number = len(values)
-    tied = np.unique(values, return_counts=True)[1]
-    variance = number * (number + 1) / 12 - float((tied**3 - tied).sum()) / (12 * (number - 1))
+    values = pd.concat({name: pd.Series(sample, dtype=float) for name, sample in samples.items()})
+    ranked = values.rank()
+    ranks: dict[str, float] = ranked.groupby(level=0, sort=False).mean().to_dict()
+    variance = len(values) * (len(values) + 1) / 12 * float(stats.tiecorrect(ranked))
     quantile = float(stats.studentized_range.ppf(1 - level, len(samples), np.inf))
     names = sorted(samples, key=ranks.__getitem__)
     differences = {
         (one, two): quantile / math.sqrt(2) * math.sqrt(variance * (1 / len(samples[one]) + 1 / len(samples[two])))
-        for place, one in enumerate(names)
-        for two in names[place + 1 :]
+        for one, two in combinations(names, 2)
     }
-    constant = len(tied) == 1
+    constant = values.nunique() == 1
     return Comparison(
         normality={name: _shapiro(sample) for name, sample in samples.items()},
         levene=(math.nan, 1.0) if constant else _pair(stats.levene(*samples.values())),
@@ -173,17 +150,10 @@ def _shapiro(sample: Sequence[float]) -> tuple[float, float]:
 
 def _groups(names: Sequence[str], ranks: Mapping[str, float], differences: Mapping[tuple[str, str], float]) -> list[list[str]]:
     """Return the longest runs of names in the order of their ranks of which no two differ."""
-    found: list[list[str]] = []
-    for start in range(len(names)):
-        end = start
-        while end + 1 < len(names) and all(
-            ranks[names[end + 1]] - ranks[one] <= differences[one, names[end + 1]] for one in names[start : end + 1]
-        ):
-            end += 1
-        group = list(names[start : end + 1])
-        if not found or not set(group) <= set(found[-1]):
-            found.append(group)
-    return found
+    apart = {pair for pair, least in differences.items() if ranks[pair[1]] - ranks[pair[0]] > least}
+    runs = [names[start:end] for start, end in combinations(range(len(names) + 1), 2)]
+    alike = [[*run] for run in runs if apart.isdisjoint(combinations(run, 2))]
+    return [run for run in alike if not any({*run} < {*other} for other in alike)]
 
 
 def critical_difference_diagram(axis: Any, comparison: Comparison, level: float = 0.05) -> None:

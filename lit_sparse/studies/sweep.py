@@ -236,6 +236,7 @@ class Sweep:
         At the end it waits for trials that another process works on, such as the training that a killed sweep has left.
         """
         failed: list[str] = []
+        _ = self.study  # refused before anything runs
 
         def work(threads: int) -> None:
             while (taken := self._take(trials)) is not None:

@@ -329,14 +329,14 @@ class RunOf:
             [{**key, "name": name, "values": text} for name, text in texts.items()], ["cell", "seed"], replace=True
         )
         labels = {name: str(value) for name, value in self.cell.labels.items()}
-        self._append([{**key, **labels, **numbers}], summarized(lines, "train/seconds") or 0.0)
+        self._append([{**key, **labels, **numbers}], summarized(lines, "train/seconds"))
 
     @staticmethod
     def measures(name: str) -> bool:
         """Return whether a number that a test logged belongs to the row."""
         return "test/" in name
 
-    def _append(self, rows: Sequence[Mapping[str, Any]], seconds: float) -> None:
+    def _append(self, rows: Sequence[Mapping[str, Any]], seconds: float | None) -> None:
         made = provenance(digest(self.begun or self.settings), seconds)  # a config may have changed since
         study = self.workspace.study
         keys = study.row_keys
