@@ -164,7 +164,9 @@ def test_programs_that_cannot_run_are_refused(program: Callable[..., Path], keys
         ({"program": ["pithon", "train.py"]}, "No such file or directory: 'pithon'"),
     ],
 )
-def test_files_that_a_program_does_not_write_are_named(program: Callable[..., Path], keys: dict[str, Any], message: str) -> None:
+def test_files_that_a_program_does_not_write_are_named(
+    program: Callable[..., Path], keys: dict[str, Any], message: str
+) -> None:
     (found,) = runner_in(program(cells={"a": {"options": {"lr": 1.0}}}, **keys), "some").run()
     assert re.search(message, found)
 
@@ -200,7 +202,11 @@ def test_a_sweep_of_a_program(sampler: str, program: Callable[..., Path], capsys
         ({"lr": [1]}, [], "Expected a config by -c, or a `program`"),
         ({"program": ["python"], "space": {"lr": [1]}}, ["--folds", "2"], "either a program or --folds"),
         ({"program": ["python"], "space": {"lr": [1]}}, ["--sampler", "tpee"], "Expected --sampler to be tpe, random"),
-        ({"program": ["python"], "space": {"lr": [1]}}, ["--prune", "{class_path: optuna.samplers.TPESampler}"], "Expected --prune to be median"),
+        (
+            {"program": ["python"], "space": {"lr": [1]}},
+            ["--prune", "{class_path: optuna.samplers.TPESampler}"],
+            "Expected --prune to be median",
+        ),
     ],
 )
 def test_sweeps_that_cannot_run_are_refused(

@@ -478,7 +478,7 @@ def test_a_journal_that_changes_a_finished_trial_is_refused(ending: dict[str, An
     with journal.open("a") as file:
         file.write(json.dumps(last | ending) + "\n")
     with pytest.raises(ConfigurationError, match=r"no change of the finished trial 1 in .*journal\.log' but got one in line"):
-        Sweep(*options)
+        assert Sweep(*options).study
 
 
 def test_a_trial_that_is_lost_while_a_sweep_runs_is_one_error(tmp_path: Path) -> None:
