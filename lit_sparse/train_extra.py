@@ -13,8 +13,8 @@ __all__ = ["MODULES"]
 
 #: Modules of the extra besides Lightning, which has two names.
 MODULES = (
-    *("datasets", "jsonargparse", "matplotlib", "PIL", "rich", "rouge_score", "sacrebleu", "scipy", "sklearn", "tensorboard"),
-    *("tokenizers", "torchmetrics", "yaml"),
+    *("datasets", "jsonargparse", "matplotlib", "pandas", "PIL", "rich", "rouge_score", "sacrebleu", "scipy", "sklearn"),
+    *("tensorboard", "tokenizers", "torchmetrics", "yaml"),
 )
 
 _missing = [name for name in MODULES if find_spec(name) is None]

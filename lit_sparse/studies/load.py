@@ -113,23 +113,24 @@ def _check(study: Study) -> None:
         cells = study.scheduled(schedule).cells
         for name, cell in cells.items():
             check_names(cell.checkpoints.values(), cells, f"`checkpoints` of cell {name!r} in {study.path}")
-    for comparison in (study.ranks, study.compare):
-        check_names([] if comparison is None else [comparison.column], study.columns, f"a comparison of {study.path}")
-    for column in study.columns.values():
-        if column.show.split()[0] != "above":
-            check_names([column.show], ("mean", "median", "min", "max", "range"), f"`show` of a column of {study.path}")
-        check_names([column.best] if column.best else [], ("min", "max"), f"`best` of a column of {study.path}")
     for key, pattern in (("metric_files", study.metric_files), ("checkpoint_files", study.checkpoint_files or ".")):
         if not pattern or Path(pattern).is_absolute() or ".." in Path(pattern).parts:
             raise ConfigurationError(
                 f"Expected `{key}` of {study.path} to be a pattern within a run's folder but got {pattern!r}."
             )
-    if not study.program:
-        check_names([study.checkpoint], ("best", "last"), f"`checkpoint` of {study.path}")
-    least = [*(table.least for table in study.tables), *(figure.least for figure in study.figures)]
-    check_names([name for name in least if name], study.columns, f"`least` of a table or figure of {study.path}")
-    for table in study.tables:
-        check_names([*(table.columns or ()), *table.value], study.columns, f"a table of {study.path}")
+    columns, shows, ends = study.columns.values(), ("mean", "median", "min", "max", "range"), ("best", "last")
+    compared = [comparison.column for comparison in (study.ranks, study.compare) if comparison is not None]
+    least = [name for name in (*(table.least for table in study.tables), *(one.least for one in study.figures)) if name]
+    shown = [name for table in study.tables for name in (*(table.columns or ()), *table.value)]
+    for asked, known, where in (
+        (compared, study.columns, "a comparison"),
+        ([column.show for column in columns if column.show.split()[0] != "above"], shows, "`show` of a column"),
+        ([column.best for column in columns if column.best], ("min", "max"), "`best` of a column"),
+        ([] if study.program else [study.checkpoint], ends, "`checkpoint`"),
+        (least, study.columns, "`least` of a table or figure"),
+        (shown, study.columns, "a table"),
+    ):
+        check_names(asked, known, f"{where} of {study.path}")
 
 
 def check_names(asked: Iterable[str], known: Collection[str], where: str) -> None:

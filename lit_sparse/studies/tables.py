@@ -7,6 +7,8 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+import pandas as pd
+
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.studies.rows import Row
 from lit_sparse.studies.study import Column, Study, Table, written
@@ -35,27 +37,23 @@ def cell_text(values: Sequence[float], column: Column) -> str:
         return str(sum(not value <= float(column.show.split()[1]) for value in values))
     text = format(summary(values, column), column.form)
     if len(values) > 1 and column.show == "range":
-        ordered = _by_size(values, column)
-        return f"{text} ({format(ordered[0], column.form)} to {format(ordered[-1], column.form)})"
+        low, high = (format(end, column.form) for end in _by_size(values, column).agg(["min", "max"]))
+        return f"{text} ({low} to {high})"
     if len(values) > 1 and column.show == "mean" and all(map(math.isfinite, values)):
-        return f"{text} ± {format(statistics.stdev(values), column.form)}"
+        return f"{text} ± {format(pd.Series(values).std(), column.form)}"
     return text
 
 
 def summary(values: Sequence[float], column: Column) -> float:
     """Return the number that a column shows of several seeds, and is compared by."""
-    if len(values) == 1:
-        return values[0]
-    if column.show == "mean":
-        return statistics.fmean(values) if all(map(math.isfinite, values)) else sum(values)
-    ordered = _by_size(values, column)
-    return {"min": ordered[0], "max": ordered[-1]}.get(column.show, statistics.median(ordered))
+    if len(values) == 1 or column.show == "mean":
+        return float(pd.Series(values).mean(skipna=False))
+    return float(_by_size(values, column).agg({"min": "min", "max": "max"}.get(column.show, "median")))
 
 
-def _by_size(values: Iterable[float], column: Column) -> list[float]:
-    """Return numbers in order; NaN is the worst."""
-    worst = -math.inf if column.best == "max" else math.inf
-    return sorted(worst if math.isnan(value) else value for value in values)
+def _by_size(values: Iterable[float], column: Column) -> pd.Series:
+    """Return numbers of which NaN is the worst."""
+    return pd.Series([*values], dtype=float).fillna(-math.inf if column.best == "max" else math.inf)
 
 
 def markdown(lines: Sequence[Sequence[str]], left: int = 1) -> list[str]:
@@ -102,8 +100,7 @@ def by_cell(study: Study, rows: Sequence[Row], names: Sequence[str], keys: Seque
             text = cell_text(values[name, key], column)
             if alike and column.best is not None and values[name, key]:
                 summaries = {other: summary(values[other, key], column) for other, _ in cells if values[other, key]}
-                ordered = _by_size(summaries.values(), column)
-                best = ordered[-1] if column.best == "max" else ordered[0]
+                best = _by_size(summaries.values(), column).agg(column.best)
                 text = f"**{text}**" if summaries[name] == best and len(summaries) > 1 else text
             line += [text, *([published[name, key] or MISSING] if key in shown else [])]
         lines.append(line)

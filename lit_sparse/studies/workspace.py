@@ -17,6 +17,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.run_status import logged
 from lit_sparse.runs import CHECKPOINTS, numbered, replaced
@@ -315,13 +317,13 @@ class RunOf:
         panels = [panel for figure in study.figures for panel in figure.panels if study.over_training(panel)]
         shown = {name for panel in panels for name in (panel.value, panel.cumulative, *panel.band_keys)}
         axis = "step" if any(panel.x == "step" for panel in panels) else "epoch"
-        points: dict[int, dict[str, Any]] = {}
+        points: dict[float, dict[str, Any]] = {}
         for line in lines:
             kept = {name: line[name] for name in sorted(shown) if name in line}
             if kept and axis in line:
-                at = int(line[axis]) + (axis == "epoch")
                 epoch = int(line.get("epoch", 0)) + 1
-                points.setdefault(at, {**key, "epoch": epoch, axis: at}).update(kept)
+                at = {"epoch": epoch, axis: epoch if axis == "epoch" else int(line[axis])}
+                points.setdefault(at[axis], key | at).update(kept)
         workspace.curves.append(list(points.values()), ["cell", "seed"], replace=True)
         lists = {name: numbers.pop(name) for name in list(numbers) if isinstance(numbers[name], list)}
         texts = {name: " ".join(format(value, ".6g") for value in values) for name, values in lists.items()}
@@ -504,19 +506,16 @@ def summarized(lines: Sequence[Mapping[str, float]], value: str) -> float | None
     """Return the last logged value of a name, or a summary of all of them; None if nothing was logged."""
     given = SUMMARY.fullmatch(value)
     kind, name = (given[1], given[2]) if given else ("last", value)
-    found = [(line[name], line.get("epoch", 0.0) + 1) for line in lines if name in line]
+    found = [(line.get("epoch", 0.0) + 1, line[name]) for line in lines if name in line]
     if not found:
         return None
-    values = [number for number, _ in found]
-    if kind in ("min", "max", "argmin", "argmax"):
-        found = [(number, epoch) for number, epoch in found if not math.isnan(number)]
-        if not found:
-            return math.nan
-        best, epoch = (min if kind.endswith("min") else max)(found, key=lambda pair: pair[0])
-        return epoch if kind.startswith("arg") else best
+    values = pd.Series([number for _, number in found], [epoch for epoch, _ in found])
     if kind in ("first", "last"):
-        return values[0 if kind == "first" else -1]
-    return float(sum(values) if kind == "sum" else len(values))
+        return float(values.iloc[0 if kind == "first" else -1])
+    if kind in ("sum", "count"):
+        return float(values.sum(skipna=False) if kind == "sum" else len(values))
+    known = values.dropna()
+    return float(known.agg(kind.replace("arg", "idx"))) if len(known) else math.nan
 
 
 if __name__ == "__main__":

@@ -248,7 +248,7 @@ def test_a_command_that_ends_while_the_tasks_are_interrupted_is_not_a_failed_one
 
 @pytest.mark.slow
 @pytest.mark.gate
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_the_program_of_the_documentation_is_killed_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
