@@ -493,7 +493,9 @@ def main(arguments: Sequence[str]) -> int:
         extra=words[place + 1 :],
         base=base,
     )
-    trials = options.trials or (sweep.grid_size if sampler == "grid" else 30)
+    trials = options.trials or 30
+    if sampler == "grid":
+        trials = min(options.trials or sweep.grid_size, sweep.grid_size)
     failed = sweep.run(trials, max(1, options.jobs))
     for path in sweep.write():
         print(path)

@@ -197,7 +197,7 @@ class RunOf:
             JobFailedError: if it was begun with others.
         """
         begun = self.begun
-        if begun is not None and begun != self.settings and self.checkpoint().is_file():
+        if begun is not None and begun != self.settings and (self.trained or self.checkpoint().is_file()):
             raise JobFailedError(
                 f"{self.folder.parent} was begun with other settings: {'; '.join(changes(begun, self.settings))}."
                 f" Choose another --output, or remove it with {self._begun}."

@@ -1,4 +1,4 @@
-"""Studies and sweeps of another program than lit-sparse: a LightningCLI of the user, here also a stand-in that starts at once."""
+"""Studies and sweeps of a LightningCLI of the user, here also of a stand-in that starts at once."""
 
 from __future__ import annotations
 
@@ -124,6 +124,10 @@ def test_a_program_without_a_pattern_of_checkpoints_begins_anew(program: Callabl
     assert study.run() == []
     assert len(list(study.of("line", 0).folder.glob("fit/lightning_logs/*"))) == 1
     assert [row["count(train_loss)"] for row in study.rows.read()] == ["4"]
+    study.rows.path.unlink()
+    again = runner_in(program(checkpoint_files=None, tests={}, cells={"line": {"options": {"lr": 0.2}}}), "some")
+    (message,) = again.run()
+    assert "was begun with other settings: options.lr: 0.1, now 0.2" in message
 
 
 def test_commands_are_those_of_a_lightning_cli(program: Callable[..., Path], tmp_path: Path) -> None:
@@ -177,7 +181,17 @@ def test_a_sweep_of_a_program(sampler: str, program: Callable[..., Path], capsys
     program()
     content = {"program": ["python", "train.py"], "options": {"seed_everything": 0}, "space": {"lr": [0.1, 0.2, 0.3]}}
     Path("rates.yaml").write_text(yaml.safe_dump(content))
-    words = ["sweep", "-s", "rates.yaml", "--metric", "val_loss", "--sampler", sampler, "--trials", "3"]
+    words = [
+        "sweep",
+        "-s",
+        "rates.yaml",
+        "--metric",
+        "val_loss",
+        "--sampler",
+        sampler,
+        "--trials",
+        "4" if sampler == "grid" else "3",
+    ]
     Path("kill").write_text("logged 1")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("lit_sparse.studies.sweep.Sweep._config", lambda *_: "")  # the stand-in prints none

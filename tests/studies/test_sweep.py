@@ -219,8 +219,9 @@ def test_a_failed_trial_is_named_at_once_and_leaves_the_others(tmp_path: Path, c
     sweep.extra = ["--trainer.max_epochs=1"]
     (message,) = sweep.run(2)
     assert "`k`" in message
-    assert "trial_1: failed\n" in capsys.readouterr().out
-    assert [trial.state.name for trial in sweep.study.trials] == ["COMPLETE", "FAIL"]
+    (failed,) = [trial.number for trial in sweep.study.trials if trial.params[K] == -1]
+    assert f"trial_{failed}: failed\n" in capsys.readouterr().out
+    assert sorted(trial.state.name for trial in sweep.study.trials) == ["COMPLETE", "FAIL"]
 
 
 @pytest.mark.cases(quick=1, gate=99)
