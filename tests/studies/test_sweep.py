@@ -197,8 +197,8 @@ def test_folds_give_the_mean_of_their_values(tmp_path: Path, capsys: pytest.Capt
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "prune",
-    ["median", "hyperband", {"class_path": "optuna.pruners.ThresholdPruner", "init_args": {"upper": 1.5}}],
-    ids=["median", "hyperband", "class"],
+    ["median", {"class_path": "optuna.pruners.ThresholdPruner", "init_args": {"upper": 1.5}}],
+    ids=["median", "class"],
 )
 def test_bad_trials_are_pruned(prune: object, tmp_path: Path) -> None:
     sweep = Sweep([CONFIG], {RATE: [1e-7]}, ["val/nelbo"], ["minimize"], tmp_path / "bits", prune=prune)
@@ -211,6 +211,17 @@ def test_bad_trials_are_pruned(prune: object, tmp_path: Path) -> None:
     assert sweep.run(6) == []
     assert sweep.study.trials[-1].state == optuna.trial.TrialState.PRUNED
     assert len(sweep.study.trials[-1].intermediate_values) < 60, "it was stopped before its end"
+
+
+def test_hyperband_stops_trials(tmp_path: Path) -> None:
+    sweep, stopped = Sweep([CONFIG], {K: [2]}, ["val/nelbo"], ["minimize"], tmp_path / "bits", prune="hyperband"), 0
+    for number in range(12):  # each worse than all before
+        trial = sweep.study.ask(sweep.distributions)
+        for step in range(9):
+            trial.report(float(number), step)
+        stopped += trial.should_prune()
+        sweep.study.tell(trial, float(number))
+    assert stopped > 3
 
 
 @pytest.mark.slow
