@@ -414,7 +414,7 @@ class RunOf:
 
 
 class ProgramRun(RunOf):
-    """A run of a LightningCLI of the user. The files of its training are in ``fit``, those of its tests in ``test/NUMBER``."""
+    """A run of a LightningCLI of the user. Training writes to ``fit``, tests to ``test/NUMBER``."""
 
     def checkpoint(self, which: str = "last") -> Path:
         """Return the newest checkpoint, or the newest that matches a pattern."""
