@@ -132,7 +132,7 @@ def test_a_database_that_is_read_without_end_is_refused(tmp_path: Path, monkeypa
     """A page that names a page twice can, over some levels, name it a billion times."""
     options = ([CONFIG], {RATE: [0.001, 0.01]}, ["val/nelbo"], ["minimize"], tmp_path / "sweep")
     path = tmp_path / "trials.db"
-    Sweep(*options, storage=f"sqlite:///{path}")
+    _ = Sweep(*options, storage=f"sqlite:///{path}").study
     with closing(sqlite3.connect(path)) as database:
         (root,) = database.execute("select rootpage from sqlite_master where name = 'trial_values'").fetchone()
         (size,) = database.execute("pragma page_size").fetchone()
@@ -143,7 +143,7 @@ def test_a_database_that_is_read_without_end_is_refused(tmp_path: Path, monkeypa
     content[28:32] = struct.pack(">I", new)
     path.write_bytes(content + struct.pack(">BHHHB", 13, 0, 0, size, 0).ljust(size, b"\0"))
     with pytest.raises(ConfigurationError, match="2nd reference to page"):
-        Sweep(*options, storage=f"sqlite:///{path}")
+        _ = Sweep(*options, storage=f"sqlite:///{path}").study
     monkeypatch.setattr("lit_sparse.studies.space.LONGEST_CHECK", 0.1)
     endless = "with recursive a(x) as (select 1 union all select x from a) select count(*) from a"
     database = sqlite3.connect(":memory:")
