@@ -57,7 +57,7 @@ class GaussianPosterior:
                 )
         if not bool(self.mean.isfinite().all()):
             raise DataError("Expected a finite mean but got another. Check the data or the prior.")
-        if not bool((self.covariance - self.covariance.mT).abs().sum() <= 1e-4 * self.covariance.abs().sum()):
+        if not _is_symmetric(self.covariance):
             raise DataError("Expected a covariance that is finite and symmetric but got another. Check its factors.")
 
     @classmethod
@@ -263,11 +263,17 @@ def _less_log1p(values: Tensor) -> Tensor:
     return torch.where(values.abs() < 1e-3, series, values - values.log1p())
 
 
+def _is_symmetric(matrix: Tensor) -> bool:
+    """Return whether a matrix is finite and symmetric up to rounding; a Cholesky factor in its place is not."""
+    return bool((matrix - matrix.mT).abs().sum() <= 1e-4 * matrix.abs().sum())
+
+
 def _cholesky(matrix: Tensor) -> Tensor:
     factor: Tensor
     factor, failed = torch.linalg.cholesky_ex(matrix)
-    if int(failed):
-        raise DataError(f"Expected a finite, positive definite matrix but that of shape {tuple(matrix.shape)} is not.")
+    if int(failed) or not _is_symmetric(matrix):
+        shape = tuple(matrix.shape)
+        raise DataError(f"Expected a finite, symmetric, positive definite matrix but that of shape {shape} is not.")
     return factor
 
 

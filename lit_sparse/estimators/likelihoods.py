@@ -86,7 +86,7 @@ def marginal_likelihood(
         rows_at_once: largest number of sampled rows in a call of ``loss_fn``.
 
     Raises:
-        ConfigurationError: if ``samples`` is below 2.
+        ConfigurationError: if ``samples`` is below 2, or the support repeats a value.
 
     Source: Correia, Niculae, Aziz & Martins (2020), Efficient Marginalization of Discrete and Structured Latent Variables
     via Sparsity, eq. (18), with rejection, arXiv:2007.01919.
@@ -138,7 +138,7 @@ def _check(support: LatentBatch, index: Tensor, posterior: Tensor | None) -> Non
     """Check the values of a support, the indices of the examples, and a posterior.
 
     Raises:
-        ConfigurationError: if their shapes do not fit, or the values are not sorted by example.
+        ConfigurationError: if their shapes do not fit, the values are not sorted by example, or one is repeated or no bits.
     """
     values, of = support.values, support.example_index
     if index.ndim != 1 or index.is_floating_point():
@@ -150,6 +150,9 @@ def _check(support: LatentBatch, index: Tensor, posterior: Tensor | None) -> Non
         raise ConfigurationError(
             f"Expected values that are sorted by example, 0 .. {len(index) - 1}, but got {of.tolist()[:9]}."
         )
+    rows = torch.cat([of.unsqueeze(-1), values.long()], -1)
+    if not bool(((values == 0) | (values == 1)).all()) or len(rows.unique(dim=0)) < len(rows):  # type: ignore[no-untyped-call]
+        raise ConfigurationError("Expected a support of vectors of 0 and 1, each once per example. Draws may repeat a vector.")
     shape = (len(index), values.shape[1])
     if posterior is not None and (posterior.shape != shape or bool(posterior.isnan().any())):
         got = f"{tuple(posterior.shape)}" + (" with NaN" if posterior.shape == shape else "")

@@ -66,7 +66,7 @@ class SimplexProblem:
         self.names, self.parameters = tuple(named), tuple(named.values())
         self.buffers = dict(omega.named_buffers()) if isinstance(omega, nn.Module) else {}
         self.dtype = self.width = torch.float64
-        self.unfinished, self.worst = 0, 0.0
+        self.unfinished, self.worst, self.bent = 0, 0.0, 0
 
     def settle(self, x: Tensor) -> None:
         """Choose the dtype of the arithmetic, and of Omega, for scores (rows, d)."""
@@ -121,7 +121,7 @@ class SimplexProblem:
     def _iterate(self, z: Tensor, parameters: tuple[Tensor, ...]) -> Tensor:
         solution, waiting = torch.full_like(z, torch.nan), torch.arange(len(z), device=z.device)
         now = self.evaluate(torch.full_like(z, 1 / z.shape[-1]), z, parameters)
-        ahead, momentum, curvature = now.y, torch.ones_like(z[:, :1]), torch.ones_like(z[:, :1])
+        first, ahead, momentum, curvature = now, now.y, torch.ones_like(z[:, :1]), torch.ones_like(z[:, :1])
         for iteration in range(self.max_iter):
             step, curvature = self._descend(ahead, z, 0.5 * curvature, parameters)
             # The first gradient step already shows most of the support: Newton's method waits for it.
@@ -142,10 +142,12 @@ class SimplexProblem:
                 self.worst = max(self.worst, float(torch.where(late, now.residual, 0.0).amax()))
                 done = torch.ones_like(done)
             if bool(done.any()):
+                rise = ((now.slope - first.slope) * (now.y - first.y)).sum(-1)  # not negative if Omega is convex
+                self.bent += int((done & (rise < -VALUE_ERRORS * (first.rounding + now.rounding))).sum())
                 solution[waiting[done & ~broken]] = now.y[done & ~broken]
                 if bool(done.all()):
                     break
-                waiting, z, now = waiting[~done], z[~done], now.at(~done)
+                waiting, z, first, now = waiting[~done], z[~done], first.at(~done), now.at(~done)
                 ahead, momentum, curvature = ahead[~done], momentum[~done], curvature[~done]
         solution = torch.where(solution <= FLOOR, 0.0, solution)
         return solution / solution.sum(-1, keepdim=True)

@@ -151,6 +151,13 @@ def regularized_argmax(
             RuntimeWarning,
             stacklevel=2,
         )
+    if problem.bent:
+        warnings.warn(
+            f"Omega is not convex for {problem.bent} row(s), whose results may not be the solution. A negative"
+            " entropy, `(y * y.log()).sum(-1)`, is convex, and an entropy is not.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
     return y
 
 

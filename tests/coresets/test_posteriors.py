@@ -253,8 +253,9 @@ def test_what_does_not_fit_together() -> None:
         laplace_posterior(likelihood, features, torch.full((80,), 3.0))
     with pytest.raises(DataError, match=r"positive definite matrix but that of shape \(4, 4\)"):
         laplace_posterior(likelihood, features, target, prior=GaussianPosterior(vector(4, 0), -spd(4, 0)))
-    with pytest.raises(DataError, match="positive definite"):
-        gaussian_mean_posterior(features, covariance=torch.zeros(4, 4))
+    for covariance in (torch.zeros(4, 4), torch.linalg.cholesky(spd(4, 0))):
+        with pytest.raises(DataError, match="symmetric, positive definite"):
+            gaussian_mean_posterior(features, covariance=covariance)
 
 
 def test_negative_weights_are_refused() -> None:

@@ -187,3 +187,10 @@ def test_forbidden_bits_of_a_posterior_are_never_drawn_and_weigh_nothing() -> No
     found = marginal_likelihood(table, table.best(0), torch.arange(EXAMPLES), posterior=logits)
     allowed = table.logs[:, :128].logsumexp(-1) - BITS * math.log(2)
     assert bool(((found.log_likelihood - allowed).abs() <= 4 * found.standard_error).all())
+
+
+@pytest.mark.parametrize("values", [[[0.0, 1.0], [0.0, 1.0]], [[0.0, 0.5]]])
+def test_a_support_holds_each_vector_of_bits_once(values: list[list[float]]) -> None:
+    support = LatentBatch(torch.tensor(values), torch.zeros(len(values), dtype=torch.int64))
+    with pytest.raises(ConfigurationError, match="vectors of 0 and 1, each once per example"):
+        marginal_likelihood(lambda latent: latent.values.sum(-1), support, torch.tensor([0]))

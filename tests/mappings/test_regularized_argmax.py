@@ -199,6 +199,12 @@ def test_warns_once_when_steps_were_too_few() -> None:
         F.regularized_argmax(x, squared_norm, max_iter=2, tol=10.0, mask=mask)
 
 
+def test_an_omega_that_is_not_convex_is_told() -> None:
+    for omega in (lambda y: torch.special.entr(y).sum(-1), lambda y: -squared_norm(y)):
+        with pytest.warns(RuntimeWarning, match="not convex for 30 row"):
+            F.regularized_argmax(scores(30, 8), omega)
+
+
 @pytest.mark.slow
 def test_derivatives_of_an_omega_that_does_not_separate() -> None:
     matrix = scores(4, 4, seed=1)
