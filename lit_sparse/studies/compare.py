@@ -66,6 +66,9 @@ def comparison(runs: Sequence[tuple[str, Path]], asked: str | None) -> tuple[Stu
     Raises:
         ConfigurationError: if a folder is not that of a run, or the metric was not logged.
     """
+    names = [name for name, _ in runs]
+    if len(set(names)) < len(names):
+        raise ConfigurationError(f"Expected a name for each run, as in NAME=FOLDER, but got {', '.join(names)}.")
     found = {name: _logged(run) for name, run in runs}
     metric = _metric({key for lines in found.values() for line in lines for key in line}, asked)
     rows, curves = [], []

@@ -19,6 +19,7 @@ from typing import IO, Any
 
 import yaml
 
+from lit_sparse.checks import check_count
 from lit_sparse.config_files import find_config
 from lit_sparse.errors import ConfigurationError, LitSparseError, did_you_mean, printable
 from lit_sparse.run_status import check_plain
@@ -493,10 +494,10 @@ def main(arguments: Sequence[str]) -> int:
         extra=words[place + 1 :],
         base=base,
     )
-    trials = options.trials or 30
-    if sampler == "grid":
-        trials = min(options.trials or sweep.grid_size, sweep.grid_size)
-    failed = sweep.run(trials, max(1, options.jobs))
+    usual = sweep.grid_size if sampler == "grid" else 30
+    trials = usual if options.trials is None else check_count("--trials", options.trials)
+    jobs = check_count("--jobs", options.jobs)
+    failed = sweep.run(min(trials, usual) if sampler == "grid" else trials, jobs)
     for path in sweep.write():
         print(path)
     for message in failed:

@@ -51,6 +51,8 @@ def test_runs_are_tabulated_and_drawn(
     (tmp_path / "out" / "both.md").symlink_to(tmp_path / "other")  # which is not followed
     assert main(["compare", "ours=a", "b", "--output", "out/both"]) == 2
     assert "it is a link" in capsys.readouterr().err
+    assert main(["compare", "b=a", "b"]) == 2
+    assert "a name for each run, as in NAME=FOLDER, but got b, b" in capsys.readouterr().err
     assert not (tmp_path / "other").exists()
 
 

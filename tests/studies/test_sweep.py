@@ -246,6 +246,8 @@ def test_a_failed_trial_is_named_at_once_and_leaves_the_others(tmp_path: Path, c
         ({K: 3}, ["-c", CONFIG, "--metric", "val/nelbo"], "Expected a list of values, or low and high"),
         ({K: {"low": 5, "high": 1}}, ["-c", CONFIG, "--metric", "val/nelbo"], "is wrong"),
         ({K: {"low": 1, "high": 5}}, ["-c", CONFIG, "--metric", "val/loss", "--sampler", "grid"], "list of values for each"),
+        ({K: [1]}, ["-c", CONFIG, "--metric", "val/loss", "--jobs", "0"], "argument `--jobs` to be an integer"),
+        ({K: [1]}, ["-c", CONFIG, "--metric", "val/loss", "--trials", "0"], "argument `--trials` to be an integer"),
     ],
 )
 def test_mistakes_are_explained(
