@@ -7,13 +7,17 @@ on the number of threads.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lit_sparse.kernels.cpu.compile import compile_rows
 from lit_sparse.kernels.cpu.threads import over_rows
+from lit_sparse.kernels.gpu import triton_lists
+from lit_sparse.kernels.gpu.triton_rows import runs_on
 
 __all__ = ["Lists", "listed_products", "listed_sums", "sums_to_listed"]
 
@@ -71,7 +75,8 @@ def _scatter(start: Any, stop: Any, out: Any, weights: Any, rows: Any, lists: An
                         out[block, place, i] += weight * rows[row, i]
 
 
-class Lists(NamedTuple):
+@dataclass(frozen=True)
+class Lists:
     """Lists of places, one per row.
 
     Attributes:
@@ -89,12 +94,23 @@ class Lists(NamedTuple):
         """Places (R, C) in the matrix as one long block; 0 past a list's end."""
         return torch.where(self.places < 0, 0, self.places.long() + self.blocks.unsqueeze(1) * self.shape[1])
 
+    @cached_property
+    def by_place(self) -> tuple[Tensor, Tensor]:
+        """Slots of all lists, from 0 to R C, by their places in the long block, and (B S + 1,) where each place begins."""
+        used = (self.places >= 0).flatten().nonzero().squeeze(1)
+        places, order = self.flat.flatten()[used].sort(stable=True)
+        return used[order], torch.searchsorted(places, torch.arange(self.shape[0] * self.shape[1] + 1, device=places.device))
+
 
 def listed_products(rows: Tensor, matrix: Tensor, lists: Lists) -> Tensor:
     """Return the products (R, C) of each row (R, E) with the rows of the matrix (B, S, E) that it lists, else 0."""
+    if _has_programs(rows):
+        return triton_lists.multiply_listed(rows, matrix, lists.places, lists.blocks)
     if rows.is_cpu:
         out = rows.new_zeros(lists.places.shape)
-        over_rows(_products, (len(rows), out.shape[1] * rows.shape[1]), COST, *_arrays(out, rows, matrix, *lists[:2]))
+        over_rows(
+            _products, (len(rows), out.shape[1] * rows.shape[1]), COST, *_arrays(out, rows, matrix, lists.places, lists.blocks)
+        )
         return out
     return torch.einsum("re,rce->rc", rows, matrix.flatten(0, 1)[lists.flat]).masked_fill(lists.places < 0, 0.0)
 
@@ -104,10 +120,12 @@ def listed_sums(weights: Tensor, matrix: Tensor, lists: Lists) -> Tensor:
 
     A row of the matrix with weight zero takes no part, even if it is NaN; likewise in :func:`sums_to_listed`.
     """
+    if _has_programs(weights):
+        return triton_lists.sum_listed(weights, matrix, lists.places, lists.blocks)
     if weights.is_cpu:
         out = weights.new_zeros(len(weights), matrix.shape[2])
         shape = (len(weights), weights.shape[1] * matrix.shape[2])
-        over_rows(_sums, shape, COST, *_arrays(out, weights, matrix, *lists[:2]))
+        over_rows(_sums, shape, COST, *_arrays(out, weights, matrix, lists.places, lists.blocks))
         return out
     none = (lists.places < 0) | (weights == 0)
     listed = matrix.flatten(0, 1)[lists.flat].masked_fill_(none.unsqueeze(-1), 0.0)
@@ -116,6 +134,8 @@ def listed_sums(weights: Tensor, matrix: Tensor, lists: Lists) -> Tensor:
 
 def sums_to_listed(weights: Tensor, rows: Tensor, lists: Lists) -> Tensor:
     """Return (B, S, E): at each place the sum of the rows (R, E) that list it, times their weights (R, C) there."""
+    if _has_programs(rows):
+        return triton_lists.scatter_listed(weights, rows, *lists.by_place).view(*lists.shape, rows.shape[1])
     blocks = lists.shape[0]
     out = rows.new_zeros(*lists.shape, rows.shape[1])
     if rows.is_cpu:
@@ -128,6 +148,10 @@ def sums_to_listed(weights: Tensor, rows: Tensor, lists: Lists) -> Tensor:
     none = (lists.places < 0) | (weights == 0)
     terms = (weights.unsqueeze(-1) * rows.unsqueeze(1)).masked_fill_(none.unsqueeze(-1), 0.0)
     return out.flatten(0, 1).index_add(0, lists.flat.flatten(), terms.flatten(0, 1)).view(out.shape)
+
+
+def _has_programs(x: Tensor) -> bool:
+    return x.dtype in (torch.float32, torch.float64) and runs_on(x.device)
 
 
 def _arrays(*tensors: Tensor) -> list[Any]:

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from lit_sparse.kernels.gpu.triton_rows import programs_on
-from lit_sparse.torch_internals import constant_in_graphs
+from lit_sparse.kernels.gpu.triton_rows import programs_on, runs_on
 
 __all__ = ["BlockOptions", "attend", "differentiate", "serves"]
 
@@ -74,13 +73,7 @@ def serves(device: torch.device, dtype: torch.dtype, alpha: float, widths: tuple
         alpha: alpha of the entmax.
         widths: entries of a key and of a value.
     """
-    fits = dtype in BLOCKS and LEAST_ALPHA <= alpha <= 2 and max(widths) <= WIDEST
-    return fits and _has_programs(device)
-
-
-@constant_in_graphs
-def _has_programs(device: torch.device) -> bool:
-    return programs_on(device) is not None
+    return dtype in BLOCKS and LEAST_ALPHA <= alpha <= 2 and max(widths) <= WIDEST and runs_on(device)
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: BlockOptions) -> tuple[Tensor, ...]:
@@ -134,7 +127,7 @@ def _launch(name: str, grid: int, tensors: tuple[Tensor, ...], given: Given) -> 
     """Run so many instances of a program, whose first arguments are these tensors, on what :func:`attend` was given."""
     query, key, value, mask, options = given
     device, eps = query.device, options.alpha - 1
-    places, row_step, column_step = (query, 0, 0) if mask is None else (_places(mask), *mask.stride()[-2:])
+    places, row_step, column_step = (query, 0, 0) if mask is None else (places_of(mask), *mask.stride()[-2:])
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         getattr(programs_on(device), name)[(grid,)](
             *tensors,
@@ -191,8 +184,8 @@ def shape_of(dtype: torch.dtype, width: int, depth: int, eps: float, device: tor
     }
 
 
-def _places(mask: Tensor) -> Tensor:
-    """Return where each head (N,) of a mask (..., L, S) begins."""
+def places_of(mask: Tensor) -> Tensor:
+    """Return where each head (N,) of a mask or a bias (..., L, S) begins."""
     places = torch.zeros((), dtype=torch.int64, device=mask.device)
     for size, stride in zip(mask.shape[:-2], mask.stride()[:-2], strict=True):
         places = places.unsqueeze(-1) + torch.arange(size, device=mask.device) * stride

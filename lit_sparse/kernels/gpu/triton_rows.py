@@ -17,7 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["center_on_support", "entmax_product", "map_entmax", "programs_on", "project_simplex"]
+from lit_sparse.torch_internals import constant_in_graphs
+
+__all__ = ["center_on_support", "entmax_product", "map_entmax", "programs_on", "project_simplex", "runs_on"]
 
 # Bytes of a row that a warp keeps in registers: 32 float32 per thread. A row of 1024 entries then belongs to one warp, whose
 # threads do not wait for others, and enough warps are resident to hide memory latency.
@@ -25,6 +27,8 @@ WARP_BYTES = 4096
 LOAD_BYTES = 512  # bytes that a warp loads at once
 MOST_WARPS = 16
 LONG_WARPS = 8  # for rows that are longer still, read in blocks
+#: Kinds of devices whose attention and lists have programs. Tests add the CPU, where Triton's interpreter runs them.
+DEVICES = ["cuda"]
 LEAST_VERSION = 3  # of Triton: older compilers cannot reduce tensors of three dimensions
 LEAST_CAPABILITY = (8, 0)  # Triton's own bound, and the first with bfloat16
 LONGEST = 1 << 30  # offsets within a row are 32-bit integers
@@ -171,6 +175,12 @@ def programs_on(device: torch.device) -> ModuleType | None:
         warnings.warn(f"Triton does not start, so slower operations stand in for its kernels: {error}", stacklevel=2)
         return None
     return triton_programs
+
+
+@constant_in_graphs
+def runs_on(device: torch.device) -> bool:
+    """Return whether programs of attention and of lists run on a device."""
+    return device.type in DEVICES and programs_on(device) is not None
 
 
 def _per_warp(dtype: torch.dtype) -> int:

@@ -62,9 +62,9 @@ def seem_many(operands: Operands, threshold: Threshold) -> bool:
     ahead = query.shape[-2] - len(rows) if pairs.is_causal else None
     counts = list_candidates_of(scores, last, threshold.gamma, lists, ahead=ahead)
     candidates, length, size = float(counts.sum()), query.shape[-2], len(keys)
-    if _are_many(candidates, len(rows), size) and pairs.simplified(length, size).is_causal:
+    if are_many(candidates, len(rows), size) and pairs.simplified(length, size).is_causal:
         candidates *= 1 - (1 - EARLIER) * max(0, min(length, size) - len(rows)) / length
-    return _are_many(candidates, len(rows), size)
+    return are_many(candidates, len(rows), size)
 
 
 def list_candidates(
@@ -134,7 +134,7 @@ class _Search:
         with self.counting:
             while self.first < len(self.done) and (block := self.done[self.first]) is not None:
                 total, queries = self.totals = [a + b for a, b in zip(self.totals, block, strict=True)]
-                self.many |= self.only_few and _are_many(total, queries, self.size)
+                self.many |= self.only_few and are_many(total, queries, self.size)
                 self.first += 1
 
     def _list(self, number: int) -> tuple[int, int]:
@@ -174,7 +174,7 @@ class _Search:
         lists = mine if contiguous and self.needed <= width else self._new_lists(*mine.shape[:-1], max(self.needed, width))
         counts = self._write(number, space, low, lists)
         if width < self.most and int(counts.max()) > width:
-            wanted = _width(torch.as_tensor(counts).flatten(), self.most, self.size)
+            wanted = best_width(torch.as_tensor(counts).flatten(), self.most, self.size)
             width = width if wanted <= width else min(self.most, wanted + wanted // 4)
         if width > lists.shape[-1]:
             lists = self._new_lists(*mine.shape[:-1], width)
@@ -206,7 +206,7 @@ class _Search:
         if self.many:
             return None
         longest = max([self.places.shape[-1], *(lists.shape[-1] for lists in self.longer.values())])
-        width = min(_width(self.counts.flatten(), self.most, self.size), longest)
+        width = min(best_width(self.counts.flatten(), self.most, self.size), longest)
         short = self.places.shape[-1]
         places = self.places[..., :width] if width <= short else F.pad(self.places, (0, width - short), value=-1)
         #: Length of the list of each row, of which the candidates may be more.
@@ -267,7 +267,7 @@ def _blocks(heads: int, length: int, size: int, is_causal: bool, alike: bool) ->
         first = last
 
 
-def _are_many(candidates: float, queries: int, size: int) -> bool:
+def are_many(candidates: float, queries: int, size: int) -> bool:
     """Return whether dense attention is faster for queries with some candidates in all, of ``size`` keys each."""
     return candidates > (DENSE * size - LESS) * queries
 
@@ -295,7 +295,7 @@ def _of_head(x: Tensor, head: int, leading: torch.Size) -> Tensor:
     return x[tuple(reversed(index))] if index else x
 
 
-def _width(counts: Tensor, most: int, size: int) -> int:
+def best_width(counts: Tensor, most: int, size: int) -> int:
     """Return the length C of lists that costs the least, if longer rows attend to all keys.
 
     Args:

@@ -63,10 +63,10 @@ def attention(
         method: ``"dense"`` computes all weights. ``"sparse"`` computes the candidates, for sparsemax, top-k sparsemax and
             entmax with alpha above 1. ``"auto"`` is sparse where this is faster: on a CPU, without weights, for at least 512
             keys, if the candidates are few, and neither transforms, exports nor forward mode are involved. On a GPU with
-            Triton, both compute sparsemax and entmax with one number alpha in 1.05 .. 2 in blocks, without a matrix of scores,
-            unless there are weights to return, a bias, a soft cap, dropout, float64, or more than 128 entries of a key or
-            value. ``"auto"`` is dense there otherwise, and for up to 2^27 scores in float32, where this is faster. Compiled
-            graphs hold the sparse method as one operator, which returns no weights.
+            Triton, candidates are listed without a matrix of scores, for half types and float32 and up to 256 entries of a key.
+            If they are many, sparsemax and entmax with one number alpha in 1.05 .. 2 are computed in blocks, unless there are
+            weights to return, a bias, a soft cap, dropout, or more than 128 entries. ``"auto"`` is dense there otherwise, and
+            for up to 2^27 scores in float32. Compiled graphs hold the sparse method as one operator, which returns no weights.
 
     Returns:
         The output (..., L, Ev), and the weights (..., L, S), after dropout. The weights are a sparse tensor with
@@ -124,12 +124,15 @@ def attend(
         raise ConfigurationError(
             f"Expected method='sparse' to be possible but got a case where {plan.reason}. Use method='auto'."
         )
-    only_few = method == "auto"
-    if plan.threshold is None:
+    way, threshold = plan.way, plan.threshold
+    if threshold is None:
         return attend_to_all(operands, mapping)
-    if plan.way == "blocks":
-        return attend_in_blocks(operands, plan.threshold), None
-    if plan.way == "traced":
-        return attend_by_operator(operands, plan.threshold, only_few), None
-    listed = attend_to_listed(operands, mapping, plan.threshold, only_few=only_few, need_weights=need_weights)
-    return attend_to_all(operands, mapping) if listed is None else (listed.output, listed.weights)
+    if way == "traced":
+        return attend_by_operator(operands, threshold, method == "auto"), None
+    if way == "listed":
+        few = plan.otherwise is not None
+        listed = attend_to_listed(operands, mapping, threshold, only_few=few, need_weights=need_weights)
+        if listed is not None:
+            return listed.output, listed.weights
+        way = plan.otherwise or "dense"
+    return (attend_in_blocks(operands, threshold), None) if way == "blocks" else attend_to_all(operands, mapping)

@@ -18,6 +18,7 @@ from lit_sparse.mappings import SparseMapping
 from lit_sparse.mappings.base import Threshold
 from lit_sparse.nn.attend.candidates import list_candidates, seem_many
 from lit_sparse.nn.attend.dense import attend_to_all
+from lit_sparse.nn.attend.gpu_candidates import has_programs, list_on_gpu
 from lit_sparse.nn.attend.operands import Operands, Pairs
 from lit_sparse.nn.listed_operations import products, sums
 
@@ -73,12 +74,13 @@ def attend_to_listed(
         need_weights: whether to return the weights.
         candidates: places and long queries, as :class:`Listed` has them, if they are known.
     """
-    low, given, device = operands.dtype(), operands, operands.query.device.type
+    low, device = operands.dtype(), operands.query.device.type
     with torch.autocast(device, enabled=False):
         if only_few and candidates is None:
             with torch.no_grad():
                 if seem_many(operands, threshold):
                     return None
+        given = operands if device == "cpu" and not has_programs(operands) else operands.fitted(low)
         dtype = torch.promote_types(low, torch.float32) if given.query.dtype == low else torch.float32
         operands = given.fitted(dtype)
         scaled, pairs = operands.query * operands.factor(), operands.pairs
@@ -87,7 +89,10 @@ def attend_to_listed(
         keys, values = operands.key[None].flatten(0, -3), operands.value[None].flatten(0, -3)
         if candidates is None:
             with torch.no_grad():
-                candidates = list_candidates(scaled, keys, threshold, pairs.simplified(length, size), only_few)
+                if has_programs(given):
+                    candidates = list_on_gpu(given, threshold, only_few)
+                else:
+                    candidates = list_candidates(scaled, keys, threshold, pairs.simplified(length, size), only_few)
             if candidates is None:
                 return None
         places, long = candidates

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, get_args
 
+import torch
 from torch import Tensor
 
+from lit_sparse.kernels.row_kernel import HAS_CUSTOM_OPS
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.mappings.base import Threshold
 from lit_sparse.mappings.masking import align_parameter
 from lit_sparse.nn.attend.blocks import saves, serves
+from lit_sparse.nn.attend.gpu_candidates import has_programs
 from lit_sparse.nn.attend.operands import Operands
-from lit_sparse.nn.attend.traced import takes_operators
-from lit_sparse.torch_internals import can_read_values, forward_mode_active
+from lit_sparse.torch_internals import can_read_values, forward_mode_active, transforms_active
 
-__all__ = ["METHODS", "Method", "Plan", "choose"]
+__all__ = ["METHODS", "Method", "Plan", "choose", "sparse_ways"]
 
 Method = Literal["auto", "sparse", "dense"]
+Way = Literal["dense", "listed", "blocks", "traced"]
 METHODS = get_args(Method)
 #: Numbers of keys and of scores from which lists are faster on CPUs; they were not measured on GPUs.
 LEAST_KEYS, LEAST_SCORES = 512, 1 << 16
@@ -30,11 +33,13 @@ class Plan(NamedTuple):
             ``"traced"``, by an operator of a graph, which chooses between these.
         reason: what is the case, so that this way was chosen.
         threshold: threshold of the mapping, for the sparse ways.
+        otherwise: the way for many candidates, if lists are given up for it.
     """
 
-    way: Literal["dense", "listed", "blocks", "traced"]
+    way: Way
     reason: str
     threshold: Threshold | None = None
+    otherwise: Way | None = None
 
 
 def choose(operands: Operands, mapping: SparseMapping, method: Method, need_weights: bool) -> Plan:
@@ -48,10 +53,11 @@ def choose(operands: Operands, mapping: SparseMapping, method: Method, need_weig
     if auto and (size < LEAST_KEYS or not operands.key.numel() or operands.number_of_scores() < LEAST_SCORES):
         return Plan("dense", "there are few scores")
     threshold = mapping.threshold()
-    in_blocks = threshold is not None and not need_weights and serves(operands, threshold)
-    if auto and not (query.is_cpu or (in_blocks and saves(operands))):
+    way, otherwise = ("dense", None) if threshold is None else sparse_ways(operands, threshold, auto, need_weights)
+    programs = way == "blocks" or has_programs(operands)
+    if auto and not (query.is_cpu or (programs and saves(operands))):
         return Plan("dense", "the device has no faster way")
-    traced = not need_weights and (in_blocks or query.is_cpu) and not query.is_nested and takes_operators()
+    traced = not need_weights and (programs or query.is_cpu) and not query.is_nested and _takes_operators()
     if not traced:
         if not can_read_values():
             return Plan("dense", "a graph is traced, a transform of torch.func is active, or a mode records operations")
@@ -65,9 +71,23 @@ def choose(operands: Operands, mapping: SparseMapping, method: Method, need_weig
         return Plan("dense", "each head needs one alpha of at least 1, in a tensor of shape (..., heads, 1, 1)")
     if traced:
         return Plan("traced", "a graph is traced", threshold)
-    return (
-        Plan("blocks", "the device has programs", threshold) if in_blocks else Plan("listed", "few keys have weight", threshold)
-    )
+    reason = "the device has programs" if way == "blocks" else "few keys have weight"
+    return Plan(way, reason, threshold, otherwise)
+
+
+def sparse_ways(operands: Operands, threshold: Threshold, auto: bool, need_weights: bool = False) -> tuple[Way, Way | None]:
+    """Return how a sparse method computes, and the way for many candidates, if lists are given up for it."""
+    in_blocks = not need_weights and serves(operands, threshold)
+    if in_blocks and not has_programs(operands):
+        return "blocks", None
+    return "listed", "blocks" if in_blocks else "dense" if auto else None
+
+
+def _takes_operators() -> bool:
+    """Return whether ``torch.compile`` or ``torch.jit.trace`` traces, and no exporter or transform does."""
+    exporting = getattr(torch.compiler, "is_exporting", bool)()  # from torch 2.7
+    traced = torch.compiler.is_dynamo_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call, unused-ignore]
+    return not exporting and HAS_CUSTOM_OPS and traced and not transforms_active()
 
 
 def _is_one_per_head(alpha: Tensor, operands: Operands, may_read: bool) -> bool:

@@ -10,13 +10,14 @@ from torch import Tensor
 from lit_sparse.kernels.row_kernel import HAS_CUSTOM_OPS
 from lit_sparse.mappings import Entmax, TopKSparsemax
 from lit_sparse.mappings.base import Threshold
-from lit_sparse.nn.attend.blocks import attend_in_blocks, serves
+from lit_sparse.nn.attend.blocks import attend_in_blocks
 from lit_sparse.nn.attend.dense import attend_to_all
 from lit_sparse.nn.attend.listed import attend_to_listed
 from lit_sparse.nn.attend.operands import Operands, Pairs
-from lit_sparse.torch_internals import autograd_in_operator, call_operator, transforms_active
+from lit_sparse.nn.attend.plan import sparse_ways
+from lit_sparse.torch_internals import autograd_in_operator, call_operator
 
-__all__ = ["attend_by_operator", "takes_operators"]
+__all__ = ["attend_by_operator"]
 
 _FORWARD = (
     "(Tensor query, Tensor key, Tensor value, Tensor? alpha, Tensor? mask, Tensor? bias, Tensor? seed, float? number, int? k,"
@@ -27,13 +28,6 @@ _BACKWARD = (
     " Tensor? bias, Tensor? seed, float? number, int? k, float gamma, float? scale, float? softcap, bool is_causal,"
     " float dropout, bool only_few) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
-
-
-def takes_operators() -> bool:
-    """Return whether ``torch.compile`` or ``torch.jit.trace`` traces, and no exporter or transform does."""
-    exporting = getattr(torch.compiler, "is_exporting", bool)()  # from torch 2.7
-    traced = torch.compiler.is_dynamo_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call, unused-ignore]
-    return not exporting and HAS_CUSTOM_OPS and traced and not transforms_active()
 
 
 def attend_by_operator(operands: Operands, threshold: Threshold, only_few: bool) -> Tensor:
@@ -91,18 +85,19 @@ def _attend(
     operands = Operands(query, key, value, Pairs(mask, bias, softcap, is_causal), scale, dropout)
     threshold = Threshold(number if alpha is None else alpha, k, gamma)  # type: ignore[arg-type]
     rows, listed = operands.leading().numel() * query.shape[-2], None
-    if serves(operands, threshold):
-        output = attend_in_blocks(operands, threshold)
-        return output, *_no_candidates(rows, query.device)
+    way, otherwise = sparse_ways(operands, threshold, only_few)
     mapping = Entmax(threshold.alpha, gamma=gamma) if k is None else TopKSparsemax(k, gamma=gamma)
     with torch.random.fork_rng(devices=[], enabled=seed is not None):
         if seed is not None:
             torch.manual_seed(int(seed))
-        if candidates is None or candidates[0].shape[1]:
-            listed = attend_to_listed(operands, mapping, threshold, only_few=only_few, candidates=candidates)
+        if way == "listed" and (candidates is None or candidates[0].shape[1]):
+            few = otherwise is not None
+            listed = attend_to_listed(operands, mapping, threshold, only_few=few, candidates=candidates)
         if listed is not None:
             return listed.output, listed.places, listed.long
-        return attend_to_all(operands, mapping)[0], *_no_candidates(rows, query.device)
+        blocks = "blocks" in (way, otherwise)
+        output = attend_in_blocks(operands, threshold) if blocks else attend_to_all(operands, mapping)[0]
+        return output, *_no_candidates(rows, query.device)
 
 
 def _no_candidates(rows: int, device: torch.device) -> tuple[Tensor, Tensor]:

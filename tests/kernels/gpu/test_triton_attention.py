@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_sparse.kernels.gpu import triton_attention
+from lit_sparse.kernels.gpu import triton_attention, triton_lists, triton_rows
 from lit_sparse.mappings import Entmax, LearnableEntmax, Softmax, SparseMapping, Sparsemax, TopKSparsemax
 from lit_sparse.nn import attention
 from lit_sparse.nn.attend import blocks, function
@@ -38,14 +38,13 @@ def inputs(device: str, length: int, size: int, heads: int = 2, shared: int = 2,
 
 
 def in_blocks(*given: Tensor, mapping: SparseMapping, **options: Any) -> Tensor:
-    """Attend by the sparse method, and assert that it was the programs that computed."""
+    """Attend by the sparse method without lists, and assert that it was the programs that computed."""
     calls: list[str] = []
     attend = triton_attention.attend
-    triton_attention.attend = lambda *args: calls.append("blocks") or attend(*args)  # type: ignore[func-returns-value]
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(triton_lists, "SHAPES", {})
+        patch.setattr(triton_attention, "attend", lambda *args: calls.append("blocks") or attend(*args))  # type: ignore[func-returns-value]
         output, weights = attention(*given, mapping, method="sparse", need_weights=False, **options)
-    finally:
-        triton_attention.attend = attend
     assert weights is None
     assert calls == ["blocks"]
     return output
@@ -209,7 +208,7 @@ def check_second_derivatives(device: str) -> None:
 
 
 def check_choice(device: str) -> None:
-    """The programs serve what they can, by both methods; lists of candidates or dense attention serve the rest."""
+    """Lists serve where the candidates are few; otherwise the programs serve what they can, and dense attention the rest."""
     calls: list[str] = []
     functions = [
         (function, "attend_in_blocks"),
@@ -230,12 +229,13 @@ def check_choice(device: str) -> None:
 
     long, short = inputs(device, 70, 512), inputs(device, 3, 4)
     programs, lists, dense = (name for _, name in functions)
-    assert called(Sparsemax(), *(x.half() for x in long)) == [programs]
+    assert called(Sparsemax(), *(x.half() for x in long)) == [lists]
+    assert called(Sparsemax(), *(x.half() * 0.01 for x in long)) == [lists, programs]
     assert called(Sparsemax(), *short) == [dense]
     if device != "cpu":
         assert called(Sparsemax(), *long) == [dense]  # in float32
     for mapping in (Sparsemax(), Entmax(1.5), Entmax(1.05), Entmax(2.0)):
-        assert called(mapping, *short, method="sparse") == [programs]
+        assert called(mapping, *short, method="sparse") == [lists, programs]
     for mapping in (TopKSparsemax(2), LearnableEntmax((2, 1, 1)).to(device), Entmax(1.04), Entmax(2.5)):
         assert called(mapping, *short, method="sparse") == [lists]
     others: list[dict[str, Any]] = [{"dropout": 0.5}, {"softcap": 2.0}, {"bias": torch.zeros(3, 4, device=device)}]
@@ -351,7 +351,7 @@ def test_on_each_gpu(name: str) -> None:
 
 
 if __name__ == "__main__":
-    blocks.DEVICES.append("cpu")
+    triton_rows.DEVICES.append("cpu")
     real = dict(triton_attention.BLOCKS)
     for kind in real:
         triton_attention.BLOCKS[kind] = (triton_attention.BlockShape(32, 16, 4),) * 2

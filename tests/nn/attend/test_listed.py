@@ -141,10 +141,10 @@ def test_long_rows_attend_to_all_keys() -> None:
 
 def test_lists_are_as_long_as_is_cheap() -> None:
     counts = torch.tensor([3, 0, 900, 2, 50] * 20, dtype=torch.int32)
-    assert candidates._width(counts, most=100, size=1000) == 50
-    assert candidates._width(counts, most=100, size=8) == 3
-    assert candidates._width(torch.tensor([40] * 30 + [50]), most=100, size=8) == 50  # one long row costs copies of keys
-    assert candidates._width(torch.tensor([0]), most=100, size=8) == 1
+    assert candidates.best_width(counts, most=100, size=1000) == 50
+    assert candidates.best_width(counts, most=100, size=8) == 3
+    assert candidates.best_width(torch.tensor([40] * 30 + [50]), most=100, size=8) == 50  # one long row costs copies of keys
+    assert candidates.best_width(torch.tensor([0]), most=100, size=8) == 1
 
 
 def test_lists_grow_when_a_block_needs_more() -> None:

@@ -24,13 +24,27 @@ Names that the programs share:
 
 from lit_sparse.kernels.gpu.triton_programs.attention import attend_blocks, differentiate_keys, differentiate_queries
 from lit_sparse.kernels.gpu.triton_programs.entmax import apply_jacobian, map_entmax
+from lit_sparse.kernels.gpu.triton_programs.lists import (
+    bound_scores,
+    mark_scores,
+    multiply_listed,
+    scatter_listed,
+    sum_listed,
+    write_lists,
+)
 from lit_sparse.kernels.gpu.triton_programs.simplex import project_simplex
 
 __all__ = [
     "apply_jacobian",
     "attend_blocks",
+    "bound_scores",
     "differentiate_keys",
     "differentiate_queries",
     "map_entmax",
+    "mark_scores",
+    "multiply_listed",
     "project_simplex",
+    "scatter_listed",
+    "sum_listed",
+    "write_lists",
 ]

@@ -1,0 +1,258 @@
+"""Lists of candidates on NVIDIA GPUs, and operations with them: the launch of their Triton programs."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_sparse.kernels.gpu.triton_attention import BlockShape, places_of
+from lit_sparse.kernels.gpu.triton_rows import programs_on, runs_on
+
+__all__ = ["Scores", "bound_scores", "list_marked", "multiply_listed", "scatter_listed", "serves", "shape_of", "sum_listed"]
+
+_HALF = {64: BlockShape(128, 128, 8, 3), 128: BlockShape(128, 128, 8, 2), 256: BlockShape(128, 64, 8)}
+#: Shapes for each dtype, by the most entries of a key. They were chosen by registers, shared memory and instructions, which
+#: ``scripts/inspect_kernels.py`` counts.
+SHAPES = {
+    torch.float32: {
+        64: BlockShape(64, 64, 4, 2, "tf32"),
+        128: BlockShape(64, 64, 4, 1, "tf32"),
+        256: BlockShape(32, 32, 4, 1, "tf32"),
+    },
+    torch.float16: _HALF,
+    torch.bfloat16: _HALF,
+}
+#: How far a product of a block may be from the one of the list, over the product of the norms. Products of halves are exact in
+#: float32, and each of 256 additions rounds by at most 2^-22 of the sum of magnitudes. TF32 cuts each factor of float32 to 10
+#: bits, which changes a product by 2^-9 of itself: too much for an attention weight, and enough for a list.
+ROUNDING = {torch.float32: 2.0**-9 + 2.0**-13, torch.float16: 2.0**-13, torch.bfloat16: 2.0**-13}
+#: Bytes of the marks of a launch.
+MARKS = 1 << 28
+#: Queries, and words of marks, of a program that writes lists.
+PART, STEP = 8, 64
+
+
+class Scores(NamedTuple):
+    """What the scores of attention are computed from.
+
+    Attributes:
+        query: (N, L, E) contiguous, not empty; a divisor of N heads of keys serves as many heads of queries each, in order.
+        key: (B, S, E) likewise.
+        mask: boolean (..., L, S), N when its leading dimensions are multiplied; of any strides. True at allowed positions.
+        bias: floating, likewise; added to the scores.
+        softcap: bound of the scores before the bias is added; 0 for none.
+        scale: factor of the products, positive.
+        is_causal: whether a query sees no key after its own position.
+    """
+
+    query: Tensor
+    key: Tensor
+    mask: Tensor | None
+    bias: Tensor | None
+    softcap: float
+    scale: float
+    is_causal: bool
+
+
+def serves(device: torch.device, dtype: torch.dtype, width: int) -> bool:
+    """Return whether there are programs for keys of so many entries."""
+    return dtype in SHAPES and width <= max(SHAPES[dtype]) and runs_on(device)
+
+
+def shape_of(dtype: torch.dtype, width: int, device: torch.device) -> dict[str, Any]:
+    """Return the constants of the programs over scores, and their warps.
+
+    Args:
+        dtype: dtype of queries and keys.
+        width: entries of a key.
+        device: device; where the interpreter stands in for a GPU, it multiplies no bfloat16.
+    """
+    import triton
+    import triton.language as tl
+
+    block = _block_of(dtype, width, device)
+    types = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+    return {
+        "entries": width,
+        "rows": block.rows,
+        "columns": block.columns,
+        "width": max(16, triton.next_power_of_2(width)),
+        "operand": types[dtype] if device.type == "cuda" else tl.float32,
+        "precision": block.precision,
+        "num_warps": block.warps,
+        "num_stages": block.stages,
+    }
+
+
+def bound_scores(scores: Scores, alpha: Tensor | float, gamma: float) -> Tensor:
+    """Return bounds (N, L) of the scores that may have weight, for :func:`list_marked`.
+
+    Args:
+        scores: what the scores are computed from.
+        alpha: alpha of the entmax, above 1: a number or one for each head (N,).
+        gamma: strength of the mapping.
+    """
+    query, key, *_ = scores
+    heads, length, _ = query.shape
+    eps = torch.as_tensor(alpha, dtype=torch.float32, device=query.device).expand(heads) - 1
+    norms = key.float().norm(dim=-1).nan_to_num(nan=0.0, posinf=torch.inf).amax(-1)
+    bounds = torch.empty(heads, length, device=query.device)
+    known = {2.0: "one", 1.5: "two"}.get(alpha, "any") if not isinstance(alpha, Tensor) else "any"
+    _launch_over_scores(
+        "bound_scores",
+        _row_blocks(scores)[1],
+        scores,
+        (bounds, query, key, norms),
+        (
+            eps.contiguous(),
+            length,
+            key.shape[1],
+            heads // len(key),
+            scores.scale,
+            1.0 / gamma,
+            scores.softcap,
+            ROUNDING[query.dtype],
+        ),
+        power=known,
+    )
+    return bounds
+
+
+def list_marked(scores: Scores, bounds: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
+    """Return the places (N L, C) of the keys above their bounds, and how many there are (N L,), more than C or not.
+
+    Places are in increasing order, then -1. A query with an invalid score lists the first one alone.
+
+    Args:
+        scores: what the scores are computed from.
+        bounds: (N, L), by :func:`bound_scores`.
+        capacity: length C of the lists.
+    """
+    query, key, *_ = scores
+    (heads, length, _), size = query.shape, key.shape[1]
+    places = torch.full((heads * length, capacity), -1, dtype=torch.int32, device=query.device)
+    counts = places.new_empty(heads * length)
+    shape, blocks = _row_blocks(scores)
+    words = -(-size // shape.columns) * shape.columns // 32
+    some = min(blocks, max(1, MARKS // (4 * shape.rows * words)))
+    marks = places.new_empty(some * shape.rows * words)
+    part = min(PART, shape.rows)
+    for first in range(0, blocks, some):
+        number = min(some, blocks - first)
+        others = (length, size, heads // len(key), scores.scale, scores.softcap, first, words)
+        _launch_over_scores("mark_scores", number, scores, (marks, bounds, query, key), others)
+        _launch(
+            "write_lists",
+            (number * (shape.rows // part),),
+            (places, counts, marks, bounds, length, size, first, words, capacity),
+            causal=scores.is_causal,
+            rows=shape.rows,
+            columns=shape.columns,
+            part=part,
+            step=STEP,
+        )
+    return places, counts
+
+
+def multiply_listed(rows: Tensor, matrix: Tensor, places: Tensor, blocks: Tensor) -> Tensor:
+    """Return products (R, C), see :func:`lit_sparse.kernels.sparse_products.listed_products`."""
+    import triton
+
+    out = rows.new_empty(places.shape)
+    if out.numel():
+        rows, matrix = rows.contiguous(), matrix.contiguous()
+        width = min(128, max(16, triton.next_power_of_2(rows.shape[1])))
+        pairs = 4096 // width
+        given = (out, rows, matrix, places, blocks, out.numel(), matrix.shape[1], rows.shape[1], places.shape[1])
+        _launch("multiply_listed", (-(-out.numel() // pairs),), given, block=pairs, width=width)
+    return out
+
+
+def sum_listed(weights: Tensor, matrix: Tensor, places: Tensor, blocks: Tensor) -> Tensor:
+    """Return sums (R, E), see :func:`lit_sparse.kernels.sparse_products.listed_sums`."""
+    import triton
+
+    count, entries = len(weights), matrix.shape[2]
+    out = weights.new_empty(count, entries)
+    if out.numel():
+        width = min(128, max(16, triton.next_power_of_2(entries)))
+        block = 1024 // width
+        given = (
+            out,
+            weights.contiguous(),
+            matrix.contiguous(),
+            places,
+            blocks,
+            count,
+            matrix.shape[1],
+            entries,
+            places.shape[1],
+        )
+        _launch("sum_listed", (-(-count // block), -(-entries // width)), given, block=block, width=width)
+    return out
+
+
+def scatter_listed(weights: Tensor, rows: Tensor, order: Tensor, starts: Tensor) -> Tensor:
+    """Return the sums (B S, E) of rows (R, E) at the places that list them, times their weights (R, C).
+
+    Args:
+        weights: weights.
+        rows: rows.
+        order: slots of all lists, from 0 to R C, by their places.
+        starts: (B S + 1,) where each place begins.
+    """
+    import triton
+
+    entries = rows.shape[1]
+    out = rows.new_empty(len(starts) - 1, entries)
+    if out.numel():
+        width = min(128, max(16, triton.next_power_of_2(entries)))
+        given = (out, weights.contiguous(), rows.contiguous(), order, starts, entries, weights.shape[1])
+        _launch("scatter_listed", (len(out), -(-entries // width)), given, block=2048 // width, width=width)
+    return out
+
+
+def _block_of(dtype: torch.dtype, width: int, device: torch.device) -> BlockShape:
+    shape = next(shape for most, shape in SHAPES[dtype].items() if width <= most)
+    return shape._replace(columns=64) if width > 64 and _is_ampere(device) else shape
+
+
+def _is_ampere(device: torch.device) -> bool:
+    """Return whether registers do not hold the largest blocks."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) < (9, 0)
+
+
+def _row_blocks(scores: Scores) -> tuple[BlockShape, int]:
+    """Return the shape of a block, and the number of blocks of queries of all heads."""
+    shape = _block_of(scores.query.dtype, scores.query.shape[2], scores.query.device)
+    return shape, len(scores.query) * -(-scores.query.shape[1] // shape.rows)
+
+
+def _launch_over_scores(
+    name: str, grid: int, scores: Scores, before: tuple[Tensor, ...], after: tuple[Any, ...], **constants: Any
+) -> None:
+    """Run a program over scores, whose mask and bias stand between its other arguments."""
+    query, mask, bias = scores.query, scores.mask, scores.bias
+    between: list[Any] = []
+    for given in (mask, bias):
+        if given is None:
+            between += [query, query, 0, 0]
+        else:
+            between += [given.view(torch.uint8) if given is mask else given, places_of(given), *given.stride()[-2:]]
+    constants |= {
+        "masked": mask is not None,
+        "biased": bias is not None,
+        "capped": scores.softcap > 0,
+        "causal": scores.is_causal,
+        **shape_of(query.dtype, query.shape[2], query.device),
+    }
+    _launch(name, (grid,), (*before, *between, *after), **constants)
+
+
+def _launch(name: str, grid: tuple[int, ...], given: tuple[Any, ...], **constants: Any) -> None:
+    device = given[0].device
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        getattr(programs_on(device), name)[grid](*given, **constants)

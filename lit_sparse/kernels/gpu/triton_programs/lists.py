@@ -1,0 +1,432 @@
+"""Lists of the keys that may have weight, and products and sums over them.
+
+Scores are computed twice, a block of queries and one of keys at a time. The first pass keeps the largest of the scores that are
+so many columns apart. They are some of the scores, so their threshold bounds the query's from below. The second pass marks the
+scores above the bound, one bit each, and the marks become lists. Everything after that touches the listed keys alone.
+
+Names that the programs share, in addition to the names in :mod:`lit_sparse.kernels.gpu.triton_programs.attention`:
+
+- ``bounds`` (N, L) float32 are compared with scores, or, without a cap and a bias, with products. For a query without keys the
+  bound is inf. For one with an invalid score it is ``INVALID``, which NaN and inf alone are not at most.
+- ``marks`` (blocks of queries, rows, words) have a bit per key. Their first block has the number ``block``.
+- ``bias`` points to numbers, with places and strides as the mask has.
+- ``places`` (R, capacity) list keys in increasing order, then -1. A row refers to one of the blocks of a matrix.
+"""
+
+from __future__ import annotations
+
+import triton.language as tl
+
+from lit_sparse.kernels.gpu.triton_programs.tiles import HUGE, any_of, compiled, program
+
+__all__ = ["bound_scores", "mark_scores", "multiply_listed", "scatter_listed", "sum_listed", "write_lists"]
+
+INVALID = tl.constexpr(3.4028234663852886e38)
+# Newton steps of a bound: fewer give a lower bound, and more candidates.
+PASSES = tl.constexpr(6)
+# Exponents 1 / eps above: all scores in reach of the largest are candidates.
+STEEP = tl.constexpr(40.0)
+# Margin for rounding, as a fraction of the distance within which a score may have weight, and of the largest score.
+MARGIN = tl.constexpr(1e-5)
+RELATIVE = tl.constexpr(2e-6)
+
+
+@compiled
+def score_tile(
+    q: tl.tensor,
+    key: tl.tensor,
+    start: tl.tensor,
+    row: tl.tensor,
+    length: tl.tensor,
+    size: tl.tensor,
+    mask: tl.tensor,
+    mask_row: tl.tensor,
+    mask_column: tl.tensor,
+    bias: tl.tensor,
+    bias_row: tl.tensor,
+    bias_column: tl.tensor,
+    scale: tl.tensor,
+    softcap: tl.tensor,
+    whole: tl.constexpr,
+    masked: tl.constexpr,
+    biased: tl.constexpr,
+    capped: tl.constexpr,
+    causal: tl.constexpr,
+    entries: tl.constexpr,
+    columns: tl.constexpr,
+    width: tl.constexpr,
+    operand: tl.constexpr,
+    precision: tl.constexpr,
+) -> tl.tensor:
+    """Return scores (rows, columns) or products of queries and keys, -inf where a pair is not allowed.
+
+    ``whole``: all of the columns exist, and no query is before them in a causal mask.
+    """
+    column = tl.arange(0, columns)
+    entry = tl.arange(0, width)
+    origin = tl.full([], start, tl.int64)
+    tile = key + origin * entries + (column[None, :] * entries + entry[:, None])
+    if whole and width == entries:
+        k = tl.load(tile)
+    elif whole:
+        k = tl.load(tile, mask=(entry < entries)[:, None], other=0)
+    else:
+        k = tl.load(tile, mask=(entry < entries)[:, None] & (start + column < size)[None, :], other=0)
+    x = tl.dot(q, k.to(operand), input_precision=precision)
+    if capped or biased:
+        x = x * scale
+    if capped:
+        near = tl.exp(-2.0 * tl.abs(x / softcap))
+        x = tl.where(x < 0, -softcap, softcap) * (1.0 - near) / (1.0 + near)
+    if masked or biased or not whole:
+        allowed = (row < length)[:, None] & (start + column < size)[None, :]
+        if causal:
+            allowed = allowed & (start + column[None, :] <= row[:, None])
+        place = origin + column
+        if masked:
+            seen = mask + row.to(tl.int64)[:, None] * mask_row + place[None, :] * mask_column
+            allowed = allowed & (tl.load(seen, mask=allowed, other=0) != 0)
+        if biased:
+            added = bias + row.to(tl.int64)[:, None] * bias_row + place[None, :] * bias_column
+            x = x + tl.load(added, mask=allowed, other=0).to(tl.float32)
+        x = tl.where(allowed, x, -HUGE)
+    return x
+
+
+@compiled
+def load_queries(query: tl.tensor, row: tl.tensor, length: tl.tensor, entries: tl.constexpr, width: tl.constexpr) -> tl.tensor:
+    """Return the queries (rows, width), with zeros outside."""
+    entry = tl.arange(0, width)
+    inside = (row < length)[:, None] & (entry < entries)[None, :]
+    return tl.load(query + row.to(tl.int64)[:, None] * entries + entry[None, :], mask=inside, other=0)
+
+
+@compiled
+def bound_of(
+    peaks: tl.tensor, eps: tl.tensor, unit: tl.tensor, scale: tl.tensor, margin: tl.tensor, power: tl.constexpr
+) -> tl.tensor:
+    """Return the bounds (rows,) of queries with peaks (rows, columns), which count in ``scale``.
+
+    With the weights ``u^p``, p = 1 / eps and ``u = 1 - s + eps (z - top) / gamma``, Newton's method on the p-norm of u, which
+    is convex in s, stays below the root. ``unit`` is ``scale / gamma``.
+    """
+    top = tl.max(peaks, 1)
+    searching = (top > -HUGE) & (top < HUGE)
+    origin = tl.where(searching, top, 0.0)
+    rest = 1.0 + (peaks - origin[:, None]) * (eps * unit)
+    s = tl.zeros_like(top)
+    p = tl.maximum(1.0, 1.0 / eps)
+    for _ in range(PASSES):
+        u = rest - s[:, None]
+        above = u > 0
+        if power == "one":
+            total = tl.sum(tl.where(above, u, 0.0), 1)
+            slope = tl.sum(tl.where(above, 1.0, 0.0), 1)
+            root = 1.0
+        elif power == "two":
+            u = tl.where(above, u, 0.0)
+            total = tl.sum(u * u, 1)
+            slope = tl.sum(u, 1)
+            root = tl.sqrt(total)
+        else:
+            u = tl.where(above, u, 1.0)
+            part = tl.where(above, tl.exp((p - 1.0) * tl.log(u)), 0.0)
+            total = tl.sum(part * u, 1)
+            slope = tl.sum(part, 1)
+            root = tl.exp((1.0 - 1.0 / p) * tl.log(tl.where(total > 0, total, 1.0)))
+        step = (total - root) / tl.where(slope > 0, slope, 1.0)
+        s = tl.where((step > 0) & (s + step < 1.0), s + step, s)
+    s = tl.where(p <= STEEP, s, 0.0)
+    bound = origin - (1.0 - s + MARGIN) / (eps * unit) - RELATIVE * tl.abs(origin) - margin
+    return tl.where(searching, bound, tl.where(top == -HUGE, HUGE, INVALID))
+
+
+@program
+def bound_scores(
+    bounds: tl.tensor,
+    query: tl.tensor,
+    key: tl.tensor,
+    norms: tl.tensor,
+    mask: tl.tensor,
+    mask_places: tl.tensor,
+    mask_row: tl.tensor,
+    mask_column: tl.tensor,
+    bias: tl.tensor,
+    bias_places: tl.tensor,
+    bias_row: tl.tensor,
+    bias_column: tl.tensor,
+    eps: tl.tensor,
+    length: tl.tensor,
+    size: tl.tensor,
+    share: tl.tensor,
+    scale: tl.tensor,
+    inverse_gamma: tl.tensor,
+    softcap: tl.tensor,
+    rounding: tl.tensor,
+    power: tl.constexpr,
+    masked: tl.constexpr,
+    biased: tl.constexpr,
+    capped: tl.constexpr,
+    causal: tl.constexpr,
+    entries: tl.constexpr,
+    rows: tl.constexpr,
+    columns: tl.constexpr,
+    width: tl.constexpr,
+    operand: tl.constexpr,
+    precision: tl.constexpr,
+) -> None:
+    """Write the bounds of a block of queries.
+
+    ``norms`` (B,) are at least the norms of the keys. ``rounding``, times these and the norm of a query, is as far as two ways
+    to compute a product can be apart.
+    """
+    row_blocks = tl.cdiv(length, rows)
+    first = tl.program_id(0) % row_blocks * rows
+    head = (tl.program_id(0) // row_blocks).to(tl.int64)
+    row = first + tl.arange(0, rows)
+    query += head * length * entries
+    key += head // share * size * entries
+    if masked:
+        mask += tl.load(mask_places + head)
+    if biased:
+        bias += tl.load(bias_places + head)
+    q = load_queries(query, row, length, entries, width).to(operand)
+    high = tl.minimum(size, first + rows) if causal else size
+    whole = (tl.minimum(size, first + 1) if causal else size) // columns * columns
+    peaks = tl.full([rows, columns], -HUGE, tl.float32)
+    for start in range(0, whole, columns):
+        x = score_tile(
+            q, key, start, row, length, size, mask, mask_row, mask_column, bias, bias_row, bias_column, scale, softcap,
+            True, masked, biased, capped, causal, entries, columns, width, operand, precision,
+        )  # fmt: skip
+        peaks = tl.maximum(peaks, x, propagate_nan=tl.PropagateNan.ALL)
+    for start in range(whole, high, columns):
+        x = score_tile(
+            q, key, start, row, length, size, mask, mask_row, mask_column, bias, bias_row, bias_column, scale, softcap,
+            False, masked, biased, capped, causal, entries, columns, width, operand, precision,
+        )  # fmt: skip
+        peaks = tl.maximum(peaks, x, propagate_nan=tl.PropagateNan.ALL)
+    peaks = tl.where(peaks == peaks, peaks, HUGE)
+    size_of_row = tl.sqrt(tl.sum(q.to(tl.float32) * q.to(tl.float32), 1))
+    margin = rounding * size_of_row * tl.load(norms + head // share)
+    if capped or biased:
+        bound = bound_of(peaks, tl.load(eps + head), inverse_gamma, scale, margin * scale + RELATIVE * softcap, power)
+    else:
+        bound = bound_of(peaks, tl.load(eps + head), inverse_gamma * scale, scale, margin, power)
+    tl.store(bounds + head * length + row, bound, mask=row < length)
+
+
+@program
+def mark_scores(
+    marks: tl.tensor,
+    bounds: tl.tensor,
+    query: tl.tensor,
+    key: tl.tensor,
+    mask: tl.tensor,
+    mask_places: tl.tensor,
+    mask_row: tl.tensor,
+    mask_column: tl.tensor,
+    bias: tl.tensor,
+    bias_places: tl.tensor,
+    bias_row: tl.tensor,
+    bias_column: tl.tensor,
+    length: tl.tensor,
+    size: tl.tensor,
+    share: tl.tensor,
+    scale: tl.tensor,
+    softcap: tl.tensor,
+    block: tl.tensor,
+    words: tl.tensor,
+    masked: tl.constexpr,
+    biased: tl.constexpr,
+    capped: tl.constexpr,
+    causal: tl.constexpr,
+    entries: tl.constexpr,
+    rows: tl.constexpr,
+    columns: tl.constexpr,
+    width: tl.constexpr,
+    operand: tl.constexpr,
+    precision: tl.constexpr,
+) -> None:
+    """Mark the scores of a block of queries that are not at most their bounds."""
+    row_blocks = tl.cdiv(length, rows)
+    first = (tl.program_id(0) + block) % row_blocks * rows
+    head = ((tl.program_id(0) + block) // row_blocks).to(tl.int64)
+    row = first + tl.arange(0, rows)
+    query += head * length * entries
+    key += head // share * size * entries
+    if masked:
+        mask += tl.load(mask_places + head)
+    if biased:
+        bias += tl.load(bias_places + head)
+    q = load_queries(query, row, length, entries, width).to(operand)
+    bound = tl.load(bounds + head * length + row, mask=row < length, other=HUGE)
+    column = tl.arange(0, columns)
+    bit = tl.full([columns], 1, tl.int32) << (column % 32)
+    line = (tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)) * words
+    marks += line[:, None] + tl.arange(0, columns // 32)[None, :]
+    high = tl.minimum(size, first + rows) if causal else size
+    whole = (tl.minimum(size, first + 1) if causal else size) // columns * columns
+    for start in range(0, whole, columns):
+        x = score_tile(
+            q, key, start, row, length, size, mask, mask_row, mask_column, bias, bias_row, bias_column, scale, softcap,
+            True, masked, biased, capped, causal, entries, columns, width, operand, precision,
+        )  # fmt: skip
+        found = tl.where(x <= bound[:, None], 0, bit[None, :])
+        tl.store(marks + start // 32, tl.sum(tl.reshape(found, [rows, columns // 32, 32]), 2))
+    for start in range(whole, high, columns):
+        x = score_tile(
+            q, key, start, row, length, size, mask, mask_row, mask_column, bias, bias_row, bias_column, scale, softcap,
+            False, masked, biased, capped, causal, entries, columns, width, operand, precision,
+        )  # fmt: skip
+        found = tl.where(x <= bound[:, None], 0, bit[None, :])
+        tl.store(marks + start // 32, tl.sum(tl.reshape(found, [rows, columns // 32, 32]), 2))
+
+
+@compiled
+def number_of_bits(word: tl.tensor) -> tl.tensor:
+    """Return how many bits of each word are set."""
+    word = word.to(tl.uint32, bitcast=True)
+    word = word - ((word >> 1) & 0x55555555)
+    word = (word & 0x33333333) + ((word >> 2) & 0x33333333)
+    word = (word + (word >> 4)) & 0x0F0F0F0F
+    word = word + (word >> 8)
+    return ((word + (word >> 16)) & 63).to(tl.int32)
+
+
+@program
+def write_lists(
+    places: tl.tensor,
+    counts: tl.tensor,
+    marks: tl.tensor,
+    bounds: tl.tensor,
+    length: tl.tensor,
+    size: tl.tensor,
+    block: tl.tensor,
+    words: tl.tensor,
+    capacity: tl.tensor,
+    causal: tl.constexpr,
+    rows: tl.constexpr,
+    columns: tl.constexpr,
+    part: tl.constexpr,
+    step: tl.constexpr,
+) -> None:
+    """Write the lists of ``part`` queries, and how many keys are marked; an invalid query lists the first of them."""
+    row_blocks = tl.cdiv(length, rows)
+    local = tl.program_id(0) // (rows // part)
+    line = tl.program_id(0) % (rows // part) * part + tl.arange(0, part)
+    first = (local + block) % row_blocks * rows
+    head = ((local + block) // row_blocks).to(tl.int64)
+    inside = first + line < length
+    row = head * length + first + line
+    bound = tl.load(bounds + row, mask=inside, other=HUGE)
+    most = tl.where(bound == INVALID, 1, capacity)
+    marks += (local.to(tl.int64) * rows + line)[:, None] * words
+    high = tl.minimum(size, first + rows) if causal else size
+    written = (high + columns - 1) // columns * columns // 32
+    count = tl.zeros([part], tl.int32)
+    for start in range(0, written, step):
+        place = start + tl.arange(0, step)
+        word = tl.load(marks + place[None, :], mask=inside[:, None] & (place < written)[None, :], other=0)
+        number = number_of_bits(word)
+        slot = tl.cumsum(number, 1) - number + count[:, None]
+        count += tl.sum(number, 1)
+        while any_of(tl.max((word != 0).to(tl.int32), 1)):
+            bit = (word & -word).to(tl.uint32, bitcast=True).to(tl.float32)
+            index = (bit.to(tl.int32, bitcast=True) >> 23) - 127
+            fits = (word != 0) & (slot < most[:, None])
+            tl.store(places + row[:, None] * capacity + slot, place[None, :] * 32 + index, mask=fits)
+            word = word & (word - 1)
+            slot += 1
+    tl.store(counts + row, tl.where(bound == INVALID, tl.minimum(count, 1), count), mask=inside)
+
+
+@program
+def multiply_listed(
+    out: tl.tensor,
+    rows: tl.tensor,
+    matrix: tl.tensor,
+    places: tl.tensor,
+    blocks: tl.tensor,
+    n: tl.tensor,
+    size: tl.tensor,
+    entries: tl.tensor,
+    capacity: tl.tensor,
+    block: tl.constexpr,
+    width: tl.constexpr,
+) -> None:
+    """Write products of rows (R, E) with the rows of a matrix (B, S, E) that they list, 0 past the end of a list."""
+    pair = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    place = tl.load(places + pair, mask=pair < n, other=-1)
+    row = pair // capacity
+    listed = tl.load(blocks + row, mask=pair < n, other=0) * size + place
+    total = tl.zeros([block], rows.dtype.element_ty)
+    for first in range(0, entries, width):
+        entry = first + tl.arange(0, width)
+        some = (place >= 0)[:, None] & (entry < entries)[None, :]
+        left = tl.load(rows + row[:, None] * entries + entry[None, :], mask=some, other=0)
+        right = tl.load(matrix + listed[:, None] * entries + entry[None, :], mask=some, other=0)
+        total += tl.sum(left * right, 1)
+    tl.store(out + pair, total, mask=pair < n)
+
+
+@program
+def sum_listed(
+    out: tl.tensor,
+    weights: tl.tensor,
+    matrix: tl.tensor,
+    places: tl.tensor,
+    blocks: tl.tensor,
+    n: tl.tensor,
+    size: tl.tensor,
+    entries: tl.tensor,
+    capacity: tl.tensor,
+    block: tl.constexpr,
+    width: tl.constexpr,
+) -> None:
+    """Write sums of the rows of a matrix (B, S, E) that rows list, times their weights (R, C), where these are not zero."""
+    row = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    entry = tl.program_id(1) * width + tl.arange(0, width)
+    origin = tl.load(blocks + row, mask=row < n, other=0) * size
+    total = tl.zeros([block, width], weights.dtype.element_ty)
+    more = row < n
+    slot = 0
+    while any_of(more) & (slot < capacity):
+        place = tl.load(places + row * capacity + slot, mask=more, other=-1)
+        more = place >= 0
+        weight = tl.load(weights + row * capacity + slot, mask=more, other=0)
+        some = (more & (weight != 0))[:, None] & (entry < entries)[None, :]
+        value = tl.load(matrix + (origin + place)[:, None] * entries + entry[None, :], mask=some, other=0)
+        total += weight[:, None] * value
+        slot += 1
+    inside = (row < n)[:, None] & (entry < entries)[None, :]
+    tl.store(out + row[:, None] * entries + entry[None, :], total, mask=inside)
+
+
+@program
+def scatter_listed(
+    out: tl.tensor,
+    weights: tl.tensor,
+    rows: tl.tensor,
+    order: tl.tensor,
+    starts: tl.tensor,
+    entries: tl.tensor,
+    capacity: tl.tensor,
+    block: tl.constexpr,
+    width: tl.constexpr,
+) -> None:
+    """Write, at a place of a matrix (B, S, E), the sum of the rows (R, E) that list it, times their weights there.
+
+    ``order`` has the slots of all lists by place, ``starts`` where each place begins.
+    """
+    entry = tl.program_id(1) * width + tl.arange(0, width)
+    total = tl.zeros([width], weights.dtype.element_ty)
+    last = tl.load(starts + tl.program_id(0) + 1)
+    for first in range(tl.load(starts + tl.program_id(0)), last, block):
+        place = first + tl.arange(0, block)
+        slot = tl.load(order + place, mask=place < last, other=0)
+        weight = tl.load(weights + slot, mask=place < last, other=0)
+        some = (weight != 0)[:, None] & (entry < entries)[None, :]
+        row = tl.load(rows + (slot // capacity)[:, None] * entries + entry[None, :], mask=some, other=0)
+        total += tl.sum(weight[:, None] * row, 0)
+    tl.store(out + tl.program_id(0).to(tl.int64) * entries + entry, total, mask=entry < entries)

@@ -1,0 +1,311 @@
+"""Count what the Triton programs of the package need, without a GPU: they are compiled offline and their machine code is read.
+
+    python scripts/inspect_kernels.py                     # registers, spills, shared memory, occupancy, loops
+    python scripts/inspect_kernels.py --estimate 4096     # and a bound of the time of attention, from peak rates
+
+The counts are exact for a compiler, and say nothing about latency: they choose shapes, and compare programs with each other. A
+loop is a backward branch; its instructions are given for each score that it computes. ``flash`` is the forward pass of softmax
+attention as in Triton's tutorial, written here for comparison.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from lit_sparse.kernels.gpu import triton_attention, triton_lists, triton_programs, triton_rows
+
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+#: Shared memory of a multiprocessor in bytes. Each has 65,536 registers and 64 warps, of at most 32 programs.
+CAPABILITIES = {80: 164 << 10, 90: 228 << 10, 100: 228 << 10}
+ELEMENTS = {
+    torch.float32: "fp32", torch.float64: "fp64", torch.float16: "fp16", torch.bfloat16: "bf16",
+    torch.int32: "i32", torch.int64: "i64", torch.int8: "i8", torch.uint8: "u8", torch.bool: "i1",
+}  # fmt: skip
+#: Of an H100: multiprocessors, clock in Hz, instructions of a warp that each of them issues per cycle, operations of bfloat16
+#: per second, and bytes per second from its second cache.
+H100 = {"processors": 132, "clock": 1.755e9, "issued": 4, "tensor": 989e12, "cache": 5.5e12}
+
+
+class Launch(NamedTuple):
+    """A launch of a program: its name, arguments, constants and options."""
+
+    name: str
+    given: tuple[Any, ...]
+    constants: dict[str, Any]
+    options: dict[str, int]
+
+    @property
+    def scores(self) -> float:
+        """Scores of a tile for each thread, 0 for programs without tiles of scores."""
+        threads = 32 * self.options["num_warps"]
+        tiled = "columns" in self.constants and "operand" in self.constants
+        return self.constants["rows"] * self.constants["columns"] / threads if tiled else 0
+
+
+class Count(NamedTuple):
+    """What a compiled program needs: registers of a thread, bytes of spills and of shared memory, and its loops.
+
+    A loop has its number of instructions, and whether it multiplies matrices.
+    """
+
+    registers: int
+    spills: int
+    shared: int
+    loops: list[tuple[int, bool]]
+
+
+class _Recorder:
+    """Stands for the module of programs; keeps launches in place of running them."""
+
+    def __init__(self) -> None:
+        self.launches: list[Launch] = []
+
+    def __getattr__(self, name: str) -> Any:
+        def launch(*given: Any, num_warps: int = 4, num_stages: int = 3, **constants: Any) -> None:
+            options = {"num_warps": num_warps, "num_stages": num_stages}
+            self.launches.append(Launch(name, given, constants, options))
+
+        class Grids:
+            def __getitem__(self, grid: Any) -> Any:
+                return launch
+
+        return Grids()
+
+
+def recorded(call: Callable[[], Any], capability: int) -> list[Launch]:
+    """Return the launches of a call with tensors on the device ``meta``, as they are on a GPU of a compute capability."""
+    recorder = _Recorder()
+    with ExitStack() as stack:
+        for module in (triton_attention, triton_lists, triton_rows):
+            stack.enter_context(mock.patch.object(module, "programs_on", lambda device: recorder))
+        stack.enter_context(mock.patch.object(triton_lists, "_is_ampere", lambda device: capability < 90))
+        call()
+    return recorder.launches
+
+
+def compiled(program: Any, launch: Launch, capability: int) -> Count:
+    """Compile a program as it is launched."""
+    names, fixed, types, aligned = program.arg_names, dict(launch.constants), {}, {}
+    for name, value in zip([n for n in names if n not in fixed], launch.given, strict=True):
+        if isinstance(value, Tensor):
+            types[name] = f"*{ELEMENTS[value.dtype]}"
+        elif isinstance(value, int) and value == 1:
+            fixed[name] = 1
+            continue
+        else:
+            types[name] = "i32" if isinstance(value, int) else "fp32"
+        if isinstance(value, Tensor) or (isinstance(value, int) and value % 16 == 0):
+            aligned[(names.index(name),)] = [["tt.divisibility", 16]]
+    if "operand" in fixed:
+        fixed["operand"] = {"fp32": tl.float32, "fp16": tl.float16, "bf16": tl.bfloat16}[types["query"][1:]]
+    signature = {name: "constexpr" if name in fixed else types[name] for name in names}
+    source = ASTSource(program, signature, {(names.index(name),): value for name, value in fixed.items()}, aligned)
+    built = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(built.asm["cubin"])
+        file.flush()
+        usage, code = (
+            subprocess.run([TOOLS / "cuobjdump", option, file.name], capture_output=True, text=True, check=True).stdout
+            for option in ("-res-usage", "-sass")
+        )
+    registers, stack, local = (int(re.search(rf"{key}:(\d+)", usage)[1]) for key in ("REG", "STACK", "LOCAL"))  # type: ignore[index]
+    lines = [(int(at, 16), text) for at, text in re.findall(r"/\*([0-9a-f]{4,5})\*/\s+(.*?);", code)]
+    loops = []
+    for at, text in lines:
+        jump = re.search(r"\bBRA\b.*?(0x[0-9a-f]+)", text)
+        if jump and int(jump[1], 16) < at:
+            body = [line for place, line in lines if int(jump[1], 16) <= place <= at]
+            loops.append((len(body), any("MMA" in line for line in body)))
+    return Count(registers, stack + local, built.metadata.shared, loops)
+
+
+def occupancy(count: Count, warps: int, capability: int) -> int:
+    """Return the warps that a multiprocessor holds at a time."""
+    by_registers = 65536 // (-(-count.registers // 8) * 8 * 32 * warps)
+    by_memory = CAPABILITIES[capability] // (count.shared + 1024)
+    return min(by_registers, by_memory, 64 // warps, 32) * warps
+
+
+def attention_launches(dtype: torch.dtype, width: int, is_causal: bool, capability: int) -> Iterator[Launch]:
+    """Yield the launches of attention by lists, then in blocks."""
+    heads, length = 16, 4096
+    x = torch.empty(heads, length, width, dtype=dtype, device="meta")
+    scores = triton_lists.Scores(x, x, None, None, 0.0, width**-0.5, is_causal)
+    yield from recorded(lambda: triton_lists.list_marked(scores, triton_lists.bound_scores(scores, 1.5, 1.0), 64), capability)
+    places = torch.empty(heads * length, 64, dtype=torch.int32, device="meta")
+    rows, weights = x.float().flatten(0, 1), places.float()
+    blocks, starts = places[:, 0].long(), places.new_empty(heads * length + 1, dtype=torch.int64)
+    yield from recorded(lambda: triton_lists.multiply_listed(rows, x.float(), places, blocks), capability)
+    yield from recorded(lambda: triton_lists.sum_listed(weights, x.float(), places, blocks), capability)
+    yield from recorded(lambda: triton_lists.scatter_listed(weights, rows, starts, starts), capability)
+    if width <= triton_attention.WIDEST:
+        options = triton_attention.BlockOptions(1.5, 1.0, width**-0.5, is_causal)
+        yield from recorded(lambda: triton_attention.attend(x, x, x, None, options), capability)
+        attended = (x, x.new_empty(heads, 4, length, dtype=torch.float32), x.new_empty(heads, 64, 64, dtype=torch.int8))
+        yield from recorded(lambda: triton_attention.differentiate(x, attended, x, x, x, None, options), capability)
+
+
+def row_launches(dtype: torch.dtype, d: int, capability: int) -> Iterator[Launch]:
+    """Yield the launches of mappings of rows."""
+    x = torch.empty(4096, d, dtype=dtype, device="meta")
+    yield from recorded(lambda: triton_rows.project_simplex(x, 1.0, 0), capability)
+    yield from recorded(lambda: triton_rows.map_entmax(x, 1.5, 1.0), capability)
+    yield from recorded(lambda: triton_rows.entmax_product(x, x, 1.5, 1.0), capability)
+
+
+@triton.jit
+def flash(
+    q_ptr: tl.tensor,
+    k_ptr: tl.tensor,
+    v_ptr: tl.tensor,
+    o_ptr: tl.tensor,
+    length: tl.tensor,
+    size: tl.tensor,
+    scale: tl.tensor,
+    causal: tl.constexpr,
+    rows: tl.constexpr,
+    columns: tl.constexpr,
+    width: tl.constexpr,
+) -> None:
+    """Forward pass of softmax attention: a running maximum, a running sum, and powers of 2."""
+    blocks = tl.cdiv(length, rows)
+    first = tl.program_id(0) % blocks * rows
+    head = (tl.program_id(0) // blocks).to(tl.int64)
+    row, column, entry = first + tl.arange(0, rows), tl.arange(0, columns), tl.arange(0, width)
+    q = tl.load(q_ptr + head * length * width + row[:, None] * width + entry[None, :], mask=(row < length)[:, None], other=0.0)
+    k_ptr += head * size * width
+    v_ptr += head * size * width
+    result = tl.zeros([rows, width], tl.float32)
+    top = tl.full([rows], -1e30, tl.float32)
+    mass = tl.zeros([rows], tl.float32)
+    whole = (tl.minimum(size, first + 1) if causal else size) // columns * columns
+    for start in range(0, whole, columns):
+        k = tl.load(k_ptr + (start + column)[None, :] * width + entry[:, None])
+        x = tl.dot(q, k)
+        higher = tl.maximum(top, tl.max(x, 1) * scale)
+        weight = tl.math.exp2(x * scale - higher[:, None])
+        decay = tl.math.exp2(top - higher)
+        mass = mass * decay + tl.sum(weight, 1)
+        v = tl.load(v_ptr + (start + column)[:, None] * width + entry[None, :])
+        result = tl.dot(weight.to(q.dtype), v, result * decay[:, None])
+        top = higher
+    out = o_ptr + head * length * width + row[:, None] * width + entry[None, :]
+    tl.store(out, (result / mass[:, None]).to(q.dtype), mask=(row < length)[:, None])
+
+
+def flash_launch(dtype: torch.dtype, width: int, is_causal: bool, shape: tuple[int, int, int]) -> Launch:
+    """Return a launch of :func:`flash` with rows, columns and warps."""
+    x = torch.empty(16, 4096, width, dtype=dtype, device="meta")
+    rows, columns, warps = shape
+    fixed = {"causal": is_causal, "rows": rows, "columns": columns, "width": width}
+    return Launch("flash", (x, x, x, x, 4096, 4096, 0.1), fixed, {"num_warps": warps, "num_stages": 3})
+
+
+COLUMNS = (
+    "program", "inputs", "block", "warps", "registers", "spills, B", "shared memory, KiB", "warps held", "instructions a score",
+)  # fmt: skip
+FLASH_SHAPES = ((128, 64, 4), (128, 128, 8), (128, 64, 8), (64, 64, 4), (64, 128, 4))
+
+
+def score_loop(launch: Launch, count: Count) -> float:
+    """Return the instructions for a score of the shortest loop that multiplies matrices."""
+    threads = 32 * launch.options["num_warps"]
+    tile = launch.constants["rows"] * launch.constants["columns"] / threads
+    return min((size for size, multiplies in count.loops if multiplies), default=0) / tile
+
+
+def best_flash(dtype: torch.dtype, width: int, is_causal: bool, capability: int) -> float:
+    """Return the fewest instructions for a score of :func:`flash` among its shapes without spills."""
+    found = []
+    for shape in FLASH_SHAPES:
+        launch = flash_launch(dtype, width, is_causal, shape)
+        count = compiled(flash, launch, capability)
+        if not count.spills:
+            found.append(score_loop(launch, count))
+    return min(found)
+
+
+def line(launch: Launch, count: Count, capability: int, label: str) -> str:
+    """Return a row of the table."""
+    warps = launch.options["num_warps"]
+    tiled = launch.scores or launch.name == "flash"
+    each = f"{score_loop(launch, count):.1f}" if tiled else ""
+    shape = f"{launch.constants['rows']} x {launch.constants['columns']}" if tiled else ""
+    held = occupancy(count, warps, capability)
+    cells = (launch.name, label, shape, warps, count.registers, count.spills, count.shared >> 10, held, each)
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def estimate(size: int, capability: int) -> None:
+    """Print bounds of the time of attention from issued instructions, products and bytes: none of them is a measurement."""
+    heads, width, listed = 16, 64, 8
+    scores = heads * size * size
+    each = {"flash": best_flash(torch.bfloat16, width, False, capability)}
+    for launch in attention_launches(torch.bfloat16, width, False, capability):
+        if launch.name in ("bound_scores", "mark_scores"):
+            each[launch.name] = score_loop(launch, compiled(getattr(triton_programs, launch.name), launch, capability))
+    issue = H100["processors"] * H100["clock"] * H100["issued"] * 32
+    row = heads * size * listed * width * 4 / H100["cache"]  # reading a row of float32 for each listed key
+    products = 2 * width * scores / H100["tensor"]
+    lists = sum(max(each[name] * scores / issue, products) for name in ("bound_scores", "mark_scores"))
+    softmax = max(each["flash"] * scores / issue, 2 * products)
+    print(
+        f"\n{heads} heads of {width}, {size} queries and keys, {listed} keys listed each, milliseconds at least:\n"
+        f"forward: lists {1e3 * (lists + 2 * row):.3f}, softmax {1e3 * softmax:.3f}\n"
+        f"backward: lists {1e3 * 4 * row:.3f}, softmax {1e3 * max(2 * softmax, 5 * products):.3f} (twice its forward pass)"
+    )
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--capabilities", type=int, nargs="+", default=list(CAPABILITIES), choices=list(CAPABILITIES))
+    parser.add_argument("--estimate", type=int, metavar="KEYS", help="print bounds of the time of attention with so many keys")
+    options = parser.parse_args()
+    for capability in options.capabilities:
+        print(f"\nCompute capability {capability // 10}.{capability % 10}, Triton {triton.__version__}\n")
+        print(f"| {' | '.join(COLUMNS)} |")
+        print("| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+        for dtype, width, is_causal in (
+            (torch.bfloat16, 64, False),
+            (torch.bfloat16, 64, True),
+            (torch.bfloat16, 128, False),
+            (torch.bfloat16, 256, False),
+            (torch.float32, 64, False),
+            (torch.float32, 128, False),
+        ):
+            label = f"{str(dtype)[6:]}, {width} entries{', causal' if is_causal else ''}"
+            for launch in attention_launches(dtype, width, is_causal, capability):
+                print(
+                    line(launch, compiled(getattr(triton_programs, launch.name), launch, capability), capability, label),
+                    flush=True,
+                )
+            if dtype == torch.bfloat16 and width <= 128:
+                for shape in FLASH_SHAPES[:4]:
+                    launch = flash_launch(dtype, width, is_causal, shape)
+                    print(line(launch, compiled(flash, launch, capability), capability, label), flush=True)
+        for dtype in (torch.float32, torch.bfloat16):
+            for launch in row_launches(dtype, 1024, capability):
+                count = compiled(getattr(triton_programs, launch.name), launch, capability)
+                print(line(launch, count, capability, f"{str(dtype)[6:]}, rows of 1,024"), flush=True)
+        if options.estimate:
+            estimate(options.estimate, capability)
+
+
+if __name__ == "__main__":
+    main()

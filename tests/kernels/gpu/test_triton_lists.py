@@ -1,0 +1,243 @@
+"""Lists of candidates on a GPU: in Triton's interpreter anywhere, and compiled on a GPU where there is one.
+
+Each check takes the device of the tensors. On the CPU it runs in a process of its own, which is this file, with smaller blocks,
+so that few keys make many of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lit_sparse.kernels.gpu import triton_lists, triton_rows
+from lit_sparse.kernels.gpu.triton_attention import BlockShape
+from lit_sparse.kernels.gpu.triton_lists import Scores, bound_scores, list_marked
+from lit_sparse.kernels.sparse_products import Lists, listed_products, listed_sums, sums_to_listed
+from lit_sparse.mappings import Entmax, LearnableEntmax, Sparsemax, TopKSparsemax
+from lit_sparse.nn import attention
+from lit_sparse.nn.attend import gpu_candidates
+from tests.support.processes import run_python
+
+MODULE = "tests.kernels.gpu.test_triton_lists"
+SMALL = BlockShape(32, 32, 4)
+
+
+def exact_scores(scores: Scores) -> Tensor:
+    """Return the scores (N, L, S) in float64, -inf where a pair is not allowed."""
+    query, key, mask, bias, softcap, scale, is_causal = scores
+    x = query.double() @ key.double().repeat_interleave(len(query) // len(key), 0).mT * scale
+    x = torch.tanh(x / softcap) * softcap if softcap else x
+    x = x if bias is None else x + bias.double()
+    if is_causal:
+        x = x.masked_fill(~torch.ones_like(x[0], dtype=torch.bool).tril(), -torch.inf)
+    return x if mask is None else x.masked_fill(~mask, -torch.inf)
+
+
+def check_lists(device: str) -> None:
+    """A list holds the whole support in increasing order, few keys more, and none that is not allowed."""
+
+    def check(shape: tuple[int, int, int, int, int], alpha: float | list[float], gamma: float = 1.0, **options: Any) -> None:
+        heads, shared, length, size, width = shape
+        dtype = options.pop("dtype", torch.float32)
+        spread = options.pop("spread", 1.0)
+        query = (torch.randn(heads, length, width) * spread).to(device, dtype)
+        key = torch.randn(shared, size, width).to(device, dtype)
+        rest = {"mask": None, "bias": None, "softcap": 0.0, "scale": width**-0.5, "is_causal": False} | options
+        scores = Scores(query, key, **rest)  # type: ignore[arg-type]
+        alphas = torch.tensor(alpha, device=device) if isinstance(alpha, list) else alpha
+        places, counts = list_marked(scores, bound_scores(scores, alphas, gamma), size)
+        exact = exact_scores(scores)
+        each = alpha if isinstance(alpha, list) else [alpha] * heads
+        weights = torch.stack(
+            [Entmax(a, gamma=gamma)(x.nan_to_num(), x > -torch.inf) for a, x in zip(each, exact, strict=True)]
+        )
+        marked = torch.zeros(heads * length, size + 1, dtype=torch.bool, device=device)
+        listed = marked.scatter_(1, torch.where(places < 0, size, places).long(), True)[:, :size].view(weights.shape)
+        assert bool((listed | (weights == 0)).all())
+        assert not bool((listed & (exact == -torch.inf)).any())
+        assert torch.equal(counts, listed.sum(-1).flatten().int())
+        assert bool((torch.where(places < 0, size, places).diff(dim=1) >= 0).all())
+        if max(each) <= 2:
+            margin = triton_lists.ROUNDING[dtype] * rest["scale"] * float(query.norm(dim=-1).amax() * key.norm(dim=-1).amax())
+            assert float(counts.sum()) <= (1.1 + margin) * float((weights > 0).sum()) + 5
+        short, same = list_marked(scores, bound_scores(scores, alphas, gamma), min(size, 2))
+        assert torch.equal(same, counts)
+        assert torch.equal(short, places[:, :2])
+
+    check((2, 1, 40, 70, 8), 2.0)
+    check((2, 2, 40, 170, 8), 1.5, is_causal=True)
+    check((4, 2, 33, 100, 20), 1.25, is_causal=True, gamma=0.5)
+    check((2, 2, 70, 40, 20), 3.0)
+    mask = (torch.rand(2, 33, 100) < 0.2).to(device)
+    check((2, 2, 33, 100, 20), [1.3, 2.0], mask=mask)
+    check((2, 2, 33, 100, 20), [1.0, 2.5], mask=mask.transpose(1, 2).contiguous().transpose(1, 2), is_causal=True)
+    bias = torch.randn(1, 33, 100).to(device).expand(2, 33, 100)
+    check((2, 2, 33, 100, 20), 1.5, mask=mask[:, :1].expand(2, 33, 100), bias=bias, softcap=2.0, is_causal=True)
+    check((2, 2, 33, 100, 20), 2.0, bias=bias.to(torch.bfloat16), softcap=1.0, scale=3.0)
+    for dtype in (torch.float16, torch.bfloat16):
+        check((2, 2, 33, 100, 40), 1.5, dtype=dtype, gamma=0.5)
+    check((1, 1, 5, 5, 3), 1.5, is_causal=True, spread=100.0)
+    check((1, 1, 5, 200, 3), 1.5, spread=0.0)
+    check((1, 1, 1, 1, 1), 2.0)
+
+
+def check_rounding(device: str) -> None:
+    """Sums in another order, and factors cut to 10 bits, change products by less than the margin of the bounds."""
+    query, key = torch.randn(1, 64, 64).to(device), torch.randn(1, 1024, 64).to(device)
+    for dtype, rounding in triton_lists.ROUNDING.items():
+        one, two = query.to(dtype), key.to(dtype)
+        exact = one.double() @ two.double().mT
+        norms = one.double().norm(dim=-1).unsqueeze(-1) * two.double().norm(dim=-1)
+        if dtype == torch.float32:
+            one, two = ((x.view(torch.int32) >> 13 << 13).view(torch.float32) for x in (one, two))
+        products = one.float().unsqueeze(2) * two.float().unsqueeze(1)
+        error = (products.flip(-1).cumsum(-1)[..., -1] - exact).abs()
+        assert bool((error <= rounding * norms).all())
+
+
+def check_invalid(device: str) -> None:
+    for broken in (torch.nan, torch.inf):
+        query, key = torch.randn(2, 40, 8).to(device), torch.randn(2, 70, 8).to(device)
+        whole = Scores(query, key, None, None, 0.0, 0.3, False)
+        expected, _ = list_marked(whole, bound_scores(whole, 1.5, 1.0), 8)
+        query[1, 3, 2] = broken
+        places, counts = list_marked(whole, bound_scores(whole, 1.5, 1.0), 8)
+        row = 40 + 3
+        assert int(counts[row]) == 1
+        assert int((places[row] >= 0).sum()) == 1
+        places[row] = expected[row]
+        assert torch.equal(places, expected)
+        mask = torch.ones(2, 40, 70, dtype=torch.bool, device=device)
+        mask[1, 3] = mask[:, :, 7] = False
+        key[0, 7, 1] = broken  # masked for all
+        hidden = whole._replace(mask=mask)
+        places, counts = list_marked(hidden, bound_scores(hidden, 1.5, 1.0), 8)
+        assert int(counts[row]) == 0
+        assert bool((counts[torch.arange(80, device=device) != row] > 0).all())
+        assert not bool((places == 7).any())
+
+
+def check_operations(device: str) -> None:
+    """Products, sums and scattered sums equal the operations on a CPU."""
+    for count, capacity, blocks, size, width in ((37, 6, 2, 20, 19), (5, 1, 1, 3, 130), (64, 40, 4, 50, 16), (3, 0, 1, 4, 2)):
+        places = torch.full((count, capacity), -1, dtype=torch.int32)
+        for row in places:
+            number = int(torch.randint(0, capacity + 1, ()))
+            row[:number] = torch.randperm(size)[:number].sort().values.int()
+        of_rows = torch.arange(count) * blocks // count
+        weights = torch.randn(count, capacity, dtype=torch.float64) * (torch.rand(count, capacity) < 0.7)
+        rows, matrix = torch.randn(count, width, dtype=torch.float64), torch.randn(blocks, size, width, dtype=torch.float64)
+        matrix[0, 0] = torch.nan
+        weights[places == 0] = 0.0  # a weight of zero hides it
+        for operation, first, second in (
+            (listed_products, rows, matrix),
+            (listed_sums, weights, matrix),
+            (sums_to_listed, weights, rows),
+        ):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(triton_rows, "DEVICES", [])
+                expected = operation(first, second, Lists(places, of_rows, (blocks, size)))
+            given = (first.to(device), second.to(device), Lists(places.to(device), of_rows.to(device), (blocks, size)))
+            found = operation(*given).cpu()
+            torch.testing.assert_close(found, expected, equal_nan=True)
+            torch.testing.assert_close(
+                operation(given[0].float(), given[1].float(), given[2]).cpu().double(),
+                expected,
+                rtol=1e-5,
+                atol=1e-5,
+                equal_nan=True,
+            )
+
+
+def check_attention(device: str) -> None:
+    """Attention by lists equals dense attention, with all derivatives."""
+    mask = (torch.rand(2, 33, 60) < 0.6).to(device)
+    settings: list[tuple[Any, dict[str, Any]]] = [
+        (Sparsemax(), {"is_causal": True}),
+        (Entmax(1.5), {"mask": mask}),
+        (TopKSparsemax(3), {"bias": torch.randn(33, 60).to(device).requires_grad_(), "softcap": 3.0}),
+        (LearnableEntmax((4, 1, 1)).to(device), {"mask": mask.repeat_interleave(2, 0), "scale": -0.7}),
+        (Sparsemax(), {"scale": 0.0}),
+    ]
+    for number, (mapping, options) in enumerate(settings):
+        heads = 2 if number == 1 else 4
+        given = [torch.randn(*shape).to(device).requires_grad_() for shape in ((heads, 33, 8), (2, 60, 8), (2, 60, 5))]
+        leaves = [*given, *mapping.parameters(), *([options["bias"]] if "bias" in options else [])]
+        results = []
+        for method in ("sparse", "dense"):
+            with pytest.MonkeyPatch.context() as patch:
+                if method == "dense":
+                    patch.setattr(triton_rows, "DEVICES", [])
+                called: list[int] = []
+                search = gpu_candidates.list_marked
+                patch.setattr(gpu_candidates, "list_marked", lambda *args, s=search, c=called: c.append(1) or s(*args))
+                output, weights = attention(*given, mapping, method=method, **options)
+                assert bool(called) == (method == "sparse")
+                assert weights is not None
+                first = torch.autograd.grad(
+                    output.square().sum(), leaves, create_graph=True, allow_unused=True, materialize_grads=True
+                )
+                second = torch.autograd.grad(
+                    sum(x.square().sum() for x in first), leaves, allow_unused=True, materialize_grads=True
+                )
+                results.append((output, weights.to_dense(), *first, *second))
+        torch.testing.assert_close(results[0], results[1], rtol=2e-4, atol=2e-4)
+
+
+CHECKS: dict[str, Callable[[str], None]] = {
+    "lists": check_lists,
+    "rounding": check_rounding,
+    "invalid": check_invalid,
+    "operations": check_operations,
+    "attention": check_attention,
+}
+
+
+@pytest.mark.gate
+def test_in_the_interpreter() -> None:
+    pytest.importorskip("triton")
+    assert run_python("-m", MODULE, *CHECKS, TRITON_INTERPRET="1").split("\n")[:-1] == [f"{name}: holds" for name in CHECKS]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_passes_over_scores_compile_without_spills(capability: int) -> None:
+    """At the shapes of the package; on Hopper both together take fewer instructions a score than softmax attention."""
+    pytest.importorskip("triton", minversion="3.3")  # whose compiler can be called like this
+    inspect = importlib.import_module("scripts.inspect_kernels")
+    for dtype, widths in ((torch.bfloat16, (64, 128, 256)), (torch.float32, (64, 128, 256))):
+        for width in widths:
+            for is_causal in (False, True):
+                passes = list(inspect.attention_launches(dtype, width, is_causal, capability))[:2]
+                assert [launch.name for launch in passes] == ["bound_scores", "mark_scores"]
+                counts = [inspect.compiled(getattr(inspect.triton_programs, one.name), one, capability) for one in passes]
+                assert [count.spills for count in counts] == [0, 0], (dtype, width, is_causal)
+                assert max(count.shared for count in counts) <= 99 << 10
+                if capability == 90 and dtype == torch.bfloat16 and width <= 128:
+                    each = sum(map(inspect.score_loop, passes, counts))
+                    assert each <= inspect.best_flash(dtype, width, is_causal, capability)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("name", CHECKS)
+def test_on_each_gpu(name: str) -> None:
+    pytest.importorskip("triton")
+    for i in range(torch.cuda.device_count()):
+        torch.manual_seed(0)
+        CHECKS[name](f"cuda:{i}")
+
+
+if __name__ == "__main__":
+    triton_rows.DEVICES.append("cpu")
+    for kind in triton_lists.SHAPES:
+        triton_lists.SHAPES[kind] = {256: SMALL}
+    for choice in sys.argv[1:]:
+        torch.manual_seed(0)
+        CHECKS[choice]("cpu")
+        print(f"{choice}: holds")
