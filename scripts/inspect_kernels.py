@@ -141,11 +141,16 @@ def occupancy(count: Count, warps: int, capability: int) -> int:
     return min(by_registers, by_memory, 64 // warps, 32) * warps
 
 
-def attention_launches(dtype: torch.dtype, width: int, is_causal: bool, capability: int) -> Iterator[Launch]:
-    """Yield the launches of attention by lists, then in blocks."""
+def attention_launches(
+    dtype: torch.dtype, width: int, is_causal: bool, capability: int, biased: bool = False
+) -> Iterator[Launch]:
+    """Yield the launches of attention by lists, with a mask and a bias or without, then in blocks."""
     heads, length = 16, 4096
     x = torch.empty(heads, length, width, dtype=dtype, device="meta")
-    scores = triton_lists.Scores(x, x, None, None, 0.0, width**-0.5, is_causal)
+    pairs = (None, None)
+    if biased:
+        pairs = tuple(torch.empty(heads, length, length, dtype=kind, device="meta") for kind in (torch.bool, torch.float32))
+    scores = triton_lists.Scores(x, x, *pairs, 0.0, width**-0.5, is_causal)
     yield from recorded(lambda: triton_lists.list_marked(scores, triton_lists.bound_scores(scores, 1.5, 1.0), 64), capability)
     places = torch.empty(heads * length, 64, dtype=torch.int32, device="meta")
     rows, weights = x.float().flatten(0, 1), places.float()

@@ -13,6 +13,7 @@ from lit_sparse.kernels.gpu.triton_rows import programs_on, runs_on
 
 __all__ = ["Scores", "bound_scores", "list_marked", "multiply_listed", "scatter_listed", "serves", "shape_of", "sum_listed"]
 
+_MASKED_HALF = {64: BlockShape(128, 64, 8, 2), 256: BlockShape(64, 32, 8)}
 _HALF = {64: BlockShape(128, 128, 8, 3), 128: BlockShape(128, 128, 8, 2), 256: BlockShape(128, 64, 8)}
 #: Shapes for each dtype, by the most entries of a key. They were chosen by registers, shared memory and instructions, which
 #: ``scripts/inspect_kernels.py`` counts.
@@ -24,6 +25,12 @@ SHAPES = {
     },
     torch.float16: _HALF,
     torch.bfloat16: _HALF,
+}
+#: The same with a mask or a bias, whose places take registers, and whose layout takes shared memory.
+MASKED = {
+    torch.float32: {64: BlockShape(64, 32, 4, 2, "tf32"), 256: BlockShape(32, 32, 4, 1, "tf32")},
+    torch.float16: _MASKED_HALF,
+    torch.bfloat16: _MASKED_HALF,
 }
 #: How far a product of a block may be from the one of the list, over the product of the norms. Products of halves are exact in
 #: float32, and each of 256 additions rounds by at most 2^-22 of the sum of magnitudes. TF32 cuts each factor of float32 to 10
@@ -62,25 +69,20 @@ def serves(device: torch.device, dtype: torch.dtype, width: int) -> bool:
     return dtype in SHAPES and width <= max(SHAPES[dtype]) and runs_on(device)
 
 
-def shape_of(dtype: torch.dtype, width: int, device: torch.device) -> dict[str, Any]:
-    """Return the constants of the programs over scores, and their warps.
-
-    Args:
-        dtype: dtype of queries and keys.
-        width: entries of a key.
-        device: device; where the interpreter stands in for a GPU, it multiplies no bfloat16.
-    """
+def shape_of(scores: Scores) -> dict[str, Any]:
+    """Return the constants of the programs over scores, and their warps."""
     import triton
     import triton.language as tl
 
-    block = _block_of(dtype, width, device)
+    query, block = scores.query, _block_of(scores)
+    width, is_gpu = query.shape[2], query.device.type == "cuda"
     types = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
     return {
         "entries": width,
         "rows": block.rows,
         "columns": block.columns,
         "width": max(16, triton.next_power_of_2(width)),
-        "operand": types[dtype] if device.type == "cuda" else tl.float32,
+        "operand": types[query.dtype] if is_gpu else tl.float32,  # the interpreter multiplies no bfloat16
         "precision": block.precision,
         "num_warps": block.warps,
         "num_stages": block.stages,
@@ -215,9 +217,11 @@ def scatter_listed(weights: Tensor, rows: Tensor, order: Tensor, starts: Tensor)
     return out
 
 
-def _block_of(dtype: torch.dtype, width: int, device: torch.device) -> BlockShape:
-    shape = next(shape for most, shape in SHAPES[dtype].items() if width <= most)
-    return shape._replace(columns=64) if width > 64 and _is_ampere(device) else shape
+def _block_of(scores: Scores) -> BlockShape:
+    query, width = scores.query, scores.query.shape[2]
+    plain = scores.mask is None and scores.bias is None
+    shape = next(shape for most, shape in (SHAPES if plain else MASKED)[query.dtype].items() if width <= most)
+    return shape._replace(columns=64) if plain and width > 64 and _is_ampere(query.device) else shape
 
 
 def _is_ampere(device: torch.device) -> bool:
@@ -227,7 +231,7 @@ def _is_ampere(device: torch.device) -> bool:
 
 def _row_blocks(scores: Scores) -> tuple[BlockShape, int]:
     """Return the shape of a block, and the number of blocks of queries of all heads."""
-    shape = _block_of(scores.query.dtype, scores.query.shape[2], scores.query.device)
+    shape = _block_of(scores)
     return shape, len(scores.query) * -(-scores.query.shape[1] // shape.rows)
 
 
@@ -247,7 +251,7 @@ def _launch_over_scores(
         "biased": bias is not None,
         "capped": scores.softcap > 0,
         "causal": scores.is_causal,
-        **shape_of(query.dtype, query.shape[2], query.device),
+        **shape_of(scores),
     }
     _launch(name, (grid,), (*before, *between, *after), **constants)
 

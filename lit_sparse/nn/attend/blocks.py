@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from lit_sparse.kernels.gpu import triton_attention
 from lit_sparse.kernels.gpu.triton_attention import BlockOptions
+from lit_sparse.kernels.gpu.triton_rows import runs_on
 from lit_sparse.mappings import Entmax
 from lit_sparse.mappings.base import Threshold
 from lit_sparse.nn.attend.dense import attend_to_all
@@ -29,7 +30,7 @@ def serves(operands: Operands, threshold: Threshold) -> bool:
     """
     query, key, value, pairs, *_ = operands
     alpha = threshold.alpha
-    if isinstance(alpha, Tensor) or threshold.k is not None:
+    if not runs_on(query.device) or isinstance(alpha, Tensor) or threshold.k is not None:
         return False
     if pairs.bias is not None or pairs.softcap is not None or operands.dropout or 0 in (*query.shape, *key.shape, *value.shape):
         return False

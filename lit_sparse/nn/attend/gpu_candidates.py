@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from lit_sparse.kernels.gpu.triton_lists import Scores, bound_scores, list_marked, serves
+from lit_sparse.kernels.gpu.triton_rows import runs_on
 from lit_sparse.mappings.base import Threshold
 from lit_sparse.nn.attend.candidates import FEW, are_many, best_width
 from lit_sparse.nn.attend.operands import Operands
@@ -15,7 +16,9 @@ __all__ = ["has_programs", "list_on_gpu"]
 def has_programs(operands: Operands) -> bool:
     """Return whether :func:`list_on_gpu` lists the candidates."""
     query, key = operands.query, operands.key
-    return 0 not in (*query.shape, *key.shape) and serves(query.device, operands.dtype(), key.shape[-1])
+    if not runs_on(query.device) or 0 in (*query.shape, *key.shape):  # first: a graph would hold what the dtype is read from
+        return False
+    return serves(query.device, operands.dtype(), key.shape[-1])
 
 
 def list_on_gpu(operands: Operands, threshold: Threshold, only_few: bool) -> tuple[Tensor, Tensor] | None:

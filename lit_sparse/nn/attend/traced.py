@@ -87,9 +87,10 @@ def _attend(
     rows, listed = operands.leading().numel() * query.shape[-2], None
     way, otherwise = sparse_ways(operands, threshold, only_few)
     mapping = Entmax(threshold.alpha, gamma=gamma) if k is None else TopKSparsemax(k, gamma=gamma)
-    with torch.random.fork_rng(devices=[], enabled=seed is not None):
+    with torch.random.fork_rng(devices=[query.device] if query.is_cuda else [], enabled=seed is not None):
         if seed is not None:
-            torch.manual_seed(int(seed))
+            generator = torch.cuda.default_generators[query.device.index] if query.is_cuda else torch.default_generator
+            generator.manual_seed(int(seed))  # and no other, whose state would not come back
         if way == "listed" and (candidates is None or candidates[0].shape[1]):
             few = otherwise is not None
             listed = attend_to_listed(operands, mapping, threshold, only_few=few, candidates=candidates)

@@ -101,12 +101,26 @@ def check_rounding(device: str) -> None:
         assert bool((error <= rounding * norms).all())
 
 
+def check_margin(device: str) -> None:
+    """A key with weight is listed if the errors of its product and of the largest one are as far apart as they can be."""
+    for softcap, scale in ((0.0, 1.0), (1000.0, 2.0)):
+        top, error = 8.0, 0.999 * 8.0 * triton_lists.ROUNDING[torch.float32]
+        keys = torch.tensor([[0.0, 0.0], [top, top - 1 / scale + 1e-3]], device=device).unsqueeze(-1)
+        above, below = (keys + torch.tensor([[0.0], [1.0]], device=device).unsqueeze(-1) * x for x in (error, -error))
+        above[1, 1], below[1, 0] = keys[1, 1], keys[1, 0]
+        scores = Scores(torch.ones(4, 1, 1, device=device), above, None, None, softcap, scale, False)
+        _, counts = list_marked(scores._replace(key=below), bound_scores(scores, 2.0, 1.0), 2)
+        assert counts.tolist() == [2] * 4
+
+
 def check_invalid(device: str) -> None:
     for broken in (torch.nan, torch.inf):
         query, key = torch.randn(2, 40, 8).to(device), torch.randn(2, 70, 8).to(device)
         whole = Scores(query, key, None, None, 0.0, 0.3, False)
         expected, _ = list_marked(whole, bound_scores(whole, 1.5, 1.0), 8)
         query[1, 3, 2] = broken
+        query[0, 5] = 0.0
+        expected[5] = torch.arange(8)  # all keys are candidates
         places, counts = list_marked(whole, bound_scores(whole, 1.5, 1.0), 8)
         row = 40 + 3
         assert int(counts[row]) == 1
@@ -125,7 +139,7 @@ def check_invalid(device: str) -> None:
 
 def check_operations(device: str) -> None:
     """Products, sums and scattered sums equal the operations on a CPU."""
-    for count, capacity, blocks, size, width in ((37, 6, 2, 20, 19), (5, 1, 1, 3, 130), (64, 40, 4, 50, 16), (3, 0, 1, 4, 2)):
+    for count, capacity, blocks, size, width in ((37, 6, 2, 20, 19), (70, 2, 1, 3, 130), (64, 40, 4, 50, 16), (3, 0, 1, 4, 2)):
         places = torch.full((count, capacity), -1, dtype=torch.int32)
         for row in places:
             number = int(torch.randint(0, capacity + 1, ()))
@@ -193,6 +207,7 @@ def check_attention(device: str) -> None:
 CHECKS: dict[str, Callable[[str], None]] = {
     "lists": check_lists,
     "rounding": check_rounding,
+    "margin": check_margin,
     "invalid": check_invalid,
     "operations": check_operations,
     "attention": check_attention,
@@ -213,13 +228,13 @@ def test_passes_over_scores_compile_without_spills(capability: int) -> None:
     inspect = importlib.import_module("scripts.inspect_kernels")
     for dtype, widths in ((torch.bfloat16, (64, 128, 256)), (torch.float32, (64, 128, 256))):
         for width in widths:
-            for is_causal in (False, True):
-                passes = list(inspect.attention_launches(dtype, width, is_causal, capability))[:2]
+            for is_causal, biased in ((False, False), (True, False), (True, True)):
+                passes = list(inspect.attention_launches(dtype, width, is_causal, capability, biased))[:2]
                 assert [launch.name for launch in passes] == ["bound_scores", "mark_scores"]
                 counts = [inspect.compiled(getattr(inspect.triton_programs, one.name), one, capability) for one in passes]
-                assert [count.spills for count in counts] == [0, 0], (dtype, width, is_causal)
+                assert [count.spills for count in counts] == [0, 0], (dtype, width, is_causal, biased)
                 assert max(count.shared for count in counts) <= 99 << 10
-                if capability == 90 and dtype == torch.bfloat16 and width <= 128:
+                if capability == 90 and dtype == torch.bfloat16 and width <= 128 and not biased:
                     each = sum(map(inspect.score_loop, passes, counts))
                     assert each <= inspect.best_flash(dtype, width, is_causal, capability)
 
@@ -235,8 +250,9 @@ def test_on_each_gpu(name: str) -> None:
 
 if __name__ == "__main__":
     triton_rows.DEVICES.append("cpu")
+    triton_lists.MARKS, triton_lists.STEP = 1600, 2
     for kind in triton_lists.SHAPES:
-        triton_lists.SHAPES[kind] = {256: SMALL}
+        triton_lists.SHAPES[kind] = triton_lists.MASKED[kind] = {256: SMALL}
     for choice in sys.argv[1:]:
         torch.manual_seed(0)
         CHECKS[choice]("cpu")

@@ -112,6 +112,7 @@ def test_auto_is_dense_under_transforms_exports_and_forward_mode() -> None:
     torch.testing.assert_close(mapped(*given), expected)
     exported = torch.export.export(Attend(), tuple(given))
     torch.testing.assert_close(exported.module()(*given), expected)
+    assert not [node for node in exported.graph.nodes if "new_empty" in str(node.target)]
     assert set(CALLS) == {"dense"}
 
 
@@ -144,6 +145,9 @@ def test_sparse_refuses_transforms_and_forward_mode() -> None:
         attention(*given, Sparsemax(), method="sparse")
     with pytest.raises(ConfigurationError, match="values of dense tensors"):
         attention(*inputs(3, 4, device="meta"), Sparsemax(), method="sparse")
+    rows = torch.nested.nested_tensor([torch.randn(3, 8), torch.randn(4, 8)], layout=torch.jagged)
+    with pytest.raises(ConfigurationError, match="values of dense tensors"):
+        attention(rows, rows, rows, Sparsemax(), method="sparse", need_weights=False)
     with pytest.raises(ConfigurationError, match=r"`method` to be one of \('auto', 'sparse', 'dense'\) but got 'fast'"):
         attention(*given, Sparsemax(), method="fast")
     with pytest.raises(ConfigurationError, match="`method`"):

@@ -138,6 +138,7 @@ def bound_of(
         s = tl.where((step > 0) & (s + step < 1.0), s + step, s)
     s = tl.where(p <= STEEP, s, 0.0)
     bound = origin - (1.0 - s + MARGIN) / (eps * unit) - RELATIVE * tl.abs(origin) - margin
+    bound = tl.where(bound == bound, bound, -HUGE)  # NaN would mark keys that are not allowed, or do not exist
     return tl.where(searching, bound, tl.where(top == -HUGE, HUGE, INVALID))
 
 
@@ -178,7 +179,7 @@ def bound_scores(
     """Write the bounds of a block of queries.
 
     ``norms`` (B,) are at least the norms of the keys. ``rounding``, times these and the norm of a query, is as far as two ways
-    to compute a product can be apart.
+    to compute a product can be apart. The largest product and one that is compared with the bound may both be.
     """
     row_blocks = tl.cdiv(length, rows)
     first = tl.program_id(0) % row_blocks * rows
@@ -208,7 +209,7 @@ def bound_scores(
         peaks = tl.maximum(peaks, x, propagate_nan=tl.PropagateNan.ALL)
     peaks = tl.where(peaks == peaks, peaks, HUGE)
     size_of_row = tl.sqrt(tl.sum(q.to(tl.float32) * q.to(tl.float32), 1))
-    margin = rounding * size_of_row * tl.load(norms + head // share)
+    margin = 2 * rounding * size_of_row * tl.load(norms + head // share)
     if capped or biased:
         bound = bound_of(peaks, tl.load(eps + head), inverse_gamma, scale, margin * scale + RELATIVE * softcap, power)
     else:
