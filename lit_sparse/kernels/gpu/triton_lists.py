@@ -13,7 +13,7 @@ from lit_sparse.kernels.gpu.triton_rows import programs_on, runs_on
 
 __all__ = ["Scores", "bound_scores", "list_marked", "multiply_listed", "scatter_listed", "serves", "shape_of", "sum_listed"]
 
-_MASKED_HALF = {64: BlockShape(128, 64, 8, 2), 256: BlockShape(64, 32, 8)}
+_MASKED_HALF = {64: BlockShape(128, 64, 8, 3), 256: BlockShape(64, 32, 8)}
 _HALF = {64: BlockShape(128, 128, 8, 3), 128: BlockShape(128, 128, 8, 2), 256: BlockShape(128, 64, 8)}
 #: Shapes for each dtype, by the most entries of a key. They were chosen by registers, shared memory and instructions, which
 #: ``scripts/inspect_kernels.py`` counts.
@@ -26,7 +26,7 @@ SHAPES = {
     torch.float16: _HALF,
     torch.bfloat16: _HALF,
 }
-#: The same with a mask or a bias, whose places take registers, and whose layout takes shared memory.
+#: The same with a mask or a bias, whose places take registers, and whose layout takes shared memory. At most 16 bytes spill.
 MASKED = {
     torch.float32: {64: BlockShape(64, 32, 4, 2, "tf32"), 256: BlockShape(32, 32, 4, 1, "tf32")},
     torch.float16: _MASKED_HALF,
