@@ -31,7 +31,7 @@ COMMANDS = {
     "predict": "write a checkpoint's predictions: lit-sparse predict -c CONFIG --ckpt_path CHECKPOINT",
     "select": "select a coreset of the data: lit-sparse select -c coreset/logistic",
     "compare": "tabulate and draw runs: lit-sparse compare sparse=RUN_FOLDER dense=RUN_FOLDER",
-    "report": "write one page about runs or a study: lit-sparse report RUN_FOLDER RUN_FOLDER -o report.html",
+    "report": "write one page about runs, a sweep or a study: lit-sparse report RUN_FOLDER RUN_FOLDER -o report.html",
     "sweep": "search over values of a config: lit-sparse sweep -c CONFIG -s SPACE --metric val/nelbo",
     "study": "train and test many models, and tabulate the results: lit-sparse study ssvae --schedule smoke",
     "configs": "list, print or copy the configs: lit-sparse configs ssvae/digits",

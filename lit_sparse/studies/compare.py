@@ -5,18 +5,23 @@ from __future__ import annotations
 import argparse
 import csv
 import math
-from collections.abc import Iterator, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from lit_sparse.errors import ConfigurationError, did_you_mean, printable
-from lit_sparse.run_status import logged
+from lit_sparse.run_status import check_plain, logged
 from lit_sparse.runs import numbered, result_file
+from lit_sparse.stored import is_file
 from lit_sparse.studies.figures import draw
 from lit_sparse.studies.rows import Row, shown
 from lit_sparse.studies.study import Cell, Column, Figure, Panel, Study
 from lit_sparse.studies.tables import by_cell, markdown
+from lit_sparse.studies.workspace import SUMMARY, logged_by_program, summarized
 
-__all__ = ["comparison", "main", "named", "parser"]
+__all__ = ["Source", "comparison", "is_folder", "main", "named", "parser", "sources", "without_seeds"]
 
 #: Metrics that are drawn, those that come first preferred.
 PREFERRED = ("nelbo", "success", "bleu", "accuracy", "loss")
@@ -27,13 +32,17 @@ CALLS_SINCE = f"{CALLS} since"
 MOST_POINTS = 2000
 #: Endings of names that the table leaves out.
 COUNTS = ("_p10", "_p90", "_median", "_total", "/examples")
+#: Columns that place a row.
+PLACES = ("epoch", "step", "cell", "seed")
+#: End of a trial's name in a sweep with folds.
+FOLD = re.compile("fold_[0-9]+")
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command."""
     found = argparse.ArgumentParser(prog="lit-sparse compare", description=__doc__, allow_abbrev=False)
-    found.add_argument("runs", nargs="+", metavar="[NAME=]RUN", help="run folders")
+    found.add_argument("runs", nargs="+", metavar="[NAME=]RUN", help="folders of runs, a sweep or a study")
     found.add_argument("--metric", help="metric of the curves, such as nelbo; by default the usual one of the models")
     found.add_argument("--output", type=Path, default=Path("comparison"), help="files without their endings")
     return found
@@ -42,8 +51,8 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str]) -> int:
     """Print and write a table and curves of runs."""
     options = parser().parse_args(list(arguments))
-    study, figure, rows, curves = comparison([named(text) for text in options.runs], options.metric)
-    table = [[line[0], *line[2:]] for line in by_cell(study, rows, list(study.columns))]  # without the number of seeds
+    study, figure, rows, curves = comparison(sources(options.runs), options.metric)
+    table = without_seeds(by_cell(study, rows, list(study.columns)))
     files = [options.output.with_name(options.output.name + ending) for ending in (".md", ".csv", ".png")]
     with result_file(files[0], "w") as file:
         file.write("\n".join(markdown(table)) + "\n")
@@ -56,34 +65,97 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def comparison(runs: Sequence[tuple[str, Path]], asked: str | None) -> tuple[Study, Figure, list[Row], list[Row]]:
+class Source(NamedTuple):
+    """A run.
+
+    Attributes:
+        name: name of its line; runs of one name are the seeds or folds of a line.
+        folder: its folder.
+        root: folder below which links are refused.
+    """
+
+    name: str
+    folder: Path
+    root: Path
+
+
+def sources(texts: Sequence[str]) -> list[Source]:
+    """Return the runs of ``[NAME=]FOLDER``, each the folder of a run, or one of a sweep or study with its runs.
+
+    Raises:
+        ConfigurationError: if two have the same name.
+    """
+    names = [named(text)[0] for text in texts]
+    if len(set(names)) < len(names):
+        raise ConfigurationError(f"Expected a name for each run, as in NAME=FOLDER, but got {', '.join(names)}.")
+    found = []
+    for name, root in map(named, texts):
+        inner = [] if is_file(root / "metrics.csv") else sorted(filter(_has_run, root.glob("**/seed_*/0")), key=_in_order)
+        if inner:
+            check_plain(root)
+        for path in inner:
+            parts = path.parent.parent.relative_to(root).parts
+            cell = "/".join(parts[:-1] if len(parts) > 1 and FOLD.fullmatch(parts[-1]) else parts) or name
+            found.append(Source(f"{name}/{cell}" if len(texts) > 1 else cell, path, root))
+        found += [] if inner else [Source(name, root, root)]
+    return found
+
+
+def _has_run(folder: Path) -> bool:
+    return is_file(folder / "metrics.csv") or any((folder / "fit").glob("**/metrics.csv"))
+
+
+def _in_order(path: Path) -> list[str | int]:
+    return [int(part) if place % 2 else part for place, part in enumerate(re.split("([0-9]+)", str(path)))]
+
+
+def comparison(
+    runs: Sequence[Source], asked: str | None, monitor: Callable[[str, Collection[str]], tuple[str, str] | None] | None = None
+) -> tuple[Study, Figure, list[Row], list[Row]]:
     """Return a study of some runs: its figure, rows and curves.
 
     Args:
-        runs: names and folders.
+        runs: the runs.
         asked: metric of the curves; None for the usual one.
+        monitor: of the drawn metric and the names of all, returns the value that tells which run is best, such as
+            ``max(val/accuracy)``, and ``"min"`` or ``"max"``, or None; it becomes the first column.
 
     Raises:
         ConfigurationError: if a folder is not that of a run, or the metric was not logged.
     """
-    names = [name for name, _ in runs]
-    if len(set(names)) < len(names):
-        raise ConfigurationError(f"Expected a name for each run, as in NAME=FOLDER, but got {', '.join(names)}.")
-    found = {name: _logged(run) for name, run in runs}
-    metric = _metric({key for lines in found.values() for line in lines for key in line}, asked)
+    found = [(run.name, _logged(run)) for run in runs]
+    keys = {key for _, lines in found for line in lines for key in line}
+    metric = _metric(keys, asked)
+    value, mode = (monitor(metric, keys) if monitor else None) or ("", "")
+    seeds: Counter[str] = Counter()
     rows, curves = [], []
-    for name, lines in found.items():
-        last = {key: value for line in lines for key, value in line.items()}
-        rows.append({key: shown(value) for key, value in last.items()} | {"cell": name, "seed": "0"})
+    for name, lines in found:
+        where = {"cell": name, "seed": str(seeds[name])}
+        seeds[name] += 1
+        last = {key: number for line in lines for key, number in line.items()} | {value: summarized(lines, value)}
+        rows.append({key: shown(number) for key, number in last.items()} | where)
         merged: dict[float, dict[str, float]] = {}
         for line in lines:
             merged.setdefault(line.get("epoch", 0.0) + 1, {}).update(line)
-        curves += [
-            {key: shown(value) for key, value in point.items()} | {"cell": name, "seed": "0"} for point in _thinned(merged)
-        ]
-    study = Study(title="Comparison", cells={name: Cell() for name in found}, columns=_columns(rows))
-    figure = Figure(_panels(metric, any(CALLS in row for row in curves)), alt=f"{metric} of {', '.join(found)}.")
+        curves += [{key: shown(number) for key, number in point.items()} | where for point in _thinned(merged)]
+    summed = SUMMARY.fullmatch(value)
+    watched = summed[2] if summed else value
+    title = f"best {watched}" if value == f"{mode}({watched})" else value
+    columns = {title: Column(value, form=".4g", best=mode)} if value else {}
+    columns |= {name: one for name, one in _columns(rows).items() if name != value}
+    study = Study(title="Comparison", cells={name: Cell() for name in seeds}, columns=columns)
+    panels = _panels(metric, any(CALLS in row for row in curves))
+    panels = [Panel(watched), *panels] if watched not in ("", metric) and not asked else panels
+    count = f"{len(seeds)} run{'s' * (len(seeds) > 1)}"
+    figure = Figure(panels, alt=f"{', '.join(dict.fromkeys(panel.value for panel in panels))} of {count}.")
     return study, figure, rows, curves
+
+
+def without_seeds(table: list[list[str]]) -> list[list[str]]:
+    """Return a table without the number of seeds if each line has one."""
+    place = len(table[0]) - 1 - table[0][::-1].index("seeds")  # a label may have this name, too
+    alone = all(line[place] == "1" for line in table[1:])
+    return [line[:place] + line[place + alone :] for line in table]
 
 
 def _thinned(merged: dict[float, dict[str, float]]) -> Iterator[dict[str, float]]:
@@ -111,24 +183,32 @@ def is_folder(path: str | Path) -> bool:
         return False
 
 
-def _logged(run: Path) -> list[dict[str, float]]:
+def _logged(run: Source) -> list[dict[str, float]]:
     """Return what a run logged, that of its newest test last."""
-    lines = logged(run)
+    own = not (run.folder / "fit").is_dir()  # where a program writes
+    lines = logged(run.folder, run.root) if own else logged_by_program(run.folder / "fit", within=run.root)
     if not lines:
-        raise ConfigurationError(f"{str(run)!r} is not a run folder: it has no metrics.csv. A run prints its folder last.")
+        raise ConfigurationError(
+            f"{str(run.folder)!r} is not a run folder: it has no metrics.csv, nor has it the runs of a sweep or study. A run"
+            " prints its folder last."
+        )
     epoch = lines[-1].get("epoch", 0.0)
-    tests = [{**line, "epoch": epoch} for folder in numbered(run / "test")[-1:] for line in logged(folder, run)]
+    tests = [
+        {**line, "epoch": epoch}
+        for folder in numbered(run.folder / "test")[-1:]
+        for line in (logged(folder, run.root) if own else logged_by_program(folder, within=run.root))
+    ]
     return [*lines, *tests]
 
 
 def _metric(keys: set[str], asked: str | None) -> str:
     """Return the logged name of what is drawn."""
-    names = {key.split("/", 1)[1] for key in keys if key.startswith(("val/", "train/"))}
-    wanted = [asked.split("/")[-1]] if asked else [*PREFERRED, *sorted(names)]
-    for stage in ("val", "train"):
+    names = {key.split("/", 1)[1] for key in keys if key.startswith(("val/", "train/"))} or keys - {"epoch", "step"}
+    wanted = [asked.split("/")[-1]] if asked else [*PREFERRED, *sorted(names, key=lambda name: ("val" not in name, name))]
+    for stage in ("val/", "train/", ""):
         for name in wanted:
-            if f"{stage}/{name}" in keys:
-                return f"{stage}/{name}"
+            if f"{stage}{name}" in keys:
+                return f"{stage}{name}"
     raise ConfigurationError(
         f"Expected --metric to be one of {', '.join(sorted(names)) or 'none'}, which the runs logged, but got {asked!r}."
         f"{did_you_mean(str(asked), names)}"
@@ -138,8 +218,8 @@ def _metric(keys: set[str], asked: str | None) -> str:
 def _columns(rows: Sequence[Row]) -> dict[str, Column]:
     """Return the columns of the table: epochs, mean decoder calls, and what the tests or else the validations gave."""
     keys = list(dict.fromkeys(key for row in rows for key in row))
-    stage = "test/" if any(key.startswith("test/") for key in keys) else "val/"
-    kept = [key for key in keys if key.startswith(stage) and not key.endswith(COUNTS)]
+    stage = next((stage for stage in ("test", "val") if any(key.startswith(stage) for key in keys)), "")
+    kept = [key for key in keys if key.startswith(stage) and not key.endswith((*COUNTS, *PLACES))]
     calls = ["train/decoder_calls_mean"] if "train/decoder_calls_mean" in keys else []
     epochs = {"epochs": Column("epoch", offset=1.0, form="g")}
     return epochs | {key: Column(key, form=".4g") for key in (*calls, *kept)}

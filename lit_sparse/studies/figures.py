@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from lit_sparse.studies.rows import Row
 from lit_sparse.studies.study import Figure, Panel, Study
 from lit_sparse.studies.tables import head, least, selected
 
-__all__ = ["COLORS", "STYLES", "draw", "draw_front", "svg_of"]
+__all__ = ["COLORS", "STYLES", "draw", "draw_front", "history_svg", "svg_of"]
 
 #: Okabe and Ito's palette, whose colours are distinct for colour-blind readers.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -47,20 +48,44 @@ def draw(study: Study, figure: Figure, rows: Sequence[Row], curves: Sequence[Row
     return canvas is not None
 
 
-def svg_of(study: Study, figure: Figure, rows: Sequence[Row], curves: Sequence[Row]) -> str:
-    """Return a figure as an SVG element with text, the same one for the same rows; empty if there is nothing to draw."""
+def svg_of(
+    study: Study, figure: Figure, rows: Sequence[Row], curves: Sequence[Row], looks: dict[str, int] | None = None
+) -> str:
+    """Return a figure as an SVG element with text, the same one for the same rows; empty if there is nothing to draw.
+
+    Args:
+        study: the study.
+        figure: the figure.
+        rows: rows of the study.
+        curves: logged values of its runs, a row an epoch.
+        looks: see :func:`canvas_of`.
+    """
+    return _svg(lambda: canvas_of(study, figure, rows, curves, looks))
+
+
+def _svg(drawing: Callable[[], Canvas | None]) -> str:
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "lit_sparse"}):
-        canvas = canvas_of(study, figure, rows, curves)
+        canvas, file = drawing(), io.StringIO()
         if canvas is None:
             return ""
-        file = io.StringIO()
         canvas.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
     text = file.getvalue()
     return text[text.index("<svg") :]
 
 
-def canvas_of(study: Study, figure: Figure, rows: Sequence[Row], curves: Sequence[Row]) -> Canvas | None:
-    """Return a drawn figure of the panels that have values, or None if none has."""
+def canvas_of(
+    study: Study, figure: Figure, rows: Sequence[Row], curves: Sequence[Row], looks: dict[str, int] | None = None
+) -> Canvas | None:
+    """Return a drawn figure of the panels that have values, or None if none has.
+
+    Args:
+        study: the study.
+        figure: the figure.
+        rows: rows of the study.
+        curves: logged values of its runs, a row an epoch.
+        looks: title of a line -> number of its color and style, to which new titles are added; such a figure has no legend, and
+            the elements of line N have ids that begin with ``runN-``. None for a legend.
+    """
     if figure.least is not None:
         rows = least(study, rows, study.columns[figure.least])
         curves = selected(curves, {"cell": [row["cell"] for row in rows]})
@@ -77,18 +102,18 @@ def canvas_of(study: Study, figure: Figure, rows: Sequence[Row], curves: Sequenc
     if not found:
         return None
     shape = (1, len(parts)) if len(found) == 1 else (len(parts), len(found))
-    canvas = Canvas(figsize=(4.4 * shape[1] + 1.8, 3.4 * shape[0]), layout="constrained")
+    legend, looks = looks is None, {} if looks is None else looks
+    canvas = Canvas(figsize=(4.4 * shape[1] + 1.8 * legend, 3.4 * shape[0]), layout="constrained")
     FigureCanvasAgg(canvas)
     axes = canvas.subplots(*shape, squeeze=False).reshape(len(parts), len(found))
     drawn: dict[str, Any] = {}
     for place, part in enumerate(parts):
         for axis, (panel, each) in zip(axes[place], found, strict=True):
             for title, points in each[place].items():
-                look = drawn[title][1] if title in drawn else len(drawn)
-                drawn[title] = _plot(axis, points, panel, look), look
+                drawn[title] = _plot(axis, points, panel, looks.setdefault(title, len(looks)))
             _describe(axis, panel, head(str(figure.by), part) if part else "")
-    if len(drawn) > 1:
-        canvas.legend([line for line, _ in drawn.values()], map(literal, drawn), loc="outside right center", frameon=False)
+    if legend and len(drawn) > 1:
+        canvas.legend([*drawn.values()], map(literal, drawn), loc="outside right center", frameon=False)
     return canvas
 
 
@@ -111,6 +136,32 @@ def draw_front(points: Sequence[Sequence[float]], best: Sequence[bool], labels: 
     axis.legend(frameon=False)
     with result_file(path, "wb") as file:
         canvas.savefig(file, format="png", dpi=110, metadata={"Software": None})
+
+
+def history_svg(values: Sequence[tuple[int, float]], metric: str, mode: str) -> str:
+    """Return an SVG element with the value of each trial of a sweep, and the best so far.
+
+    Args:
+        values: number and value of each trial.
+        metric: name of the value.
+        mode: ``"min"`` or ``"max"``.
+    """
+
+    def drawing() -> Canvas:
+        canvas = Canvas(figsize=(4.4, 3.4), layout="constrained")
+        FigureCanvasAgg(canvas)
+        axis: Any = canvas.subplots()
+        numbers, found = zip(*values, strict=True)
+        axis.plot(numbers, found, "o", color="0.6", label="trials")
+        so_far = [*accumulate(found, min if mode == "min" else max)]
+        axis.step(numbers, so_far, where="post", color=COLORS[0], label="best so far")
+        axis.set(xlabel="trial", ylabel=literal(metric))
+        axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.legend(frameon=False)
+        return canvas
+
+    return _svg(drawing)
 
 
 def _lines(study: Study, figure: Figure, rows: Sequence[Row], panel: Panel) -> dict[str, Points]:
@@ -171,8 +222,9 @@ def _quantile(ordered: Sequence[float], share: float) -> float:
 def _plot(axis: Any, points: Points, panel: Panel, number: int) -> Any:
     look = {"color": COLORS[number % len(COLORS)], "linestyle": STYLES[number // len(COLORS) % len(STYLES)]}
     middle, low, high = zip(*points.values(), strict=True)
-    (line,) = axis.plot(list(points), middle, marker="." if len(points) < FEW else None, **look)
-    axis.fill_between(list(points), low, high, color=look["color"], alpha=0.15, linewidth=0)
+    (line,) = axis.plot(list(points), middle, marker="." if len(points) < FEW else None, gid=f"run{number}-line", **look)
+    if low != middle or high != middle:
+        axis.fill_between(list(points), low, high, color=look["color"], alpha=0.15, linewidth=0, gid=f"run{number}-band")
     return line
 
 

@@ -1,11 +1,17 @@
-"""The command ``lit-sparse report``: one page about some runs or a study, a single file that needs no network."""
+"""The command ``lit-sparse report``: one page about runs, a sweep or a study, a single file that needs no network."""
 
 from __future__ import annotations
 
 import argparse
 import base64
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import json
+import math
+import re
+import warnings
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -14,53 +20,84 @@ import yaml
 
 from lit_sparse.config_files import find_config
 from lit_sparse.errors import ConfigurationError, MissingExtraError
-from lit_sparse.runs import result_file
-from lit_sparse.stored import read_attention, read_png, read_text, read_yaml
-from lit_sparse.studies.compare import comparison, is_folder, named
+from lit_sparse.runs import differences, result_file
+from lit_sparse.stored import LARGEST, is_file, open_plain, read_attention, read_png, read_text, read_yaml
+from lit_sparse.studies.compare import Source, comparison, is_folder, named, sources, without_seeds
 from lit_sparse.studies.engine import Runner
-from lit_sparse.studies.figures import svg_of
+from lit_sparse.studies.figures import COLORS, history_svg, svg_of
 from lit_sparse.studies.load import load_study
 from lit_sparse.studies.rows import Row
-from lit_sparse.studies.study import Figure, Study, changes
-from lit_sparse.studies.tables import by_cell
+from lit_sparse.studies.space import check_journal, import_optuna
+from lit_sparse.studies.study import Figure, Study
+from lit_sparse.studies.sweep import DIRECTIONS
+from lit_sparse.studies.tables import MISSING, by_cell, cell_text, machines, numbers, summary
 
 __all__ = ["main", "page_of", "parser"]
 
-#: Options that differ between all runs.
-FREE = ("output_dir", "name", "ckpt_path")
+#: Options that differ between all runs, and ends of such options.
+FREE, PLACES = ("output_dir", "name", "ckpt_path"), ("default_root_dir", "save_dir")
 #: Largest number of bytes of all pictures of a page.
 MOST = 2**27
 #: Number of bytes that a cell of attention takes in it.
 CELL = 50
+#: Largest numbers of settings in the table, and of characters of one.
+SETTINGS, LONGEST = 12, 60
+#: Largest number of values from which the importance of options is computed.
+VALUES = 10**6
+#: Path of a class.
+CLASS = re.compile(r"(\w+\.)+[A-Z]\w*")
+#: Dashes of the lines in the legend, as in the figures.
+DASHES = ("none", "6 3", "2 2")
 #: In place of the settings of rows that neither the study nor a run folder has.
 UNKNOWN = "Not known: the rows have other settings than the study has now, or none, and their run folders are gone."
 
 
 @dataclass
 class Run:
-    """A section of the page.
+    """What the page shows of a run, or of a cell of a study.
 
     Attributes:
         name: name of the run, or title of the cell.
         origin: commit, versions and duration.
         config: its config.
+        settings: name -> value of the settings that differ between runs.
         differences: options in which it differs from the first run, with both values.
-        pictures: ``name`` and base64 ``data`` of its pictures.
-        maps: attention of some examples: ``title``, ``source`` and ``output`` tokens, and ``heads`` of weights.
+        pictures: name -> base64 data of its pictures.
+        maps: name -> attention of an example: ``title``, ``source`` and ``output`` tokens, and ``heads`` of weights.
     """
 
     name: str
     origin: str = ""
     config: str = ""
+    settings: dict[str, str] = field(default_factory=dict)
     differences: list[str] = field(default_factory=list)
-    pictures: list[dict[str, str]] = field(default_factory=list)
-    maps: list[dict[str, Any]] = field(default_factory=list)
+    pictures: dict[str, str] = field(default_factory=dict)
+    maps: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+@dataclass
+class Search:
+    """What the storage of a sweep says of its trials.
+
+    Attributes:
+        metric: the first metric of the sweep.
+        mode: ``"min"`` or ``"max"``.
+        values: number and value of each complete trial.
+        importances: option -> its share of the variance of the values, by fANOVA; none if it cannot be computed.
+    """
+
+    metric: str
+    mode: str
+    values: list[tuple[int, float]]
+    importances: dict[str, float]
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command."""
     found = argparse.ArgumentParser(prog="lit-sparse report", description=__doc__, allow_abbrev=False)
-    found.add_argument("source", nargs="+", metavar="[NAME=]RUN or STUDY", help="run folders, or one study")
+    found.add_argument(
+        "source", nargs="+", metavar="[NAME=]RUN or STUDY", help="folders of runs, a sweep or a study; or a study file"
+    )
     found.add_argument("-o", "--output", type=Path, default=Path("report.html"), help="path of the page")
     found.add_argument("--title", help="heading of the page")
     found.add_argument("--metric", help="metric of the curves of runs; by default the usual one of the models")
@@ -72,17 +109,27 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str]) -> int:
     """Write the page."""
     options = parser().parse_args(list(arguments))
-    if len(options.source) == 1 and not is_folder(named(options.source[0])[1]):
+    root, search = named(options.source[0])[1], None
+    if len(options.source) == 1 and not is_folder(root):
         runner = Runner(load_study(find_config(options.source[0], kind="studies")), options.schedule, results=options.results)
         rows, curves, _ = runner.stored()
         study, figures, runs = runner.study, runner.study.figures, _cells(runner, rows)
         if not rows:
             raise ConfigurationError(f"{runner.rows.path} has no rows: nothing of the study is finished yet.")
     else:
-        pairs = [named(text) for text in options.source]
-        study, figure, rows, curves = comparison(pairs, options.metric)
-        figures, runs = [figure], _runs(pairs)
-    text = page_of(study, figures, rows, curves, runs, options.title or study.title)
+        found = sources(options.source)
+        search = _search(root) if len(options.source) == 1 else None
+        first = {run.name: run for run in reversed(found)}  # the first seed of each
+        configs = {run.name: _config(first[run.name]) for run in found}
+        monitor = partial(_monitor, search, [config for config, _ in configs.values()], options.metric)
+        study, figure, rows, curves = comparison(found, options.metric, monitor)
+        if search is not None:  # only what the sweep compared can be its best
+            complete = {f"trial_{number}" for number, _ in search.values}
+            rows = [row if row["cell"] in complete else row | {search.metric: ""} for row in rows]
+        figures, runs = [figure], _runs([first[name] for name in configs], configs)
+        if len(options.source) == 1:
+            study = replace(study, title=root.resolve().name)
+    text = page_of(study, figures, rows, curves, runs, options.title or study.title, search)
     with result_file(options.output, "wb") as file:
         file.write(text.encode("utf-8", "replace"))  # JSON and YAML may escape half a character
     print(options.output)
@@ -90,9 +137,24 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def page_of(
-    study: Study, figures: Sequence[Figure], rows: Sequence[Row], curves: Sequence[Row], runs: Sequence[Run], title: str
+    study: Study,
+    figures: Sequence[Figure],
+    rows: Sequence[Row],
+    curves: Sequence[Row],
+    runs: Sequence[Run],
+    title: str,
+    search: Search | None = None,
 ) -> str:
     """Return the page, the same one for the same arguments.
+
+    Args:
+        study: a study.
+        figures: its figures.
+        rows: its rows.
+        curves: logged values, a row an epoch.
+        runs: what else is shown of each cell that has rows, in their order.
+        title: heading.
+        search: the trials of a sweep.
 
     Raises:
         MissingExtraError: without Jinja.
@@ -101,20 +163,118 @@ def page_of(
         from jinja2 import Environment
     except ImportError as error:
         raise MissingExtraError("Reports", "report") from error
-    drawn = [{"svg": svg_of(study, figure, rows, curves), "alt": figure.alt or study.title} for figure in figures]
+    there = [name for name in study.cells if any(row["cell"] == name for row in rows)]
+    cells = {
+        name: replace(study.cells[name], labels={**study.cells[name].labels, **run.settings})
+        for name, run in zip(there, runs, strict=True)
+    }
+    looks: dict[str, int] = {}
+    drawn = []
+    for figure in figures:
+        panels = [svg_of(study, replace(figure, panels=[panel]), rows, curves, looks) for panel in figure.panels]
+        drawn.append({"alt": figure.alt or study.title, "panels": list(filter(None, panels))})
+    for run in runs:
+        if run.pictures or run.maps:
+            looks.setdefault(run.name, len(looks))
+    best, reason = _best(study, rows)
     template = Environment(autoescape=True).from_string((files("lit_sparse.studies") / "report.html").read_text("utf-8"))
     return template.render(
         title=title,
         source=study.source,
         notes=study.notes,
-        table=by_cell(study, rows, list(study.columns)),
-        figures=[figure for figure in drawn if figure["svg"]],
+        table=without_seeds(by_cell(replace(study, cells=cells), rows, list(study.columns))),
+        figures=[figure for figure in drawn if figure["panels"]],
+        looks=looks,
+        lines=[(name, COLORS[i % len(COLORS)], DASHES[i // len(COLORS) % len(DASHES)]) for name, i in looks.items()],
         runs=runs,
+        best=runs[there.index(best)] if best else None,
+        reason=reason,
+        pictures=list(dict.fromkeys(name for run in runs for name in run.pictures)),
+        maps={name: shown["title"] or " ".join(shown["source"]) for run in runs for name, shown in run.maps.items()},
+        search=search,
+        history=history_svg(search.values, search.metric, search.mode) if search and search.values else "",
     )
 
 
+def _best(study: Study, rows: Sequence[Row]) -> tuple[str, str]:
+    """Return the best cell by the first column that has a best end, and the reason; empty texts if there is none."""
+    key, column = next(((key, one) for key, one in study.columns.items() if one.best), ("", None))
+    if column is None or study.series or len(machines(rows)) > 1 or any(cell.grid for cell in study.cells.values()):
+        return "", ""
+    found = {name: numbers((row for row in rows if row["cell"] == name), column) for name in study.cells}
+    scores = {name: score for name, some in found.items() if some and math.isfinite(score := summary(some, column))}
+    ranked = sorted(scores, key=scores.__getitem__, reverse=column.best == "max")
+    if len(ranked) < 2:
+        return "", ""
+    texts = [cell_text(found[name], column) for name in ranked[:2]]
+    end = "largest" if column.best == "max" else "smallest"
+    second = f"{study.title_of(ranked[1])} with {texts[1]}"
+    return ranked[0], f"{column.title or key} is {texts[0]}, the {end} of {len(scores)}; next is {second}"
+
+
+def _monitor(
+    search: Search | None, configs: Sequence[dict[Any, Any]], asked: str | None, metric: str, logged: Collection[str]
+) -> tuple[str, str] | None:
+    """Return the value that tells which run is best, and its mode: a sweep's, the models' own, or the drawn metric."""
+    if search is not None:
+        return search.metric, search.mode
+    from lit_sparse import models
+
+    known = [config["model"].get("class_path") for config in configs if isinstance(config.get("model"), dict)]
+    own = {f"{module}{name}": getattr(models, name) for name in models.__all__ for module in ("", "lit_sparse.models.")}
+    monitors = {getattr(own.get(str(path)), "monitor", ("val/loss", "min")) for path in known}
+    key, mode = monitors.pop() if len(monitors) == 1 and not asked else ("", "")
+    if key not in logged:
+        modes = [direction[:3] for direction, names in DIRECTIONS.items() if re.search(names, metric)]
+        key, mode = (metric, modes[0]) if len(modes) == 1 else ("", "")
+    return (f"{mode}({key})", mode) if key else None
+
+
+def _search(folder: Path) -> Search | None:
+    """Return what the journal in the folder of a sweep says; None if there is none, or Optuna is not installed.
+
+    Raises:
+        ConfigurationError: if it is no journal of a sweep.
+    """
+    journal = folder / "journal.log"
+    try:
+        optuna = import_optuna() if is_file(journal) else None
+    except MissingExtraError:
+        optuna = None
+    if optuna is None:
+        return None
+    try:
+        check_journal(journal)
+        with open_plain(journal, folder) as file:
+            entries = [json.loads(line) for line in file]
+        # Optuna's own class would make or change the file.
+        methods = {"read_logs": lambda _, first: entries[first:], "append_logs": None}
+        backend = type("Journal", (optuna.storages.journal.BaseJournalBackend,), methods)()
+        study = optuna.load_study(study_name=None, storage=optuna.storages.JournalStorage(backend))
+        metric, mode = study.user_attrs["settings"]["metrics"][0], study.directions[0].name.lower()[:3]
+        trials = study.get_trials(deepcopy=False, states=[optuna.trial.TrialState.COMPLETE])
+        values = [(trial.number, float(trial.values[0])) for trial in trials if abs(trial.values[0]) <= LARGEST]
+        if not isinstance(metric, str):
+            raise ValueError(f"its metric is {metric!r:.80}")
+    except Exception as error:  # Optuna checks nothing
+        reason = " ".join((str(error) if isinstance(error, ConfigurationError) else repr(error)).split())[:300].rstrip(".")
+        raise ConfigurationError(
+            f"Expected the journal of a sweep in {str(journal)!r} but got: {reason}. Restore it."
+        ) from error
+    choices = [len(getattr(one, "choices", "1")) for trial in trials for one in trial.distributions.values()]
+    importances = {}
+    if len(trials) * max(choices, default=0) <= VALUES:
+        with warnings.catch_warnings(), suppress(Exception):  # too few trials, no scikit-learn, or values that are all equal
+            warnings.simplefilter("ignore")
+            evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
+            importances = optuna.importance.get_param_importances(
+                study, evaluator=evaluator, target=lambda trial: trial.values[0]
+            )
+    return Search(metric, mode, values, {_short(key): share for key, share in importances.items()})
+
+
 def _cells(runner: Runner, stored: Sequence[Row]) -> list[Run]:
-    """Return a section for each cell that has rows."""
+    """Return what is shown of each cell that has rows."""
     found = []
     for name, cell in runner.study.cells.items():
         rows = [row for row in stored if row["cell"] == name]
@@ -130,23 +290,28 @@ def _cells(runner: Runner, stored: Sequence[Row]) -> list[Run]:
     return found
 
 
-def _runs(pairs: Sequence[tuple[str, Path]]) -> list[Run]:
-    """Return a section for each run."""
-    configs: list[Any] = []
+def _config(run: Source) -> tuple[dict[Any, Any], str]:
+    """Return the config of a run without what differs between all runs, and its text; a program's is beside its logs."""
+    path = max((run.folder / "fit").glob("**/config.yaml"), default=run.folder / "config.yaml")
+    config = {key: value for key, value in (read_yaml(path, run.root) or {}).items() if key not in FREE}
+    return config, read_text(path, run.root) or ""
+
+
+def _runs(sources: Sequence[Source], configs: dict[str, tuple[dict[Any, Any], str]]) -> list[Run]:
+    """Return what is shown of each run."""
+    first = configs[sources[0].name][0]
+    changed = [differences(first, configs[run.name][0]) for run in sources]
+    settings = _settings([{key: (old, new) for key, old, new in change} for change in changed])
     found, left = [], MOST
-    for name, folder in pairs:
-        path = folder / "config.yaml"
-        config = {key: value for key, value in (read_yaml(path, folder) or {}).items() if key not in FREE}
-        text = read_text(path, folder) or ""
-        configs.append(config)
-        pictures, maps = [], []
+    for place, ((name, folder, root), change) in enumerate(zip(sources, changed, strict=True)):
+        run = Run(name, config=configs[name][1], differences=[f"{key}: {old}, now {new}" for key, old, new in change])
+        run.settings = {key: values[place] for key, values in settings.items()}
         for picture in sorted([*(folder / "pictures").glob("*.png"), *(folder / "pictures/attention").glob("*.json")]):
             if picture.suffix == ".png":
-                data = base64.b64encode(read_png(picture, folder)).decode()
-                pictures.append({"name": picture.stem.replace("_", " "), "data": data})
+                data = run.pictures[picture.stem.replace("_", " ")] = base64.b64encode(read_png(picture, root)).decode()
                 left -= len(data)
             else:
-                maps.append(found_map := read_attention(picture, folder))
+                found_map = run.maps[picture.stem] = read_attention(picture, root)
                 source, output = (["", *found_map[side]] for side in ("source", "output"))
                 words = len(found_map["title"]) + 2 * sum(map(len, source)) + sum(map(len, output))
                 left -= len(found_map["heads"]) * (words + CELL * len(source) * len(output))
@@ -154,5 +319,36 @@ def _runs(pairs: Sequence[tuple[str, Path]]) -> list[Run]:
                 raise ConfigurationError(
                     f"Expected pictures of at most {MOST:,} bytes in all but got more, up to {str(picture)!r}. Remove some."
                 )
-        found.append(Run(name, config=text, differences=changes(configs[0], config), pictures=pictures, maps=maps))
+        found.append(run)
     return found
+
+
+def _settings(changed: Sequence[dict[str, tuple[Any, Any]]]) -> dict[str, list[str]]:
+    """Return short names and values of the settings that differ between runs, given how each differs from the first run."""
+    keys = list(dict.fromkeys(key for change in changed for key in change if key.rpartition(".")[2] not in PLACES))
+    shorts = [_short(key) for key in keys]
+    classes = tuple(f"{key.removesuffix('.class_path')}.init_args." for key in keys if key.endswith(".class_path"))
+    settings: dict[str, list[str]] = {}
+    for key, short in zip(keys, shorts, strict=True):
+        base = next(change[key][0] for change in changed if key in change)
+        values = [_text(change.get(key, (base, base))[1]) for change in changed]
+        if len({*values} - {MISSING}) > 1 or not key.startswith(classes):  # other classes have other arguments
+            settings[short if shorts.count(short) == 1 else key] = values
+    return dict(list(settings.items())[:SETTINGS])
+
+
+def _short(key: str) -> str:
+    """Return the last part of an option that says what it sets."""
+    return key.replace(".init_args", "").removesuffix(".class_path").rpartition(".")[2][:LONGEST]
+
+
+def _text(value: Any) -> str:
+    """Return a setting as a short text: a class by its name and arguments."""
+    if isinstance(value, dict) and "class_path" in value:
+        given = value.get("init_args")
+        words = [f"{key}={_text(one)}" for key, one in given.items()] if isinstance(given, dict) else []
+        value = f"{_text(value['class_path'])}({', '.join(words)})"
+    elif isinstance(value, str) and CLASS.fullmatch(value):
+        value = value.rpartition(".")[2]
+    text = MISSING if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"

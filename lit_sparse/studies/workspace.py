@@ -29,7 +29,7 @@ from lit_sparse.studies.load import check_names
 from lit_sparse.studies.rows import Row, Rows, provenance
 from lit_sparse.studies.study import Cell, Change, Study, changes, digest
 
-__all__ = ["RunOf", "Workspace", "summarized"]
+__all__ = ["SUMMARY", "RunOf", "Workspace", "logged_by_program", "summarized"]
 
 #: ``sum(train/NAME)`` and its like.
 SUMMARY = re.compile(r"(first|last|sum|min|max|count|argmax|argmin)\((.+)\)")
@@ -435,14 +435,8 @@ class ProgramRun(RunOf):
         return ["--ckpt_path", str(checkpoint.resolve())] if whole else []
 
     def logged(self, folder: Path | None = None) -> list[dict[str, float]]:
-        """Return what was logged: each process has a file, and repeats the steps after the checkpoint it continued from."""
-        folder = folder or self.folder / "fit"
-        found: list[dict[str, float]] = []
-        for path in _by_age(folder, self.workspace.study.metric_files):
-            lines = read_lines(path, folder)
-            first = min((line.get("step", 0.0) for line in lines), default=math.inf)
-            found = [line for line in found if line.get("step", 0.0) < first] + lines
-        return found
+        """Return what was logged; see :func:`logged_by_program`."""
+        return logged_by_program(folder or self.folder / "fit", self.workspace.study.metric_files)
 
     @property
     def trained(self) -> bool:
@@ -481,6 +475,16 @@ class ProgramRun(RunOf):
     def measures(name: str) -> bool:
         """Return whether a number that a test logged belongs to the row."""
         return name.rpartition("/")[2] not in ("epoch", "step")
+
+
+def logged_by_program(folder: Path, pattern: str = Study.metric_files, within: Path | None = None) -> list[dict[str, float]]:
+    """Return what a program logged: each process has a file, and repeats the steps after the checkpoint it continued from."""
+    found: list[dict[str, float]] = []
+    for path in _by_age(folder, pattern):
+        lines = read_lines(path, within or folder)
+        first = min((line.get("step", 0.0) for line in lines), default=math.inf)
+        found = [line for line in found if line.get("step", 0.0) < first] + lines
+    return found
 
 
 def _by_age(folder: Path, pattern: str | None) -> list[Path]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 
 from lit_sparse.callbacks.pictures.heat_maps import Attention
 from lit_sparse.cli import main
+from lit_sparse.runs import differences
 from lit_sparse.studies import compare, report
 from lit_sparse.studies.figures import series
 from tests.conftest import CONFIGS, ROOT
@@ -37,9 +37,10 @@ def write_run(folder: Path, start: float, lr: float, epochs: int = 3) -> Path:
 def page(tmp_path: Path) -> Path:
     (write_run(tmp_path / "a", 10.0, 0.1) / "pictures" / "support_size.png").write_bytes(PNG)
     attention = Attention(torch.tensor([[0.25, 0.75, 0.0]]), ["the", "<b>", "cat"], ["die"], "cats")
-    (tmp_path / "a" / "pictures" / "attention").mkdir()
-    (tmp_path / "a" / "pictures" / "attention" / "7.json").write_text(json.dumps(attention.numbers()))
     write_run(tmp_path / "b", 9.0, 0.2)
+    for run in "ab":
+        (tmp_path / run / "pictures" / "attention").mkdir()
+        (tmp_path / run / "pictures" / "attention" / "7.json").write_text(json.dumps(attention.numbers()))
     write_run(tmp_path / "c", 100.0, 0.2)
     words = [f"sparse={tmp_path / 'a'}", f"dense={tmp_path / 'b'}", f"<i>={tmp_path / 'c'}"]
     assert main(["report", *words, "-o", str(tmp_path / "report.html"), "--title", "Some runs"]) == 0
@@ -49,13 +50,16 @@ def page(tmp_path: Path) -> Path:
 def test_the_page_of_runs(page: Path, tmp_path: Path) -> None:
     text = page.read_text()
     assert "<h1>Some runs</h1>" in text
-    assert "<td>sparse</td>" in text
+    assert '<td><a href="#config0" title="config of sparse">sparse</a></td><td>0.1</td>' in text, "settings come first"
+    assert "Best run: <strong>dense</strong> (lr 0.2)" in text
+    assert "Its best val/nelbo is 7, the smallest of 3; next is sparse with 8." in text
+    row = text[text.index('<tr><th scope="rowgroup" colspan="3"><span>cats</span>') :]
+    assert [cell.count("<table") for cell in row.split("<td data-run=")[1:4]] == [1, 1, 0], "beside each other"
     assert "<li><code>model.lr: 0.1, now 0.2</code></li>" in text
     assert "&lt;b&gt;bold" in text
     assert "<i>" not in text, "names are no markup"
     assert text.count("<img ") == 1
     assert 'alt="support size of sparse"' in text
-    assert "<caption>Attention: cats</caption>" in text
     assert '<th scope="col">&lt;b&gt;</th>' in text
     assert '<th scope="row">die</th><td style="--weight: 0.25">0.25</td>' in text
     assert '<td style="--weight: 0">0</td></tr>' in text, "exact zeros"
@@ -77,8 +81,81 @@ def test_the_page_of_a_study(study: str, tmp_path: Path) -> None:
     )
     text = path.read_text()
     assert "<svg" in text
-    assert text.count("<section") >= 8
-    assert "<details>" in text
+    assert text.count("<details>") >= 8
+
+
+def test_the_folder_of_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    optuna = pytest.importorskip("optuna", reason="sweeps need the extra 'sweep'")
+    folder, page, states = tmp_path / "sweep", tmp_path / "page.html", ("COMPLETE", "COMPLETE", "FAIL")
+    for number in range(3):
+        write_run(folder / f"trial_{number}/seed_0/0", 10.0 - number, 0.1 * (number + 1))
+    backend = optuna.storages.journal.JournalFileBackend(str(folder / "journal.log"))
+    study = optuna.create_study(storage=optuna.storages.JournalStorage(backend))
+    study.set_user_attr("settings", {"metrics": ["val/nelbo"]})
+    for number, state in enumerate(states):
+        value = {"value": 8.0 - number} if state == "COMPLETE" else {}
+        spaces = {"model.lr": optuna.distributions.FloatDistribution(0.1, 1)}
+        params = {"model.lr": 0.1 * (number + 1)}
+        study.add_trial(optuna.create_trial(params=params, distributions=spaces, state=optuna.trial.TrialState[state], **value))
+    assert main(["report", str(folder), "-o", str(page)]) == 0
+    text = page.read_text()
+    assert "Best run: <strong>trial_1</strong> (lr 0.2). Its val/nelbo is 7, the smallest of 2; next is trial_0 with 8." in text
+    assert 'aria-label="val/nelbo of each trial"' in text
+    assert text.count('<a href="#config') == 3
+    journal, _ = (folder / "journal.log").read_bytes(), capsys.readouterr()
+    for damage in (b"{}\n", b"[" * 9000 + b"\n", b'{"op_code": 0, "worker_id": "", "study_name": "b", "directions": [1]}\n'):
+        (folder / "journal.log").write_bytes(journal + damage)
+        assert main(["report", str(folder), "-o", str(page)]) == 2
+        error = capsys.readouterr().err
+        assert "Expected the journal of a sweep in" in error
+        assert error.count("\n") == 1
+
+
+def test_the_folder_of_a_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, page = tmp_path / "study", tmp_path / "page.html"
+    for seed in range(2):
+        write_run(folder / f"slow/seed_{seed}/0", 10.0 + 2 * seed, 0.1)
+        write_run(folder / f"fast/seed_{seed}/0", 9.0, 0.2)
+        inner = folder / f"fast/seed_{seed}/0/fit/version_0"  # as a program writes
+        inner.mkdir(parents=True)
+        for name in ("metrics.csv", "config.yaml"):
+            (inner.parents[1] / name).rename(inner / name)
+    assert main(["report", str(folder), "-o", str(page)]) == 0
+    text = page.read_text()
+    assert "Best run: <strong>fast</strong> (lr 0.2)" in text
+    assert "is 7 ± 0, the smallest of 2; next is slow with 9 ± 1.414." in text
+    assert main(["report", f"x={folder}", f"y={folder / 'fast'}", "-o", str(page)]) == 0
+    assert all(f">{name}</a>" in page.read_text() for name in ("x/slow", "x/fast", "y/y"))
+    (folder / "slow/seed_1/0/pictures/x.png").symlink_to(ROOT / "pictures" / "mappings_2d.png")
+    assert main(["report", str(folder), "-o", str(page)]) == 2
+    assert "Expected only files and folders" in capsys.readouterr().err
+
+
+def test_a_model_names_the_metric_that_is_best_in_its_best_epoch(tmp_path: Path) -> None:
+    for name, values in (("a", (0.2, 0.9, 0.8)), ("b", (0.1, 0.85, 0.85))):
+        write_run(tmp_path / name, 1.0, 0.1)
+        lines = [f"{epoch},{epoch},{value}" for epoch, value in enumerate(values)]
+        (tmp_path / name / "metrics.csv").write_text("\n".join(["epoch,val/nelbo,val/accuracy", *lines]) + "\n")
+        (tmp_path / name / "config.yaml").write_text("model: {class_path: lit_sparse.models.SemiSupervisedVAE}\n")
+    words = [f"{name}={tmp_path / name}" for name in "ab"]
+    for more, reason in (
+        ([], "a</strong>. Its best val/accuracy is 0.9, the largest of 2; next is b with 0.85."),
+        (["--metric", "nelbo"], "a</strong>. Its best val/nelbo is 0, the smallest of 2; next is b with 0."),
+    ):
+        assert main(["report", *words, *more, "-o", str(tmp_path / "page.html")]) == 0
+        assert reason in (tmp_path / "page.html").read_text()
+
+
+def test_settings_of_other_classes_are_left_out() -> None:
+    configs = [
+        {"model": {"init_args": {"mapping": mapping, "risk": risk}}}
+        for mapping, risk in (
+            ({"class_path": "a.Softmax", "init_args": {}}, None),
+            ({"class_path": "a.Sparsemax", "init_args": {"gamma": 1.0}}, {"class_path": "a.CVaR", "init_args": {"alpha": 0.1}}),
+        )
+    ]
+    changed = [{key: (old, new) for key, old, new in differences(configs[0], config)} for config in configs]
+    assert report._settings(changed) == {"mapping": ["Softmax", "Sparsemax"], "risk": ["-", "CVaR(alpha=0.1)"]}
 
 
 def test_mistakes_are_explained(write_study: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -113,8 +190,8 @@ def test_odd_names_are_drawn_as_they_are(tmp_path: Path, monkeypatch: pytest.Mon
     assert main(["compare", *(f"{name}=plain" for name in names)]) == 0
     assert main(["report", *(f"{name}=plain" for name in names), "-o", "names.html"]) == 0
     text = Path("names.html").read_text()
-    assert r"$\frac$</text>" in text
-    assert "<td>a?</td>" in text
+    assert r"$\frac$</button>" in text
+    assert ">a?</a></td>" in text
     assert len(Path("comparison.png").read_bytes()) > 1000
 
 
@@ -136,7 +213,7 @@ def test_a_long_run_is_a_curve_of_few_points(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(compare, "MOST_POINTS", 10)
     folder = write_run(tmp_path / "a", 10.0, 0.1, epochs)
     calls = [4.0 / (epoch + 1) for epoch in range(epochs)]
-    _, figure, _, curves = compare.comparison([("a", folder)], None)
+    _, figure, _, curves = compare.comparison(compare.sources([f"a={folder}"]), None)
     assert len(curves) == min(epochs, 9)
     assert (curves[-1]["epoch"], curves[-1]["val/nelbo"]) == (str(epochs), str(10 - epochs + 1))
     assert [*series(curves, figure.panels[-1])][-1] == pytest.approx(sum(calls), rel=1e-6)
@@ -239,6 +316,9 @@ def test_the_page_in_a_browser(page: Path, browser: Any) -> None:
             row.text for row in browser.find_elements("css selector", "#summary tbody tr td:first-child") if row.is_displayed()
         ]
 
+    def displayed(selector: str) -> int:
+        return sum(part.is_displayed() for part in browser.find_elements("css selector", selector))
+
     assert names() == ["sparse", "dense", "<i>"]
     heads = browser.find_elements("css selector", "#summary th button")
     test = next(head for head in heads if head.text.startswith("test/nelbo"))
@@ -246,25 +326,32 @@ def test_the_page_in_a_browser(page: Path, browser: Any) -> None:
     assert names() == ["dense", "sparse", "<i>"], "10, 11 and 101 as numbers"
     test.click()
     assert names() == ["<i>", "sparse", "dense"]
-    browser.find_element("id", "filter").send_keys("SPA")
-    time.sleep(0.2)
-    assert names() == ["sparse"]
-    assert [
-        part.get_attribute("data-name") for part in browser.find_elements("css selector", ".run") if part.is_displayed()
-    ] == ["sparse"]
-    config = browser.find_element("css selector", ".run pre")
-    assert not config.is_displayed()
     cells = browser.find_elements("css selector", ".map td + td, .map th + td")
     shades = [cell.value_of_css_property("background-color") for cell in cells if cell.text]
     assert len(set(shades)) == 3, "one for each weight"
-    browser.find_element("css selector", ".run summary").click()
-    assert config.is_displayed()
+    lines = [f"[id=run{place}-line]" for place in range(3)]
+    panels = displayed(lines[0])
+    assert panels == 3
+    entry, kept, _ = browser.find_elements("css selector", "#legend button")
+    for expected in (0, panels):
+        entry.click()
+        assert [displayed(line) for line in lines] == [expected, panels, panels]
+        assert displayed(".grid img") == (expected > 0)
+        assert displayed(".map") == 1 + (expected > 0)
+    browser.find_element("id", "filter").send_keys("DEN")
+    assert [displayed(line) for line in lines] == [0, panels, 0]
+    assert (entry.get_attribute("aria-pressed"), kept.get_attribute("aria-pressed")) == ("false", "true")
+    assert not displayed("pre")
+    browser.find_element("link text", "dense").click()
+    assert displayed("pre") == 1, "the config of the run"
+    browser.set_window_size(400, 900)
+    assert browser.execute_script("return document.documentElement.scrollWidth <= window.innerWidth")
     assert all(entry["level"] != "SEVERE" for entry in browser.get_log("browser"))
     requested = [
         entry["message"] for entry in browser.get_log("performance") if "Network.requestWillBeSent" in entry["message"]
     ]
     assert not [message for message in requested if '"url":"http' in message]
-    assert all(figure.get_attribute("aria-label") for figure in browser.find_elements("css selector", "figure[role=img]"))
+    assert all(part.get_attribute("aria-label") for part in browser.find_elements("css selector", "[role=img]"))
 
 
 def test_the_pictures_of_a_page_have_a_limit_in_all(
