@@ -82,7 +82,16 @@ def load(
 
 
 def _checkpoint_of(folder: Path, which: str) -> Path:
-    found = sorted(path.stem for path in (folder / CHECKPOINTS).glob("*.ckpt"))
+    found: list[str] = []
+    try:
+        found = sorted(path.stem for path in (folder / CHECKPOINTS).iterdir() if path.suffix == ".ckpt")
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise CheckpointError(
+            f"Expected a folder of checkpoints in {str(folder / CHECKPOINTS)!r} but got: {error.strerror}. Check its"
+            " permissions."
+        ) from error
     if which in found:
         return inside(folder / CHECKPOINTS / f"{which}.ckpt", folder)
     there = f"only {' and '.join(found)}" if found else "no checkpoint"

@@ -152,3 +152,9 @@ def test_no_link_out_of_a_run_is_followed(
     (copied / "checkpoints" / "kept.ckpt").unlink()
     shutil.copy(tmp_path / "last.ckpt", copied / "checkpoints" / "kept.ckpt")
     assert_trained(lit_sparse.load(copied, "last"), tmp_path / "last.ckpt")
+
+
+def test_checkpoints_that_may_not_be_listed_are_named(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").touch()
+    with pytest.raises(CheckpointError, match=r"checkpoints' but got: Not a directory"):
+        lit_sparse.load(tmp_path)

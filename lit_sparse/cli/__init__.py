@@ -8,13 +8,12 @@ from __future__ import annotations
 import gc
 import io
 import os
-import select
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from lit_sparse.errors import INTERRUPTED, LitSparseError, did_you_mean
 from lit_sparse.version import __version__
@@ -91,23 +90,29 @@ def main(args: Sequence[str] | None = None) -> int:
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()
-    except BrokenPipeError:
-        if not _is_closed():
+    except OSError:
+        failure = _failure_of(sys.stdout, "\n")
+        message = "\n" if failure is None else ""
+        if failure is not None and not isinstance(failure, BrokenPipeError):
+            reason = f"Expected to write the output but got: {failure.strerror}. Free space there, or send it elsewhere."
+            message = f"lit-sparse: error: {reason}\n"
+        other = _failure_of(sys.stderr, message)
+        if failure is None and other is None:  # it is about something else
             raise
-        return CLOSED
+        return CLOSED if isinstance(failure or other, BrokenPipeError) else 2
 
 
-def _is_closed() -> bool:
-    """Return whether the reader of the output has closed it, as ``head`` does; what is left of it goes nowhere."""
-    closed = False
-    for stream in filter(None, (sys.stdout, sys.stderr)):
-        poll = select.poll()
-        poll.register(stream, 0)
-        if poll.poll(0):
-            closed = True
-            with Path(os.devnull).open("wb") as nothing:
-                os.dup2(nothing.fileno(), stream.fileno())
-    return closed
+def _failure_of(stream: TextIO | None, text: str) -> OSError | None:
+    """Return why a stream does not take a text, as after ``head`` has ended, or None; what is left of it goes nowhere."""
+    try:
+        if stream is not None:
+            stream.write(text)
+            stream.flush()
+    except OSError as failure:
+        with Path(os.devnull).open("wb") as nothing:
+            os.dup2(nothing.fileno(), stream.fileno())
+        return failure
+    return None
 
 
 def _run(args: list[str], *, program: bool) -> int:

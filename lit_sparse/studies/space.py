@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sqlite3
@@ -29,6 +30,8 @@ LONGEST_CHECK = 30
 UNFINISHED = 5000
 #: Largest sum of the squared numbers of a journal's entries of one kind for one trial. Each copies those before it.
 MOST_COPIED = 10**9
+#: Last bytes of a journal of SQLite that names a journal of several databases, which SQLite reads and may remove.
+ENDING = bytes.fromhex("d9d505f920a163d7")
 #: Number of a journal's entries that change the state of a trial, and the numbers of the states in which it is finished.
 ENDS, ENDED = 6, (1, 2, 3)
 
@@ -164,10 +167,13 @@ def check_database(storage: str) -> None:
         raise ConfigurationError(f"Expected the path of a database but got {storage!r}. Give sqlite:///PATH.")
     if not path.is_file():
         return
-    if path.stat().st_size > LARGEST:
-        raise ConfigurationError(f"Expected {str(path)!r} to have at most {LARGEST:,} bytes. Choose another --storage.")
+    _check_beside(path.resolve())
     own = _own_tables()
-    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database, _limited(database):
+    # SQLite undoes what a killed sweep has begun to write
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True)) as database, _limited(database):
+        (pages,), (size,) = (database.execute(f"pragma page_{what}").fetchone() for what in ("count", "size"))
+        if max(pages * size, path.stat().st_size) > LARGEST:
+            raise ConfigurationError(f"Expected {str(path)!r} to have at most {LARGEST:,} bytes. Choose another --storage.")
         listed = _listed(database)
         for kind, name, text in listed:
             if (kind, name, text) not in own:
@@ -205,6 +211,25 @@ def check_database(storage: str) -> None:
                     f"Expected at most {LONGEST:,} characters for the choices of an option in {str(path)!r} but got"
                     f" {longest:,}. Choose another --storage."
                 )
+
+
+def _check_beside(path: Path) -> None:
+    """Check the files that SQLite reads, writes and removes with a database: plain ones, of which none names another file."""
+    for file in (path, *(path.with_name(path.name + ending) for ending in ("-journal", "-wal", "-shm"))):
+        try:
+            with open_plain(file, path.parent) as opened:
+                found = os.fstat(opened.fileno())
+                opened.seek(max(0, found.st_size - len(ENDING)))
+                if file != path and (found.st_nlink > 1 or opened.read() == ENDING):
+                    raise OSError(errno.EINVAL, "it refers to another file")
+            if found.st_size > LARGEST:
+                raise OSError(errno.EFBIG, f"it has more than {LARGEST:,} bytes")
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise ConfigurationError(
+                f"Expected a file of SQLite in {str(file)!r} but got: {error.strerror}. Choose another --storage."
+            ) from error
 
 
 @contextmanager

@@ -88,9 +88,24 @@ def test_a_folder_that_may_not_be_read_is_named(
 
 
 @pytest.mark.skipif(os.name != "posix", reason="of pipes of POSIX")
-def test_a_closed_pipe_ends_a_command_quietly() -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_closed_pipe_ends_a_command_quietly(unbuffered: str) -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    done = subprocess.run([sys.executable, "-m", "lit_sparse", "configs"], stdout=writing, stderr=subprocess.PIPE)
+    words = [sys.executable, "-m", "lit_sparse", "configs"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(words, stdout=writing, stderr=subprocess.PIPE, env=environment)
     os.close(writing)
     assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_to_a_full_disk_is_one_message(unbuffered: str) -> None:
+    with Path("/dev/full").open("wb") as full:
+        words = [sys.executable, "-m", "lit_sparse", "configs"]
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, env={**os.environ, "PYTHONUNBUFFERED": unbuffered})
+        assert done.returncode == 2
+        (message,) = done.stderr.decode().splitlines()
+        assert "but got: No space left on device" in message
+        assert subprocess.run(words, stdout=full, stderr=full).returncode == 2

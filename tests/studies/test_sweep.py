@@ -151,6 +151,75 @@ def test_a_database_that_is_read_without_end_is_refused(tmp_path: Path, monkeypa
         database.execute(endless)
 
 
+KILLED = """
+import os, signal, sqlite3, sys
+database = sqlite3.connect(sys.argv[1], isolation_level=None)
+database.executescript("pragma cache_size = 1; pragma synchronous = full;" + sys.argv[2])
+database.execute("begin")
+database.execute("update trials set state = 'FAIL'")
+database.execute("with recursive n(i) as (select 9 union all select i + 1 from n where i < 5000)"
+                 " insert into trial_values (trial_id, objective, value, value_type) select 1, i, 0, 'FINITE' from n")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def killed(folder: Path, mode: str = "delete") -> tuple[Any, ...]:
+    """Return the arguments of a sweep whose database a killed process has left within a transaction."""
+    path = folder / "trials.db"
+    arguments = [CONFIG], {K: [2]}, ["val/nelbo"], ["minimize"], folder / "sweep"
+    study = Sweep(*arguments, storage=f"sqlite:///{path}").study
+    study.tell(study.ask({K: optuna.distributions.CategoricalDistribution([2])}), 1.0)
+    study._storage._backend.remove_session()
+    subprocess.run([sys.executable, "-c", KILLED, str(path), f"pragma journal_mode = {mode}"])
+    return arguments
+
+
+@pytest.mark.parametrize(("mode", "ending"), [("delete", "journal"), ("wal", "wal")])
+def test_a_sweep_continues_after_a_killed_transaction(mode: str, ending: str, tmp_path: Path) -> None:
+    arguments = killed(tmp_path, mode)
+    assert (tmp_path / f"trials.db-{ending}").stat().st_size > 0
+    (trial,) = Sweep(*arguments, storage=f"sqlite:///{tmp_path / 'trials.db'}").study.trials
+    assert trial.values == [1.0]
+
+
+@pytest.mark.parametrize("kind", ["link", "second name", "pipe", "folder", "naming another file", "large"])
+@pytest.mark.parametrize("ending", ["journal", "wal", "shm"])
+def test_files_beside_a_database_name_no_other_file(kind: str, ending: str, tmp_path: Path) -> None:
+    arguments = killed(tmp_path, "delete" if ending == "journal" else "wal")
+    other, beside = tmp_path / "other", tmp_path / f"trials.db-{ending}"
+    content = beside.read_bytes()
+    beside.unlink()
+    other.write_bytes(content)
+    if kind == "link":
+        beside.symlink_to(other)
+    elif kind == "second name":
+        beside.hardlink_to(other)
+    elif kind == "pipe":
+        os.mkfifo(beside)
+    elif kind == "folder":
+        beside.mkdir()
+    elif kind == "large":
+        with beside.open("wb") as file:
+            file.truncate(2**40)
+    else:
+        name = str(other).encode()
+        tail = struct.pack(">II", len(name), sum(name)) + bytes.fromhex("d9d505f920a163d7")
+        beside.write_bytes(content + struct.pack(">I", 2**30 // 4096 + 1) + name + tail)
+    with pytest.raises(ConfigurationError, match=rf"trials\.db-{ending}' but got"):
+        Sweep(*arguments, storage=f"sqlite:///{tmp_path / 'trials.db'}")
+    assert other.read_bytes() == content
+
+
+def test_a_journal_that_makes_a_database_large_is_refused(tmp_path: Path) -> None:
+    arguments = killed(tmp_path)
+    journal = tmp_path / "trials.db-journal"
+    content = bytearray(journal.read_bytes())
+    content[16:20] = struct.pack(">I", 2**28)
+    journal.write_bytes(content)
+    with pytest.raises(ConfigurationError, match=r"at most .* bytes|are holes"):
+        Sweep(*arguments, storage=f"sqlite:///{tmp_path / 'trials.db'}")
+
+
 @pytest.mark.parametrize(
     "values", [[0.001, 0.01], {"low": 0.001, "high": 0.01, "log": True}, {"low": 0.0, "high": 1.0, "step": 0.25}]
 )
