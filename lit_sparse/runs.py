@@ -70,11 +70,12 @@ def experiment_folder(output_dir: str, name: str) -> Path:
 
 
 def numbered(folder: Path) -> list[Path]:
-    """Return the numbered subfolders in order, the newest last; ``00`` is none of them."""
+    """Return the numbered subfolders in order, the newest last; ``00`` and links, which lead elsewhere, are none of them."""
     if not folder.is_dir():
         return []
     return sorted(
-        (path for path in folder.iterdir() if NUMBER.fullmatch(path.name) and path.is_dir()), key=lambda path: int(path.name)
+        (path for path in folder.iterdir() if NUMBER.fullmatch(path.name) and path.is_dir() and not path.is_symlink()),
+        key=lambda path: int(path.name),
     )
 
 

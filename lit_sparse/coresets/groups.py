@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import reprlib
 from dataclasses import replace
 
 import torch
@@ -11,10 +12,10 @@ from torch import Tensor
 from lit_sparse.arguments import checked
 from lit_sparse.coresets.coreset import Coreset
 from lit_sparse.coresets.selector import CoresetSelector, squared_distance
-from lit_sparse.coresets.state import Kept, SelectionState
+from lit_sparse.coresets.state import ANEW, Kept, SelectionState
 from lit_sparse.coresets.uniform import Uniform
 from lit_sparse.coresets.vectors import Vectors, as_vectors, part_of
-from lit_sparse.errors import ConfigurationError
+from lit_sparse.errors import CheckpointError, ConfigurationError
 
 __all__ = ["select_by_group"]
 
@@ -76,6 +77,14 @@ def select_by_group(
         problem = {**selector.problem(k), "division into groups": digest}
         whole.open(found, problem, torch.default_generator if generator is None else generator)
         done = whole.begin(here, len(names)) or 0
+        if done:
+            places = torch.searchsorted(names.cpu(), groups.cpu()[here.indices.cpu()])
+            counts = torch.bincount(places, minlength=len(names)).tolist()
+            if not all(0 < count <= share for count, share in zip(counts[:done], shares, strict=False)) or any(counts[done:]):
+                raise CheckpointError(
+                    f"Expected {str(state.path)!r} to have examples of {done} groups, in proportion to their sizes, but got"
+                    f" {reprlib.repr(counts)}. {ANEW}"
+                )
         if whole.is_new:
             if found.is_first:
                 part_state.path.unlink(missing_ok=True)  # of another selection

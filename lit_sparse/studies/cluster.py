@@ -53,9 +53,9 @@ class Cluster:
         """Submit a command whose output is appended to a file."""
         import submitit
 
-        executor = submitit.AutoExecutor(_folder(), cluster=self.name)
-        executor.update_parameters(**{"timeout_min": 24 * 60} | self.options)
         ticket = uuid.uuid4().hex
+        executor = submitit.AutoExecutor(_folder() / ticket, cluster=self.name)  # a new one: nothing can wait in it
+        executor.update_parameters(**{"timeout_min": 24 * 60} | self.options)
         with replaced(_ticket(log), "w") as file:
             file.write(ticket)
         return _Job(executor.submit(_execute, list(arguments), str(log.absolute()), ticket, str(Path.cwd())))
@@ -107,12 +107,13 @@ def _folder() -> Path:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         private = folder.stat().st_uid == os.getuid() and not folder.stat().st_mode & 0o022
+        private &= not any(above.stat().st_mode & 0o1002 == 0o002 for above in folder.resolve().parents)
     except OSError as error:
         raise ConfigurationError(f"Expected a folder {str(folder)!r} for jobs but got: {error}. Set XDG_CACHE_HOME.") from error
     if not private:
         raise ConfigurationError(
-            f"Expected only you to be able to write to {str(folder)!r}, since jobs are pickled there. Run chmod 700 on it, or"
-            " set XDG_CACHE_HOME."
+            f"Expected only you to be able to write to {str(folder)!r}, or to replace it, since jobs are pickled there. Run"
+            " chmod 700 on it, and chmod o-w on the folders above it, or set XDG_CACHE_HOME."
         )
     return folder
 

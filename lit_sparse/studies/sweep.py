@@ -63,6 +63,28 @@ DIRECTIONS = {
 PROGRAM = ("program", "metric_files", "checkpoint_files", "options")
 
 
+class _JournalLock:
+    """Lock of a journal that ends with its process; Optuna's own is a link that a killed process leaves.
+
+    Args:
+        path: file of the lock.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def acquire(self) -> bool:
+        """Wait for the lock, and hold it."""
+        held = locked(self._path)
+        held.__enter__()
+        self._held = held
+        return True
+
+    def release(self) -> None:
+        """Release it."""
+        self._held.__exit__(None, None, None)
+
+
 @dataclass
 class Sweep:
     """A search over values of a config, or of the options of a program. It opens its storage when the study is asked for.
@@ -165,7 +187,8 @@ class Sweep:
         storage: Any = self.storage
         check_journal(self.folder / "journal.log")
         if storage is None:
-            backend = optuna.storages.journal.JournalFileBackend(str(self.folder / "journal.log"))
+            lock = _JournalLock(self.folder / "journal.lock")
+            backend = optuna.storages.journal.JournalFileBackend(str(self.folder / "journal.log"), lock)
             storage = optuna.storages.JournalStorage(backend)
         else:
             check_database(storage)

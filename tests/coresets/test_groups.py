@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lit_sparse.coresets import AcceleratedIHT, BlockVectors, NonnegativeOMP, Uniform, select_by_group
-from lit_sparse.errors import ConfigurationError
+from lit_sparse.coresets.state import SelectionState
+from lit_sparse.errors import CheckpointError, ConfigurationError
 
 SIZES = st.lists(st.integers(1, 60), min_size=1, max_size=9)
 
@@ -106,3 +108,17 @@ def test_a_group_without_vectors_keeps_its_share_at_random() -> None:
     chosen = coreset.indices >= 40
     assert int(chosen.sum()) == 2
     assert coreset.weights[chosen].tolist() == [5.0, 5.0]
+
+
+@pytest.mark.parametrize("indices", [[0, 2, 4, 6], [0, 2, 4, 6, 1], [0, 2], []])
+def test_a_state_whose_examples_are_not_of_the_finished_groups_is_refused(indices: list[int], tmp_path: Path) -> None:
+    path, arguments = tmp_path / "state.pt", (Uniform(), torch.ones(20, 1), 6, torch.arange(20) % 2)
+    with pytest.MonkeyPatch.context() as patch:  # killed at the end
+        patch.setattr(SelectionState, "close", lambda state: None)
+        coreset = select_by_group(*arguments, state=SelectionState(path))
+    state = torch.load(path)
+    assert select_by_group(*arguments, state=SelectionState(path)).indices.equal(coreset.indices)
+    state["state"].update(indices=torch.tensor(indices, dtype=torch.int64), weights=torch.ones(len(indices)))
+    torch.save(state, path)
+    with pytest.raises(CheckpointError, match="examples of 2 groups"):
+        select_by_group(*arguments, state=SelectionState(path))

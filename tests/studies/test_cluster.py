@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from lit_sparse.cli import main
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.studies.cluster import Cluster
 from lit_sparse.studies.rows import Rows
 from tests.conftest import ROOT
 from tests.studies.test_engine import measured
@@ -52,3 +54,16 @@ def test_wrong_clusters_are_refused(
 ) -> None:
     assert main(["study", str(write_study()), "--submit", text]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_each_job_has_a_new_folder_that_others_cannot_replace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folders: list[Path] = []
+    monkeypatch.setattr("submitit.AutoExecutor.submit", lambda self, *_: folders.append(self._executor.folder))
+    for _ in range(2):
+        Cluster("local").start(["true"], tmp_path / "a.log")
+    assert folders[0] != folders[1]
+    assert {folder.parent for folder in folders} == {tmp_path / "cache" / "lit_sparse" / "jobs"}
+    (tmp_path / "cache").chmod(0o777)
+    with pytest.raises(ConfigurationError, match="or to replace it"):
+        Cluster("local").start(["true"], tmp_path / "a.log")

@@ -151,6 +151,23 @@ def test_a_database_that_is_read_without_end_is_refused(tmp_path: Path, monkeypa
         database.execute(endless)
 
 
+WRITING = """
+import os, signal, sys
+from pathlib import Path
+from lit_sparse.studies.sweep import Sweep
+sweep = Sweep([sys.argv[1]], {sys.argv[2]: [2]}, ["val/nelbo"], ["minimize"], Path("sweep"))
+os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+sweep.study.set_user_attr("name", 1)
+"""
+
+
+def test_a_sweep_that_was_killed_while_it_wrote_its_journal_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    assert subprocess.run([sys.executable, "-c", WRITING, CONFIG, K], env=environment).returncode == -signal.SIGKILL
+    assert Sweep([CONFIG], {K: [2]}, ["val/nelbo"], ["minimize"], Path("sweep")).study.user_attrs["name"] == 1
+
+
 KILLED = """
 import os, signal, sqlite3, sys
 database = sqlite3.connect(sys.argv[1], isolation_level=None)
