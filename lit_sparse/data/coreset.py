@@ -27,6 +27,8 @@ from lit_sparse.coresets import (
     select_by_group,
 )
 from lit_sparse.coresets.projections import entry
+from lit_sparse.coresets.selector import squared_distance
+from lit_sparse.coresets.vectors import part_of
 from lit_sparse.data.base import ResumableDataModule, Split
 from lit_sparse.data.example_source import ExampleSource, source_of
 from lit_sparse.data.loader import Batch
@@ -331,6 +333,23 @@ class CoresetDataModule(ResumableDataModule):
         # Random vectors may differ between processes, so all use the selection of the first.
         first: Coreset = self.trainer.strategy.broadcast(coreset)
         return first
+
+    def objective(self, vectors: Vectors, coreset: Coreset) -> float:
+        """Return the objective of a coreset of the training examples, from its indices and weights.
+
+        Args:
+            vectors: vectors of :meth:`candidates`.
+            coreset: the coreset.
+        """
+        if self._stratify is None:
+            return squared_distance(vectors, coreset.indices.to(vectors.device), coreset.weights.to(vectors.device))
+        classes, found = self._classes(self._stratify), 0.0
+        for name in classes.unique():
+            members, own = (classes == name).nonzero().squeeze(-1), classes[coreset.indices] == name
+            places = torch.searchsorted(members, coreset.indices[own]).to(vectors.device)
+            part = part_of(vectors, members.to(vectors.device))
+            found += squared_distance(part, places, coreset.weights[own].to(vectors.device))
+        return found
 
     def _classes(self, key: str) -> Tensor:
         """Return the classes (N,) of all training examples."""

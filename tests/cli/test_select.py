@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -91,6 +92,7 @@ def test_any_data_without_a_model(capsys: pytest.CaptureFixture[str], tmp_path: 
     text = capsys.readouterr().out
     assert "Selecting pays" in text
     assert "Training" not in text
+    assert main(["select", *DIGITS, *options, "--resume=true"]) == 0
 
 
 def test_vectors_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,6 +111,14 @@ def test_vectors_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         stored.write_text(text)
         assert main(command) == 2
         assert message in capsys.readouterr().err
+    stored.write_text(before)
+    path = stored.parent / "coresets" / "9.npz"
+    same = Coreset.load(path)
+    replace(same, weights=same.weights.flip(0)).save(path)  # with the objective of other weights
+    assert main(command) == 2
+    assert "Expected the row of k = 9 in" in capsys.readouterr().err
+    same.save(path)
+    assert main(command) == 0
     (stored.parent / "config.yaml").write_bytes(b"\xff")
     assert main(command) == 2
     assert "Expected text in UTF-8" in capsys.readouterr().err
