@@ -79,13 +79,20 @@ def numbered(folder: Path) -> list[Path]:
     )
 
 
-def claim_folder(parent: Path, *, first_process: bool) -> Path:
+def claim_folder(parent: Path, command: str = "", *, first_process: bool) -> Path:
     """Make the next numbered folder on the first process; return the same folder on the others.
 
     Args:
-        parent: folder of all runs of an experiment.
+        parent: folder of all runs of an experiment, or a run folder.
+        command: name of the folder in it for a command other than ``fit``.
         first_process: whether this is rank 0.
+
+    Raises:
+        ConfigurationError: if the folder cannot be made, or that of the command is a link, which leads elsewhere.
     """
+    parent = parent / command
+    if command and parent.is_symlink():
+        raise _not_plain(parent, "folder")
     if not first_process and FOLDER_VARIABLE in os.environ:
         return Path(os.environ[FOLDER_VARIABLE])
     number = int(numbered(parent)[-1].name) + 1 if numbered(parent) else 0
@@ -217,10 +224,9 @@ def open_to_append(path: Path) -> IO[str]:
     return file
 
 
-def _not_plain(path: Path) -> ConfigurationError:
-    return ConfigurationError(
-        f"Expected {str(path)!r} to be a plain file with one name but it is a folder, a link, a pipe or a device. Remove it."
-    )
+def _not_plain(path: Path, expected: str = "plain file with one name") -> ConfigurationError:
+    found = "a link" if expected == "folder" else "a folder, a link, a pipe or a device"
+    return ConfigurationError(f"Expected {str(path)!r} to be a {expected} but it is {found}. Remove it.")
 
 
 def inside(path: Path, folder: Path) -> Path:

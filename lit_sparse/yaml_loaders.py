@@ -26,7 +26,26 @@ class SecondKeyError(yaml.constructor.ConstructorError):
 
 
 class Loader(yaml.SafeLoader):
-    """Refuses a key that a mapping has twice."""
+    """Refuses a key that a mapping has twice, and a value that contains itself.
+
+    Args:
+        text: content of the file.
+    """
+
+    def __init__(self, text: Any) -> None:
+        super().__init__(text)
+        self.begun: list[Any] = []
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """Read a value, unless it is an alias of one that it is in."""
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        anchor = getattr(event, "anchor", None)
+        if isinstance(event, yaml.AliasEvent) and anchor in self.begun:
+            raise yaml.composer.ComposerError(None, None, "a value that contains itself by an alias", event.start_mark)
+        self.begun.append(anchor)
+        node = super().compose_node(parent, index)
+        self.begun.pop()
+        return node
 
     def compose_mapping_node(self, anchor: Any) -> Any:
         """Read keys and values, and check the keys."""

@@ -9,7 +9,7 @@ import pytest
 
 from lit_sparse.errors import CheckpointError, ConfigurationError
 from lit_sparse.run_status import check_plain
-from lit_sparse.runs import find_checkpoint, numbered, open_to_append, replaced
+from lit_sparse.runs import claim_folder, find_checkpoint, numbered, open_to_append, replaced
 
 
 def test_text_is_appended_to_plain_files(tmp_path: Path) -> None:
@@ -74,3 +74,10 @@ def test_a_file_with_another_name_is_not_appended_to(tmp_path: Path) -> None:
 def test_a_long_name_is_that_of_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="there is no such file"):
         find_checkpoint("a" * 5000, tmp_path)
+
+
+def test_a_command_makes_no_folder_behind_a_link(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "select").symlink_to(tmp_path / "other")
+    with pytest.raises(ConfigurationError, match="to be a folder but it is a link"):
+        claim_folder(tmp_path, "select", first_process=True)

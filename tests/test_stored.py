@@ -38,7 +38,7 @@ BAD: dict[str, tuple[Callable[..., Any], bytes, str]] = {
     "yaml, no bool": (read_yaml, b"a: !!bool x", "YAML in"),
     "yaml, deep": (read_yaml, b"a: " + b"[" * 5000, "YAML in|50 levels"),
     "yaml, levels": (read_yaml, b"a: " + b"[" * 60 + b"]" * 60, "50 levels"),
-    "yaml, in itself": (read_yaml, b"a: &a [*a]", "50 levels"),
+    "yaml, in itself": (read_yaml, b"a: &a [*a]", "contains itself by an alias"),
     "yaml, laughs": (read_yaml, LAUGHS.encode(), "100,000 values"),
     "yaml, merges": (read_yaml, MERGES.encode(), "merge"),
     "yaml, integer": (read_yaml, b"a: 0x" + b"f" * 50, "64 bits"),
@@ -288,3 +288,16 @@ def test_a_file_that_is_replaced_by_another_is_not_read(tmp_path: Path, monkeypa
         makers.append(make)
         with pytest.raises(ConfigurationError, match=kind):
             read_yaml(file, within)
+
+
+@pytest.mark.parametrize("text", ["a: &a [*a]", "&a {b: *a}", "a: &a {<<: *a, b: 1}"])
+def test_a_file_of_the_user_has_no_value_that_contains_itself(text: str, tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text(text)
+    with pytest.raises(ConfigurationError, match="a value that contains itself by an alias"):
+        read_yaml(tmp_path / "own.yaml")
+
+
+def test_a_continued_table_has_all_rows_of_its_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_text("epoch,step\n0,1\n")
+    with pytest.raises(ConfigurationError, match=r"Expected 2 rows in .* but got 1"):
+        RunCSVLogger(str(tmp_path), kept=2).experiment  # noqa: B018

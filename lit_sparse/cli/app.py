@@ -265,7 +265,7 @@ class LitSparseCLI(LightningCLI):
         else:
             if run is not None:
                 check_plain(run)
-            self.run_folder = claim_folder((run or parent) / self.command, first_process=first)
+            self.run_folder = claim_folder(run or parent, self.command, first_process=first)
         if first and self.run_folder is not None:
             self._status = take(self.run_folder)
             if self._checkpoint is not None and _stamp(self._checkpoint) != self._stamp:

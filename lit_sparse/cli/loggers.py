@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_sparse.checkpoint_files import ROWS
+from lit_sparse.errors import ConfigurationError
 from lit_sparse.lightning import CSVLogger, ExperimentWriter, Logger, TensorBoardLogger, pl, rank_zero_only
 from lit_sparse.lightning_internals import next_row
 from lit_sparse.runs import open_to_append, replaced
@@ -53,6 +54,11 @@ class _Continued(ExperimentWriter):
         self.rows = 0
         if Path(self.metrics_file_path).is_file():
             _, rows = self._read()
+            if len(rows) < (kept or 0):
+                raise ConfigurationError(
+                    f"Expected {kept} rows in {self.metrics_file_path!r}, as when the checkpoint was written, but got"
+                    f" {len(rows)}. Restore the file, or remove it to log anew."
+                )
             if kept is None and before is not None:
                 rows = [row for row in rows if row.get("step") and float(row["step"]) < before]
             self._rewrite(rows if kept is None else rows[:kept])

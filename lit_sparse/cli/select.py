@@ -110,13 +110,14 @@ class SelectCLI(LitSparseCLI):
         Raises:
             ConfigurationError: if there is none to resume, or it has another config.
         """
-        parent = self._experiment() / "select"
+        experiment = self._experiment()
+        parent = experiment / "select"
         folder = None
         if is_first():
             folder = (
                 max(numbered(parent), key=lambda other: (_has_begun(other), int(other.name)), default=None)
                 if self.option("resume")
-                else claim_folder(parent, first_process=True)
+                else claim_folder(experiment, "select", first_process=True)
             )
         folder = gather_objects(folder)[0]
         if folder is None:

@@ -112,11 +112,14 @@ class Acting:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("kind", ["own", "another owner", "writable by all", "link", "hard link", "pipe", "flipped bit"])
+@pytest.mark.parametrize(
+    "kind", ["own", "another owner", "writable by all", "link", "hard link", "pipe", "flipped bit", "another name"]
+)
 def test_only_own_files_are_machine_code(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even where the folder was checked before another one took its place."""
     path, content = tmp_path / "code", pickle.dumps(Acting(tmp_path / "acted"))
-    kept = hashlib.sha256(content).digest() + content
+    name = b"other" if kind == "another name" else b"code"
+    kept = hashlib.sha256(name + b"\0" + content).digest() + content
     other = tmp_path / "other"
     other.write_bytes(kept)
     path.write_bytes(kept)
@@ -127,7 +130,7 @@ def test_only_own_files_are_machine_code(kind: str, tmp_path: Path, monkeypatch:
         path.chmod(0o666)
     elif kind == "flipped bit":
         path.write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))
-    elif kind != "own":
+    elif kind not in ("own", "another name"):
         path.unlink()
         {"link": path.symlink_to, "hard link": path.hardlink_to, "pipe": lambda _: os.mkfifo(path)}[kind](other)
     code: Any = MachineCode.__new__(MachineCode)

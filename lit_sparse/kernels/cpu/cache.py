@@ -57,19 +57,24 @@ def _is_of_others(status: os.stat_result) -> bool:
     return hasattr(os, "geteuid") and (status.st_uid not in (0, os.geteuid()) or bool(status.st_mode & 0o022))
 
 
+def _checksum(path: Path, content: bytes) -> bytes:
+    """Return the checksum of a file's content and name: under another name it is the code of another kernel."""
+    return hashlib.sha256(path.name.encode() + b"\0" + content).digest()
+
+
 def _read(path: Path) -> bytes:
     """Return the content of a file, as whole as it was written by the user or root; its folder may have been replaced.
 
     Raises:
         OSError: if it is missing, a link, or a file of others.
-        ValueError: if it has changed since it was written.
+        ValueError: if it has changed, or got another name, since it was written.
     """
     with open_plain(path, path.parent) as file:
         status = os.fstat(file.fileno())
         if _is_of_others(status) or status.st_nlink > 1:
             raise PermissionError(f"{path} is a file of others")
         checksum, content = file.read(CHECKSUM), file.read()
-    if checksum != hashlib.sha256(content).digest():
+    if checksum != _checksum(path, content):
         raise ValueError(f"{path} is damaged")
     return content
 
@@ -105,9 +110,10 @@ class MachineCode(NumbaCache):
         """Keep what was compiled for a signature; a full disk keeps nothing."""
         if refusal(cache_folder()) or not self.results.check_cachable(data):
             return
-        with suppress(OSError, ConfigurationError), replaced(self._file(sig, data.target_context), "wb") as file:
+        path = self._file(sig, data.target_context)
+        with suppress(OSError, ConfigurationError), replaced(path, "wb") as file:
             content = serialize.dumps(self.results.reduce(data))
-            file.write(hashlib.sha256(content).digest() + content)
+            file.write(_checksum(path, content) + content)
 
     def _file(self, sig: Any, target_context: Any) -> Path:
         key = repr((digest(self.kernel), sig, target_context.codegen().magic_tuple(), _surroundings()))
