@@ -39,9 +39,9 @@ class Loader(yaml.SafeLoader):
     def compose_node(self, parent: Any, index: Any) -> Any:
         """Read a value, unless it is an alias of one that it is in."""
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
-        anchor = getattr(event, "anchor", None)
+        anchor, mark = getattr(event, "anchor", None), event.start_mark
         if isinstance(event, yaml.AliasEvent) and anchor in self.begun:
-            raise yaml.composer.ComposerError(None, None, "a value that contains itself by an alias", event.start_mark)
+            raise yaml.composer.ComposerError(None, None, "a value that contains itself by an alias", mark)
         self.begun.append(anchor)
         node = super().compose_node(parent, index)
         self.begun.pop()
