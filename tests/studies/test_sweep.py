@@ -223,7 +223,7 @@ def test_files_beside_a_database_name_no_other_file(kind: str, ending: str, tmp_
         tail = struct.pack(">II", len(name), sum(name)) + bytes.fromhex("d9d505f920a163d7")
         beside.write_bytes(content + struct.pack(">I", 2**30 // 4096 + 1) + name + tail)
     with pytest.raises(ConfigurationError, match=rf"trials\.db-{ending}' but got"):
-        Sweep(*arguments, storage=f"sqlite:///{tmp_path / 'trials.db'}")
+        _ = Sweep(*arguments, storage=f"sqlite:///{tmp_path / 'trials.db'}").study
     assert other.read_bytes() == content
 
 
@@ -234,7 +234,7 @@ def test_a_journal_that_makes_a_database_large_is_refused(tmp_path: Path) -> Non
     content[16:20] = struct.pack(">I", 2**28)
     journal.write_bytes(content)
     with pytest.raises(ConfigurationError, match=r"at most .* bytes|are holes"):
-        Sweep(*arguments, storage=f"sqlite:///{tmp_path / 'trials.db'}")
+        _ = Sweep(*arguments, storage=f"sqlite:///{tmp_path / 'trials.db'}").study
 
 
 @pytest.mark.parametrize(
