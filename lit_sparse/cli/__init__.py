@@ -104,10 +104,11 @@ def main(args: Sequence[str] | None = None) -> int:
 
 def _failure_of(stream: TextIO | None, text: str) -> OSError | None:
     """Return why a stream does not take a text, as after ``head`` has ended, or None; what is left of it goes nowhere."""
+    if stream is None:
+        return None
     try:
-        if stream is not None:
-            stream.write(text)
-            stream.flush()
+        stream.write(text)
+        stream.flush()
     except OSError as failure:
         with Path(os.devnull).open("wb") as nothing:
             os.dup2(nothing.fileno(), stream.fileno())

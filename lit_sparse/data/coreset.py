@@ -344,7 +344,7 @@ class CoresetDataModule(ResumableDataModule):
         if self._stratify is None:
             return squared_distance(vectors, coreset.indices.to(vectors.device), coreset.weights.to(vectors.device))
         classes, found = self._classes(self._stratify), 0.0
-        for name in classes.unique():
+        for name in torch.unique(classes):
             members, own = (classes == name).nonzero().squeeze(-1), classes[coreset.indices] == name
             places = torch.searchsorted(members, coreset.indices[own]).to(vectors.device)
             part = part_of(vectors, members.to(vectors.device))

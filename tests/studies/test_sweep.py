@@ -156,6 +156,7 @@ import os, signal, sys
 from pathlib import Path
 from lit_sparse.studies.sweep import Sweep
 sweep = Sweep([sys.argv[1]], {sys.argv[2]: [2]}, ["val/nelbo"], ["minimize"], Path("sweep"))
+sweep.study
 os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)
 sweep.study.set_user_attr("name", 1)
 """
