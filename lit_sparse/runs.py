@@ -88,7 +88,7 @@ def claim_folder(parent: Path, command: str = "", *, first_process: bool) -> Pat
         first_process: whether this is rank 0.
 
     Raises:
-        ConfigurationError: if the folder cannot be made, or that of the command is a link, which leads elsewhere.
+        ConfigurationError: if the folder cannot be made, or a link with the name of the command leads elsewhere.
     """
     parent = parent / command
     if command and parent.is_symlink():
