@@ -150,7 +150,8 @@ def check_operations(device: str) -> None:
         weights = torch.randn(count, capacity, dtype=torch.float64) * (torch.rand(count, capacity) < 0.7)
         rows, matrix = torch.randn(count, width, dtype=torch.float64), torch.randn(blocks, size, width, dtype=torch.float64)
         matrix[0, 0] = torch.nan
-        weights[places == 0] = 0.0  # a weight of zero hides it
+        rows[-1] = torch.nan
+        weights[places == 0] = weights[-1] = 0.0  # a weight of zero hides them
         for operation, first, second in (
             (listed_products, rows, matrix),
             (listed_sums, weights, matrix),
