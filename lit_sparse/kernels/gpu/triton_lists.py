@@ -94,12 +94,14 @@ def bound_scores(scores: Scores, alpha: Tensor | float, gamma: float) -> Tensor:
 
     Args:
         scores: what the scores are computed from.
-        alpha: alpha of the entmax, above 1: a number or one for each head (N,).
+        alpha: alpha of the entmax: a number above 1 or one for each head (N,); where it is at most 1, all keys have weight.
         gamma: strength of the mapping.
     """
     query, key, *_ = scores
     heads, length, _ = query.shape
-    eps = torch.as_tensor(alpha, dtype=torch.float32, device=query.device).expand(heads) - 1
+    eps = (torch.as_tensor(alpha, dtype=torch.float32, device=query.device).expand(heads) - 1).clamp_min(
+        1e-9
+    )  # 1 and below: all
     norms = key.float().norm(dim=-1).nan_to_num(nan=0.0, posinf=torch.inf).amax(-1)
     bounds = torch.empty(heads, length, device=query.device)
     known = {2.0: "one", 1.5: "two"}.get(alpha, "any") if not isinstance(alpha, Tensor) else "any"

@@ -78,7 +78,7 @@ def check_lists(device: str) -> None:
     check((2, 2, 70, 40, 20), 3.0)
     mask = (torch.rand(2, 33, 100) < 0.2).to(device)
     check((2, 2, 33, 100, 20), [1.3, 2.0], mask=mask)
-    check((2, 2, 33, 100, 20), [1.0, 2.5], mask=mask.transpose(1, 2).contiguous().transpose(1, 2), is_causal=True)
+    check((2, 2, 33, 100, 20), [0.6, 2.5], mask=mask.transpose(1, 2).contiguous().transpose(1, 2), is_causal=True)
     bias = torch.randn(1, 33, 100).to(device).expand(2, 33, 100)
     check((2, 2, 33, 100, 20), 1.5, mask=mask[:, :1].expand(2, 33, 100), bias=bias, softcap=2.0, is_causal=True)
     check((2, 2, 33, 100, 20), 2.0, bias=bias.to(torch.bfloat16), softcap=1.0, scale=3.0)
