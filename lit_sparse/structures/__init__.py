@@ -10,8 +10,10 @@ Example:
 from lit_sparse.arguments import check_types
 from lit_sparse.structures.assignment import Assignment
 from lit_sparse.structures.base import Structure
-from lit_sparse.structures.bit_vector import BitVector, Budget
+from lit_sparse.structures.bit_vector import BitVector, Budget, TopK
 from lit_sparse.structures.factor_graph import Factor, FactorGraph
+from lit_sparse.structures.graph import ShortestPath, SpanningTree
+from lit_sparse.structures.knapsack import Knapsack
 from lit_sparse.structures.logic import Or, OrOut, Xor
 from lit_sparse.structures.pair import Pair
 from lit_sparse.structures.sequence import Sequence
@@ -23,11 +25,15 @@ __all__ = [
     "Budget",
     "Factor",
     "FactorGraph",
+    "Knapsack",
     "Or",
     "OrOut",
     "Pair",
     "Sequence",
+    "ShortestPath",
+    "SpanningTree",
     "Structure",
+    "TopK",
     "Tree",
     "Xor",
 ]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import Self
@@ -14,7 +16,7 @@ from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.kernels.oracles import FINE, STEP, TIE, CompiledOracle
 from lit_sparse.structures.count import CountConstraint
 
-__all__ = ["Structure", "as_structure", "coarse_scores"]
+__all__ = ["Structure", "as_structure", "best_by_search", "coarse_scores", "less_the_largest"]
 
 
 class Structure(ABC):
@@ -55,7 +57,7 @@ class Structure(ABC):
         super().__init_subclass__(**options)
         of_parent = getattr(super(cls, cls), "maximize", None)
         if "maximize" in cls.__dict__ and not getattr(of_parent, "__isabstractmethod__", False):
-            for name in ("centered", "compiled", "count_constraints", "project", "nested", "has_nested", "topk"):
+            for name in ("centered", "compiled", "count_constraints", "project", "nested", "has_nested", "topk", "recall"):
                 if name not in cls.__dict__:
                     setattr(cls, name, getattr(Structure, name))
 
@@ -75,6 +77,17 @@ class Structure(ABC):
         Returns:
             Tensor (B, d) of zeros and ones, in the scores' dtype.
         """
+
+    def recall(self, scores: Tensor) -> Tensor | None:
+        """Return a structure for each row that is already known, the best of these, without a search; None if there is none.
+
+        SparseMAP asks for it before each call of :meth:`maximize`, and calls only for rows in which it is no improvement. The
+        last call for a row is always one of :meth:`maximize`, so that the marginals stay as exact as without.
+
+        Args:
+            scores: (B, d), finite or -inf; no structure may have a one where they are -inf.
+        """
+        return None
 
     def topk(self, scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """Return the k best structures of each row, best first.
@@ -292,6 +305,47 @@ def as_structure(structure: object, such_as: str = "BitVector(32),") -> Structur
         return structure
     hint = f" Did you mean {structure.__name__}(...)?" if isinstance(structure, type) else ""
     raise ConfigurationError(f"Expected a structure, such as {such_as} but got {structure!r}.{hint}")
+
+
+def best_by_search(
+    structure: Structure,
+    scores: Tensor,
+    potentials: Tensor | None,
+    search: Callable[[np.ndarray], tuple[Any, Any]],
+    what: str,
+    advice: str,
+) -> Tensor:
+    """Return the best structures by a search on the CPU, for :meth:`Structure.maximize`.
+
+    Args:
+        structure: the set of structures.
+        scores: (B, d).
+        potentials: further scores.
+        search: function of scores (B, d) float64 that returns the structures, and which rows have one.
+        what: a structure in words, for the message where forbidden entries leave none.
+        advice: what to do then.
+
+    Raises:
+        ConfigurationError: if there is none, or scores are NaN or inf.
+    """
+    structure.check_call(scores, potentials)
+    rows: np.ndarray = coarse_scores(scores.detach()).cpu().numpy()
+    if not bool((rows < np.inf).all()):
+        raise ConfigurationError("Expected scores that are finite, or -inf where an entry is forbidden, but got NaN or inf.")
+    chosen, found = search(rows)
+    if not found.all():
+        raise ConfigurationError(
+            f"Expected forbidden entries that leave {what} but row {int(found.argmin())} of the batch has none. {advice}"
+        )
+    return torch.from_numpy(chosen).reshape(scores.shape).to(scores)
+
+
+def less_the_largest(scores: Tensor) -> Tensor:
+    """Return scores minus the largest of each row, as a constant; a row without finite scores stays."""
+    if not scores.shape[-1]:
+        return scores
+    largest = scores.detach().amax(-1, keepdim=True)
+    return scores - torch.where(largest.isfinite(), largest, 0.0)
 
 
 def coarse_scores(scores: Tensor) -> Tensor:

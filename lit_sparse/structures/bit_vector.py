@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import Self, override
@@ -13,10 +14,11 @@ from lit_sparse.checks import check_count
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.kernels.kbest import best_bits
 from lit_sparse.kernels.oracles import BITS, TIE, CompiledOracle
-from lit_sparse.structures.base import Structure, coarse_scores
+from lit_sparse.structures.base import Structure, best_by_search, coarse_scores, less_the_largest
 from lit_sparse.structures.count import CountConstraint
+from lit_sparse.torch_internals import on_values
 
-__all__ = ["BitVector", "Budget"]
+__all__ = ["BitVector", "Budget", "TopK"]
 
 
 class _Bits(Structure):
@@ -148,3 +150,64 @@ class Budget(_Bits):
     @override
     def compiled(self, potentials: Tensor | None) -> CompiledOracle:
         return CompiledOracle(BITS, budget=min(self.budget, 2**62))
+
+
+@dataclass(frozen=True)
+class TopK(_Bits):
+    """The vectors of {0, 1}^d with exactly ``k`` ones; with at most that many they are a :class:`Budget`.
+
+    Args:
+        d: number of bits; None to read it from the scores.
+        k: number of ones, 1 .. d.
+
+    Raises:
+        ConfigurationError: if ``d`` is not an integer >= 1, or ``k`` is not an integer in 1 .. d.
+
+    Example:
+        >>> import torch
+        >>> TopK(3, 2).maximize(torch.tensor([[0.5, -1.0, -2.0]])).tolist()
+        [[1.0, 1.0, 0.0]]
+    """
+
+    d: int | None
+    k: int
+
+    def __post_init__(self) -> None:
+        check_count("k", self.k, most=None if self.d is None else check_count("d", self.d))
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        """Return one that equals sparsemax, and one of three."""
+        return [cls(None, 1), cls(None, 3)]
+
+    @override
+    def check(self, d: int) -> None:
+        super().check(d)
+        if d < self.k:
+            raise ConfigurationError(f"Expected at least {self.k} scores, k of {self!r}, but got {d}.")
+
+    @override
+    def centered(self, scores: Tensor) -> Tensor:
+        return less_the_largest(scores)
+
+    @on_values
+    def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
+        """Return ones at the largest scores; ties go to the lowest index.
+
+        Raises:
+            ConfigurationError: if fewer than ``k`` entries are allowed.
+        """
+        return best_by_search(self, scores, potentials, self._largest, f"{self.k} entries", "Allow more, or take a Budget.")
+
+    def _largest(self, scores: np.ndarray) -> tuple[Any, Any]:
+        chosen = np.zeros(scores.shape, np.uint8)
+        np.put_along_axis(chosen, np.argsort(-scores, axis=-1, kind="stable")[:, : self.k], 1, -1)
+        return chosen, (scores > -np.inf).sum(-1) >= self.k
+
+    @override
+    def validate(self, structures: Tensor) -> Tensor:
+        return structures.sum(-1) == self.k
+
+    @override
+    def count_constraints(self, d: int) -> list[CountConstraint]:
+        return [CountConstraint(tuple(range(d)), least=self.k, most=self.k)]

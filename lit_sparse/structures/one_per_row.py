@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_sparse.errors import ConfigurationError
-from lit_sparse.structures.base import Structure, coarse_scores
+from lit_sparse.structures.base import Structure, best_by_search, less_the_largest
 
 __all__ = ["OnePerRow"]
 
@@ -30,11 +29,7 @@ class OnePerRow(Structure):
 
     @override
     def centered(self, scores: Tensor) -> Tensor:
-        grid = self.grid(scores)
-        if not grid.shape[-1]:
-            return scores
-        largest = grid.detach().amax(-1, keepdim=True)
-        return (grid - torch.where(largest.isfinite(), largest, 0.0)).flatten(-2)
+        return less_the_largest(self.grid(scores)).flatten(-2)
 
     @override
     def validate(self, structures: Tensor) -> Tensor:
@@ -49,30 +44,10 @@ class OnePerRow(Structure):
     def searched(
         self, scores: Tensor, potentials: Tensor | None, search: Callable[[np.ndarray], tuple[Any, Any]], what: str, advice: str
     ) -> Tensor:
-        """Return the best structures by a search on the CPU.
-
-        Args:
-            scores: (B, d).
-            potentials: further scores.
-            search: function of scores (B, rows, columns) that returns the structures, and which rows have one.
-            what: a structure in words, for the message where forbidden entries leave none.
-            advice: what to do then.
-
-        Raises:
-            ConfigurationError: if there is none, or scores are NaN or inf.
-        """
+        """Return the best structures; as :func:`best_by_search`, with a search over scores (B, rows, columns)."""
         self.check_call(scores, potentials)
-        grids: np.ndarray = self.grid(coarse_scores(scores.detach()).cpu()).numpy()
-        if not bool((grids < np.inf).all()):
-            raise ConfigurationError(
-                "Expected scores that are finite, or -inf where an entry is forbidden, but got NaN or inf."
-            )
-        chosen, found = search(grids)
-        if not found.all():
-            raise ConfigurationError(
-                f"Expected forbidden entries that leave {what} but row {int(found.argmin())} of the batch has none. {advice}"
-            )
-        return torch.from_numpy(chosen).reshape(scores.shape).to(scores)
+        grid = self.grid(scores).shape[1:]
+        return best_by_search(self, scores, potentials, lambda rows: search(rows.reshape(-1, *grid)), what, advice)
 
     @staticmethod
     def marked(places: Sequence[Any], columns: int) -> Tensor:

@@ -1,0 +1,254 @@
+"""Paths and spanning trees of a graph, as sets of its edges."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from typing_extensions import Self, override
+
+from lit_sparse.checks import MOST_FEATURES, check_count
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.kernels.graphs import CYCLE, best_paths, best_spanning_trees
+from lit_sparse.structures.base import Structure, best_by_search, less_the_largest
+from lit_sparse.torch_internals import on_values
+
+__all__ = ["ShortestPath", "SpanningTree"]
+
+
+class _Graph(Structure):
+    """Sets of edges of a graph, whose entries are the edges in their order; the field ``edges`` holds pairs of nodes."""
+
+    edges: tuple[tuple[int, int], ...]
+
+    def _keep_edges(self) -> None:
+        """Check the edges and keep them as tuples.
+
+        Raises:
+            ConfigurationError: if they are not pairs of different nodes, numbers from 0 on.
+        """
+        given: Any = self.edges.tolist() if isinstance(self.edges, np.ndarray | Tensor) else self.edges
+        pairs = isinstance(given, list | tuple) and all(isinstance(edge, list | tuple) and len(edge) == 2 for edge in given)
+        if not pairs or not given:
+            raise ConfigurationError("Expected argument `edges` to be a list of pairs of nodes, such as [(0, 1), (1, 2)].")
+        edges = tuple((check_count("edges", a, 0, MOST_FEATURES), check_count("edges", b, 0, MOST_FEATURES)) for a, b in given)
+        for edge, (tail, head) in enumerate(edges):
+            if tail == head:
+                raise ConfigurationError(f"Expected edges between different nodes but edge {edge} is {(tail, head)}.")
+        object.__setattr__(self, "edges", edges)
+
+    def __repr__(self) -> str:
+        """Show the number of edges, of which there may be many."""
+        return f"{type(self).__name__}({len(self.edges)} edges)"
+
+    @property
+    @override
+    def size(self) -> int:
+        return len(self.edges)
+
+    @cached_property
+    def _ends(self) -> np.ndarray:
+        return np.array(self.edges, np.int64)
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes: the largest one in the edges, plus one."""
+        return int(self._ends.max()) + 1
+
+    def _search(self, rows: np.ndarray) -> tuple[Any, Any]:
+        """Return the best sets of edges, bytes (B, d), and whether there is one, for scores (B, d)."""
+        raise NotImplementedError
+
+    @override
+    def validate(self, structures: Tensor) -> Tensor:
+        """Return whether all edges of a set are in the best one that has no others."""
+        self.check(structures.shape[-1])
+        given: np.ndarray = structures.detach().reshape(-1, len(self.edges)).cpu().numpy() > 0
+        chosen, found = self._search(np.where(given, 1.0, -np.inf))
+        fits = torch.from_numpy((found == 1) & (chosen == given).all(-1))
+        return fits.reshape(structures.shape[:-1]).to(structures.device)
+
+
+@dataclass(frozen=True, repr=False)
+class ShortestPath(_Graph):
+    """The paths from one node of a directed graph to another, none of which visits a node twice.
+
+    Scores (..., edges) are those of the edges in their order: give **minus** the costs, and the best path is the shortest.
+
+    In a graph without cycles scores may have any sign. If there are cycles between the source and the target, they may have
+    no positive total, as where all costs are >= 0; SparseMAP keeps to this, because its residuals are at most the scores.
+
+    Args:
+        edges: pairs (from, to) of nodes, which are numbered from 0 on.
+        source: first node of a path.
+        target: last node of a path.
+
+    Raises:
+        ConfigurationError: if edges are not pairs of different nodes, or no path leads from the source to the target.
+
+    Example:
+        >>> import torch
+        >>> costs = torch.tensor([[1.0, 3.0, 1.0]])
+        >>> ShortestPath([(0, 1), (0, 2), (1, 2)], source=0, target=2).maximize(-costs).tolist()
+        [[1.0, 0.0, 1.0]]
+    """
+
+    edges: tuple[tuple[int, int], ...]
+    source: int
+    target: int
+
+    def __post_init__(self) -> None:
+        self._keep_edges()
+        for name in ("source", "target"):
+            check_count(name, getattr(self, name), 0, self.nodes - 1)
+        if not len(self._order):
+            raise ConfigurationError(
+                f"Expected a path from node {self.source} to node {self.target}, another one; none exists."
+            )
+
+    @classmethod
+    def grid(cls, rows: int, columns: int) -> Self:
+        """Return the paths through a grid from its first corner to the last, by steps to the right and down.
+
+        Nodes are numbered row by row. For each row of the grid come its edges to the right, then those down.
+
+        Raises:
+            ConfigurationError: if ``rows`` or ``columns`` is not an integer >= 1, or both are 1, or beyond a million edges.
+        """
+        most = MOST_FEATURES // 2
+        check_count("columns", columns, most=most // check_count("rows", rows, most=most))
+        edges = []
+        for first in range(0, rows * columns, columns):
+            edges += [(node, node + 1) for node in range(first, first + columns - 1)]
+            if first < (rows - 1) * columns:
+                edges += [(node, node + columns) for node in range(first, first + columns)]
+        return cls(tuple(edges), 0, rows * columns - 1)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        """Return a grid, and a graph with two edges between the same nodes, a dead end and an edge back to the source."""
+        return [cls.grid(2, 3), cls(((1, 2), (0, 1), (0, 1), (0, 2), (1, 3), (2, 0)), 0, 2)]
+
+    def __repr__(self) -> str:
+        """Show the number of edges, and the ends of the paths."""
+        return f"ShortestPath({len(self.edges)} edges, source={self.source}, target={self.target})"
+
+    @cached_property
+    def _order(self) -> np.ndarray:
+        """Edges that may be on a path, each after those that may come before it unless there are cycles."""
+        ahead: list[list[int]] = [[] for _ in range(self.nodes)]
+        behind: list[list[int]] = [[] for _ in range(self.nodes)]
+        for edge, (tail, head) in enumerate(self.edges):
+            if head != self.source and tail != self.target:
+                ahead[tail].append(edge)
+                behind[head].append(edge)
+        after = self._reached(self.source, ahead, 1)
+        before = self._reached(self.target, behind, 0)
+        useful = {edge for node in after & before for edge in ahead[node] if self.edges[edge][1] in before}
+        waiting = [sum(edge in useful for edge in edges) for edges in behind]
+        queue, order = deque([self.source]), []
+        while queue:
+            for edge in ahead[queue.popleft()]:
+                if edge in useful:
+                    order.append(edge)
+                    waiting[self.edges[edge][1]] -= 1
+                    if waiting[self.edges[edge][1]] == 0:
+                        queue.append(self.edges[edge][1])
+        return np.array([*order, *sorted(useful.difference(order))], np.int64)
+
+    def _reached(self, start: int, edges: list[list[int]], end: int) -> set[int]:
+        """Return the nodes that edges lead to from a node, by their given end."""
+        found, left = {start}, [start]
+        while left:
+            new = {self.edges[edge][end] for edge in edges[left.pop()]} - found
+            found |= new
+            left += new
+        return found
+
+    @on_values
+    def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
+        """Return the best path, on the CPU; see :mod:`lit_sparse.kernels.graphs`.
+
+        Raises:
+            ConfigurationError: if the forbidden edges leave none, or a cycle has a positive total.
+        """
+        what = f"a path from node {self.source} to node {self.target}"
+        return best_by_search(self, scores, potentials, self._without_cycles, what, "Forbid fewer edges.")
+
+    def _without_cycles(self, rows: np.ndarray) -> tuple[Any, Any]:
+        chosen, found = self._search(rows)
+        if (found == CYCLE).any():
+            raise ConfigurationError(
+                f"Expected scores without a cycle of positive total but row {int((found == CYCLE).argmax())} of the batch has"
+                " one, and going round it is always better. Give minus the costs, which must not be negative in a graph"
+                " with cycles."
+            )
+        return chosen, found
+
+    @override
+    def _search(self, rows: np.ndarray) -> tuple[Any, Any]:
+        return best_paths(rows, self._ends, self._order, self.nodes, self.source, self.target)
+
+
+@dataclass(frozen=True, repr=False)
+class SpanningTree(_Graph):
+    """The spanning trees of a graph: sets of edges, without directions, that connect all nodes and have no cycle.
+
+    Scores (..., edges) are those of the edges in their order. Rooted trees, with a direction, are a
+    :class:`~lit_sparse.structures.Tree`.
+
+    Args:
+        edges: pairs of nodes, which are numbered from 0 on without gaps.
+
+    Raises:
+        ConfigurationError: if edges are not pairs of different nodes, or do not connect all nodes.
+
+    Example:
+        >>> import torch
+        >>> SpanningTree([(0, 1), (0, 2), (1, 2)]).maximize(torch.tensor([[1.0, 3.0, -1.0]])).tolist()
+        [[1.0, 1.0, 0.0]]
+    """
+
+    edges: tuple[tuple[int, int], ...]
+
+    def __post_init__(self) -> None:
+        self._keep_edges()
+        if not self._search(np.zeros((1, len(self.edges))))[1].all():
+            raise ConfigurationError(f"Expected edges that connect all nodes, 0 .. {self.nodes - 1}, but they do not.")
+
+    @classmethod
+    def complete(cls, nodes: int) -> Self:
+        """Return the trees over nodes all of which are connected, by edges (0, 1), (0, 2), ..., (1, 2), ...
+
+        Raises:
+            ConfigurationError: if ``nodes`` is not an integer in 2 .. 1000.
+        """
+        check_count("nodes", nodes, 2, 1000)
+        return cls(tuple((i, j) for i in range(nodes) for j in range(i + 1, nodes)))
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        """Return a complete graph, and one with two edges between the same nodes and an edge that all trees have."""
+        return [cls.complete(4), cls(((0, 1), (1, 0), (1, 2), (2, 0), (3, 2)))]
+
+    @override
+    def centered(self, scores: Tensor) -> Tensor:
+        return less_the_largest(scores)
+
+    @on_values
+    def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
+        """Return the best tree, on the CPU; see :mod:`lit_sparse.kernels.graphs`. Ties go to the first edges.
+
+        Raises:
+            ConfigurationError: if the forbidden edges leave none.
+        """
+        return best_by_search(self, scores, potentials, self._search, "a tree over all nodes", "Forbid fewer edges.")
+
+    @override
+    def _search(self, rows: np.ndarray) -> tuple[Any, Any]:
+        return best_spanning_trees(rows, self._ends, self.nodes)

@@ -1,0 +1,94 @@
+"""Items that fit into a knapsack."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from typing_extensions import Self, override
+
+from lit_sparse.checks import check_count
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.kernels.knapsack import best_items
+from lit_sparse.structures.base import Structure, best_by_search
+from lit_sparse.torch_internals import on_values
+
+__all__ = ["Knapsack"]
+
+#: Largest number of items times rooms, of which each thread keeps a byte.
+MOST_CELLS = 100_000_000
+#: Largest weight and capacity: the sum of a million of them is an integer of 64 bits.
+MOST_WEIGHT = 2**40
+
+
+@dataclass(frozen=True)
+class Knapsack(Structure):
+    """The sets of items whose total weight is at most the capacity.
+
+    The best set is found by dynamic programming, in time proportional to the number of items times the capacity, after both
+    have been divided by the weights' greatest common divisor.
+
+    Args:
+        weights: integer weight of each item, >= 0.
+        capacity: largest total weight, an integer >= 0.
+
+    Raises:
+        ConfigurationError: for other weights or another capacity, or if items times capacity is beyond 100 million.
+
+    Example:
+        >>> import torch
+        >>> Knapsack((3, 4, 5), capacity=7).maximize(torch.tensor([[2.0, 3.0, 4.0]])).tolist()
+        [[1.0, 1.0, 0.0]]
+    """
+
+    weights: tuple[int, ...]
+    capacity: int
+
+    def __post_init__(self) -> None:
+        given = self.weights.tolist() if isinstance(self.weights, np.ndarray | Tensor) else self.weights
+        if isinstance(given, str) or not isinstance(given, list | tuple) or not given:
+            raise ConfigurationError(f"Expected argument `weights` to be a list of integers but got {self.weights!r}.")
+        weights = tuple(check_count("weights", one, least=0, most=MOST_WEIGHT) for one in given)
+        object.__setattr__(self, "weights", weights)
+        check_count("capacity", self.capacity, least=0, most=MOST_WEIGHT)
+        rooms = self._in_units()[1] + 1
+        if len(weights) * rooms > MOST_CELLS:
+            raise ConfigurationError(
+                f"Expected at most {MOST_CELLS:,} items times rooms but got {len(weights)} * {rooms:,}. Round the weights to"
+                " multiples of a coarser unit."
+            )
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        """Return one with equal weights, an item that never fits and one without weight; and one with nothing to choose."""
+        return [cls((2, 3, 3, 5, 0, 9), 7), cls((1, 2, 4), 20)]
+
+    @property
+    @override
+    def size(self) -> int:
+        return len(self.weights)
+
+    def _in_units(self) -> tuple[np.ndarray, int]:
+        """Return weights and the capacity, divided by the weights' greatest common divisor."""
+        unit = max(math.gcd(*self.weights), 1)
+        weights = np.array(self.weights, np.int64) // unit
+        return weights, min(self.capacity // unit, int(weights.sum()))
+
+    @on_values
+    def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
+        """Return the best items; of equal sets one with the first of them."""
+        weights, capacity = self._in_units()
+
+        def search(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            return best_items(rows, weights, capacity), np.ones(len(rows), np.bool_)
+
+        return best_by_search(self, scores, potentials, search, "a set of items", "")
+
+    @override
+    def validate(self, structures: Tensor) -> Tensor:
+        self.check(structures.shape[-1])
+        weights = torch.tensor(self.weights, dtype=torch.float64, device=structures.device)
+        return structures.double() @ weights <= self.capacity
