@@ -12,6 +12,7 @@ from lit_sparse.structures.assignment import Assignment
 from lit_sparse.structures.base import Structure
 from lit_sparse.structures.bit_vector import BitVector, Budget, TopK
 from lit_sparse.structures.factor_graph import Factor, FactorGraph
+from lit_sparse.structures.from_solver import FromSolver
 from lit_sparse.structures.graph import ShortestPath, SpanningTree
 from lit_sparse.structures.knapsack import Knapsack
 from lit_sparse.structures.logic import Or, OrOut, Xor
@@ -25,6 +26,7 @@ __all__ = [
     "Budget",
     "Factor",
     "FactorGraph",
+    "FromSolver",
     "Knapsack",
     "Or",
     "OrOut",

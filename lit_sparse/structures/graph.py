@@ -32,7 +32,8 @@ class _Graph(Structure):
         Raises:
             ConfigurationError: if they are not pairs of different nodes, numbers from 0 on.
         """
-        given: Any = self.edges.tolist() if isinstance(self.edges, np.ndarray | Tensor) else self.edges
+        given: Any = self.edges
+        given = given.tolist() if isinstance(given, np.ndarray | Tensor) else given
         pairs = isinstance(given, list | tuple) and all(isinstance(edge, list | tuple) and len(edge) == 2 for edge in given)
         if not pairs or not given:
             raise ConfigurationError("Expected argument `edges` to be a list of pairs of nodes, such as [(0, 1), (1, 2)].")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,8 +49,9 @@ class Knapsack(Structure):
     capacity: int
 
     def __post_init__(self) -> None:
-        given = self.weights.tolist() if isinstance(self.weights, np.ndarray | Tensor) else self.weights
-        if isinstance(given, str) or not isinstance(given, list | tuple) or not given:
+        given: Any = self.weights
+        given = given.tolist() if isinstance(given, np.ndarray | Tensor) else given
+        if not isinstance(given, list | tuple) or not given:
             raise ConfigurationError(f"Expected argument `weights` to be a list of integers but got {self.weights!r}.")
         weights = tuple(check_count("weights", one, least=0, most=MOST_WEIGHT) for one in given)
         object.__setattr__(self, "weights", weights)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -29,6 +29,11 @@ __all__ = ["Solution", "Start", "solution_shapes", "solve_batch", "solve_block",
 
 SECONDS, STEP_SECONDS = 5e-9, 3e-10  # of one thread for one element of (rows, d, d), about: for all steps, and for one
 WORK_BYTES = 1 << 30  # workspace of a batch whose oracle is not compiled; longer ones are solved in parts
+
+#: Takes residuals (b, d) and the numbers (b,) of their rows; returns structures (b, d) and what potentials add to each (b,).
+Oracle: TypeAlias = Callable[[Array, Array], tuple[Array, Array]]
+#: Takes residuals (b, d); returns structures as an oracle does, or None.
+Guess: TypeAlias = Callable[[Array], tuple[Array, Array] | None]
 
 
 class Start(NamedTuple):
@@ -205,15 +210,15 @@ def copy_block(first: Any, stop: Any, work: Any, sizes: Any, solution: Any) -> N
         copy_out(row, solution, of_row(work, row), sizes[row])
 
 
-def solve_with_oracle(
-    scores: Array, oracle: Callable[[Array, Array], tuple[Array, Array]], start: Start, max_iter: int, tol: float
-) -> Solution:
+def solve_with_oracle(scores: Array, oracle: Oracle, guess: Guess, start: Start, max_iter: int, tol: float) -> Solution:
     """Solve a batch with an oracle in Python: all rows advance together, and leave when they are finished.
 
     Args:
         scores: float64 (B, d), finite, or -inf where an entry is forbidden.
         oracle: takes residuals (b, d) and to which rows they belong (b,), and returns the best structures for them, float64
             (b, d), and what other potentials add to each (b,).
+        guess: returns structures in the same way that need not be the best ones, or None. It is asked first, and the oracle
+            only in rows where that is no improvement, so that the gaps are always the oracle's.
         start: structures to start from.
         max_iter: most structures that may be looked for.
         tol: error of the marginals to reach, in Euclidean distance.
@@ -229,13 +234,15 @@ def solve_with_oracle(
             return oracle(residual, alive + low)
 
         mine = Solution(*[array[part] for array in solution])
-        _solve_together(scores[part], of_part, Start(*[array[part] for array in start]), max_iter, tol, mine)
+        first = Start(*[array[part] for array in start])
+        _solve_together(scores[part], of_part, guess, first, max_iter, tol, mine)
     return solution
 
 
 def _solve_together(
     scores: Array,
-    oracle: Callable[[Array, Array], tuple[Array, Array]],
+    oracle: Oracle,
+    guess: Guess,
     start: Start,
     max_iter: int,
     tol: float,
@@ -252,16 +259,24 @@ def _solve_together(
     over(begin_block, count, scores, start)
     alive = np.flatnonzero(sizes == 0)
     if len(alive):
-        over(admit_block, len(alive), newest, alive, *oracle(scores[alive], alive))
-    alive = np.arange(count)
+        over(admit_block, len(alive), newest, alive, *(guess(scores[alive]) or oracle(scores[alive], alive)))
+    alive, from_oracle = np.arange(count), np.ones(count, np.bool_)
     for left in range(max_iter - 1, -1, -1):
         rows = len(alive)
         residual, gaps = empty((rows, d), np.float64), empty(rows, np.float64)
         stuck, small = empty(rows, np.bool_), empty(rows, np.bool_)
         over(advance_block, rows, newest, alive, residual, stuck)
-        found, extra = oracle(residual, alive)
+        guessed = guess(residual)
+        found, extra = guessed or oracle(residual, alive)
         over(compare_block, rows, alive, found, extra, gaps, small, tol)
-        finished = stuck | small
+        ends = stuck & from_oracle[alive]  # after a guess the oracle may still gain more than rounding
+        from_oracle[alive] = guessed is None
+        if guessed is not None:
+            asked = np.flatnonzero(stuck | small | ~has_room(sizes[alive], capacity) | (left == 0))
+            found[asked], extra[asked] = oracle(residual[asked], alive[asked])
+            from_oracle[alive[asked]] = True
+            over(compare_block, rows, alive, found, extra, gaps, small, tol)
+        finished = ends | small
         solution.done[alive], solution.gaps[alive] = finished, gaps
         stays = ~finished & has_room(sizes[alive], capacity)
         if left == 0 or not stays.any():

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.func import vjp
@@ -227,8 +228,13 @@ class StructureProblem:
             found = _checked(self.structure, self.structure.maximize(rows, mine), rows)
             return found.cpu().numpy(), self._extra(found.unsqueeze(1), mine).squeeze(1).cpu().numpy()
 
+        def guess(residual: Array) -> tuple[Array, Array] | None:
+            rows = torch.from_numpy(residual).to(scores.device)
+            known = None if potentials is not None or not len(rows) else self.structure.recall(rows)
+            return None if known is None else (_checked(self.structure, known, rows).cpu().numpy(), np.zeros(len(rows)))
+
         start = _arrays(Start(*[part[whole] for part in start]))
-        found = _on_device(scores, solve_with_oracle(_array(scores[whole]), oracle, start, self.max_iter, self.tol))
+        found = _on_device(scores, solve_with_oracle(_array(scores[whole]), oracle, guess, start, self.max_iter, self.tol))
         return found if len(whole) == len(scores) else _with_others(found, whole, broken, scores)
 
 
