@@ -26,7 +26,7 @@ else:
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 #: Extras that work on the core alone.
-LIGHT = ("hf", "onnx", "gpu", "bench")
+LIGHT = ("hf", "onnx", "gpu", "pyepo", "bench")
 #: Hides distributions by the first names of their modules, also those that are imported when Python starts.
 HIDE = """
 import sys
@@ -80,6 +80,21 @@ from lit_sparse.kernels.gpu import numba_rows, triton_attention, triton_rows
 numba_rows.THREADS = 4
 x = torch.randn(5, 7, dtype=torch.float64)
 torch.testing.assert_close(fusedmax._map_cuda(x, 0.1, 1.0)[0], fusedmax.map_fused(x, 0.1, 1.0)[0])
+""",
+    "pyepo": """
+import torch
+from pyepo.model.opt import optModel
+from lit_sparse.pyepo import SparseMAPLoss
+
+class Cheapest(optModel):
+    def _getModel(self):
+        return None, range(3)
+    def setObj(self, c):
+        self.c = c
+    def solve(self):
+        return torch.nn.functional.one_hot(torch.tensor(self.c).argmin(), 3).numpy(), min(self.c)
+
+SparseMAPLoss(Cheapest())(torch.tensor([[1.0, 2.0, 0.5]], requires_grad=True), torch.tensor([[0.0, 1.0, 0.0]])).backward()
 """,
     "bench": """
 import runpy

@@ -31,6 +31,7 @@ ROOMS = (
     "text",
     "data",
     "transport",
+    "pyepo",
     "export",
     "callbacks",
     "testing",
