@@ -398,6 +398,7 @@ WAYS: dict[str, Callable[..., list[Tensor]]] = {
 
 #: Solved on the values of the scores, by compiled code that no operator holds.
 SOLVED = {
+    *("FromSolver", "Knapsack", "ShortestPath", "SpanningTree", "TopK"),
     *("LPSparseMAP", "RegularizedArgmax", "Assignment", "Tree", "SparseMAPMarginalize", "TopKMarginalize", "KernelPotentials"),
     *("lp_sparsemap", "regularized_argmax", "sparsemap", "LinearFenchelYoungLoss, probabilities"),
 }
