@@ -115,9 +115,9 @@ class FromSolver(Structure):
 
     @override
     def recall(self, scores: Tensor) -> Tensor | None:
-        if not self._known:
-            return None
         rows, known = _finite(scores.double().cpu().numpy()), self._matrix()
+        if not len(known):
+            return None
         best = known[(rows @ known.T).argmax(-1)]
         return None if ((best > 0) & (scores == -torch.inf).cpu().numpy()).any() else torch.from_numpy(best).to(scores)
 
@@ -131,16 +131,16 @@ class FromSolver(Structure):
         if len(rows):
             self._compare(rows, found)
         for key in list(kept)[: max(len(kept) - self.cache, 0)]:
-            del kept[key]
+            kept.pop(key, None)  # another thread may have been there
         return found, ~((found > 0) & (scores == -np.inf)).any(-1)
 
     def _matrix(self) -> np.ndarray:
         """Return the known solutions (n, size) float64."""
-        return np.frombuffer(b"".join(self._known), np.uint8).reshape(-1, self._size).astype(np.float64)
+        return np.frombuffer(b"".join(list(self._known)), np.uint8).reshape(-1, self._size).astype(np.float64)
 
     def _compare(self, rows: np.ndarray, found: np.ndarray) -> None:
         """Refuse solutions that are worse than others."""
-        lost = (rows @ self._matrix().T).max(-1) - (rows * found).sum(-1)
+        lost = (rows @ self._matrix().T).max(-1, initial=-np.inf) - (rows * found).sum(-1)
         worst = int((lost / np.maximum(np.abs(rows).sum(-1), 1e-300)).argmax())
         if lost[worst] > WORSE * np.abs(rows[worst]).sum():
             raise ConfigurationError(
