@@ -1,6 +1,6 @@
 """The most valuable items that fit into a knapsack, by dynamic programming over its capacity.
 
-For the items from i on and each room r, ``best[r] = max(best[r], best[r - weight] + value)``; which of both it was is kept, and
+For the items from i on and each capacity c, ``best[c] = max(best[c], best[c - weight] + value)``; which of both it was is kept, and
 read from the first item on. Items of no value are left out.
 """
 
@@ -15,7 +15,7 @@ from lit_sparse.kernels.cpu.threads import over_rows
 
 __all__ = ["best_items"]
 
-SECONDS = 2e-9  # of one thread for an item and a room, about
+SECONDS = 2e-9  # of one thread for an item and a unit of capacity, about
 
 
 @compile_rows()
@@ -24,21 +24,21 @@ def items_block(first: Any, stop: Any, values: Any, weights: Any, capacity: Any,
     d = values.shape[1]
     best, taken = empty(capacity + 1, np.float64), empty((d, capacity + 1), np.uint8)
     for row in range(first, stop):
-        for room in range(capacity + 1):
-            best[room] = 0.0
+        for left in range(capacity + 1):
+            best[left] = 0.0
         for item in range(d - 1, -1, -1):
             value, weight = values[row, item], weights[item]
             if value <= 0.0:
                 continue
-            for room in range(capacity, weight - 1, -1):
-                more = best[room - weight] + value
-                taken[item, room] = more >= best[room]  # of equal ones the first items
-                best[room] = max(more, best[room])
-        room = capacity
+            for left in range(capacity, weight - 1, -1):
+                more = best[left - weight] + value
+                taken[item, left] = more >= best[left]  # of equal ones the first items
+                best[left] = max(more, best[left])
+        left = capacity
         for item in range(d):
-            if values[row, item] > 0.0 and weights[item] <= room and taken[item, room]:
+            if values[row, item] > 0.0 and weights[item] <= left and taken[item, left]:
                 chosen[row, item] = 1
-                room -= weights[item]
+                left -= weights[item]
 
 
 def best_items(values: Any, weights: Any, capacity: int) -> Any:

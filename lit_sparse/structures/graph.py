@@ -79,7 +79,7 @@ class _Graph(Structure):
 class ShortestPath(_Graph):
     """The paths from one node of a directed graph to another, none of which visits a node twice.
 
-    Scores (..., edges) are those of the edges in their order: give **minus** the costs, and the best path is the shortest.
+    There is one score for each edge, (..., edges), in their order: give **minus** the costs, and the best path is the shortest.
 
     In a graph without cycles scores may have any sign. If there are cycles between the source and the target, they may have
     no positive total, as where all costs are >= 0; SparseMAP keeps to this, because its residuals are at most the scores.
@@ -200,7 +200,7 @@ class ShortestPath(_Graph):
 class SpanningTree(_Graph):
     """The spanning trees of a graph: sets of edges, without directions, that connect all nodes and have no cycle.
 
-    Scores (..., edges) are those of the edges in their order. Rooted trees, with a direction, are a
+    There is one score for each edge, (..., edges), in their order. Rooted trees, with a direction, are a
     :class:`~lit_sparse.structures.Tree`.
 
     Args:

@@ -19,7 +19,7 @@ from lit_sparse.torch_internals import on_values
 
 __all__ = ["Knapsack"]
 
-#: Largest number of items times rooms, of which each thread keeps a byte.
+#: Largest number of items times capacities, for each of which a thread keeps a byte.
 MOST_CELLS = 100_000_000
 #: Largest weight and capacity: the sum of a million of them is an integer of 64 bits.
 MOST_WEIGHT = 2**40
@@ -56,10 +56,10 @@ class Knapsack(Structure):
         weights = tuple(check_count("weights", one, least=0, most=MOST_WEIGHT) for one in given)
         object.__setattr__(self, "weights", weights)
         check_count("capacity", self.capacity, least=0, most=MOST_WEIGHT)
-        rooms = self._in_units()[1] + 1
-        if len(weights) * rooms > MOST_CELLS:
+        units = self._in_units()[1] + 1
+        if len(weights) * units > MOST_CELLS:
             raise ConfigurationError(
-                f"Expected at most {MOST_CELLS:,} items times rooms but got {len(weights)} * {rooms:,}. Round the weights to"
+                f"Expected at most {MOST_CELLS:,} items times units of capacity but got {len(weights)} * {units:,}. Round the weights to"
                 " multiples of a coarser unit."
             )
 
