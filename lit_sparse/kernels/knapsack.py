@@ -1,7 +1,7 @@
 """The most valuable items that fit into a knapsack, by dynamic programming over its capacity.
 
-For the items from i on and each capacity c, ``best[c] = max(best[c], best[c - weight] + value)``; which of both it was is kept, and
-read from the first item on. Items of no value are left out.
+For the items from i on and each capacity c, ``best[c] = max(best[c], best[c - weight] + value)``. Which of both it was is
+kept, and read from the first item on. Items of no value are left out.
 """
 
 from __future__ import annotations

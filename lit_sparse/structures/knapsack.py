@@ -59,8 +59,8 @@ class Knapsack(Structure):
         units = self._in_units()[1] + 1
         if len(weights) * units > MOST_CELLS:
             raise ConfigurationError(
-                f"Expected at most {MOST_CELLS:,} items times units of capacity but got {len(weights)} * {units:,}. Round the weights to"
-                " multiples of a coarser unit."
+                f"Expected at most {MOST_CELLS:,} items times units of capacity but got {len(weights)} * {units:,}."
+                " Round the weights to multiples of a coarser unit."
             )
 
     @classmethod
