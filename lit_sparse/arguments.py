@@ -70,13 +70,16 @@ def constructor_parameters(cls: type) -> dict[str, inspect.Parameter]:
 def shown_arguments(part: object) -> str:
     """Return the constructor's arguments that an object keeps as attributes, with their values, on one line.
 
+    Functions have their names, not their addresses, so texts are equal in all processes.
+
     Example:
         >>> from lit_sparse.structures import BitVector
         >>> shown_arguments(BitVector(3))
         'd=3'
     """
-    names = [name for name in constructor_parameters(type(part)) if hasattr(part, name)]
-    return " ".join(", ".join(f"{name}={getattr(part, name)!r}" for name in names).split())  # a tensor's lines are joined
+    found = {name: getattr(part, name) for name in constructor_parameters(type(part)) if hasattr(part, name)}
+    shown = (f"{name}={value.__qualname__ if inspect.isroutine(value) else repr(value)}" for name, value in found.items())
+    return " ".join(", ".join(shown).split())  # a tensor's lines are joined
 
 
 def _bind(cls: type, self: object, args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
