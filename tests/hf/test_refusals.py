@@ -261,7 +261,8 @@ def test_names_have_an_attention_and_a_mask() -> None:
 
     names = register()
     assert {
-        f"lit_sparse_{name}" for name in ("softmax", "sparsemax", "entmax15", "fusedmax", "oscarmax", "sq_pnorm_max")
+        f"lit_sparse_{name}"
+        for name in ("softmax", "sparsemax", "entmax15", "fusedmax", "oscarmax", "sq_pnorm_max", "norm_max")
     } == set(names)
     for name in names:
         assert not re.search(r"/|flash|flex_attention|sdpa|paged", name)

@@ -244,6 +244,7 @@ def test_a_command_that_ends_while_the_tasks_are_interrupted_is_not_a_failed_one
     from lit_sparse.studies.jobs import call
 
     caught: list[type[BaseException]] = []
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
 
     def task(threads: int) -> None:
         try:
@@ -255,8 +256,11 @@ def test_a_command_that_ends_while_the_tasks_are_interrupted_is_not_a_failed_one
         time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGINT)
 
-    with pytest.raises(KeyboardInterrupt):
-        run_all([task, interrupt], 2)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_all([task, interrupt], 2)
+    finally:
+        signal.signal(signal.SIGINT, handler)
     assert caught == [JobInterruptedError]
 
 
