@@ -94,11 +94,46 @@ def score_tile(
 
 
 @compiled
-def load_queries(query: tl.tensor, row: tl.tensor, length: tl.tensor, entries: tl.constexpr, width: tl.constexpr) -> tl.tensor:
-    """Return the queries (rows, width), with zeros outside."""
+def begin(
+    number: tl.tensor,
+    query: tl.tensor,
+    key: tl.tensor,
+    mask: tl.tensor,
+    mask_places: tl.tensor,
+    bias: tl.tensor,
+    bias_places: tl.tensor,
+    length: tl.tensor,
+    size: tl.tensor,
+    share: tl.tensor,
+    masked: tl.constexpr,
+    biased: tl.constexpr,
+    causal: tl.constexpr,
+    entries: tl.constexpr,
+    rows: tl.constexpr,
+    columns: tl.constexpr,
+    width: tl.constexpr,
+    operand: tl.constexpr,
+) -> tl.tensor:
+    """Return what a program for the block of queries with a number works with.
+
+    These are its head, its rows, its queries with zeros outside, where keys, mask and bias of the head begin, and the number of
+    columns that all of the queries may see by their position, a multiple of ``columns``, and that any may see.
+    """
+    blocks = tl.cdiv(length, rows)
+    head = (number // blocks).to(tl.int64)
+    first = number % blocks * rows
+    row = first + tl.arange(0, rows)
     entry = tl.arange(0, width)
     inside = (row < length)[:, None] & (entry < entries)[None, :]
-    return tl.load(query + row.to(tl.int64)[:, None] * entries + entry[None, :], mask=inside, other=0)
+    places = (head * length + row.to(tl.int64))[:, None] * entries + entry[None, :]
+    q = tl.load(query + places, mask=inside, other=0).to(operand)
+    key += head // share * size * entries
+    if masked:
+        mask += tl.load(mask_places + head)
+    if biased:
+        bias += tl.load(bias_places + head)
+    whole = (tl.minimum(size, first + 1) if causal else size) // columns * columns
+    return head, row, q, key, mask, bias, whole, tl.minimum(size, first + rows) if causal else size
 
 
 @compiled
@@ -181,32 +216,18 @@ def bound_scores(
     ``norms`` (B,) are at least the norms of the keys. ``rounding``, times these and the norm of a query, is as far as two ways
     to compute a product can be apart. The largest product and one that is compared with the bound may both be.
     """
-    row_blocks = tl.cdiv(length, rows)
-    first = tl.program_id(0) % row_blocks * rows
-    head = (tl.program_id(0) // row_blocks).to(tl.int64)
-    row = first + tl.arange(0, rows)
-    query += head * length * entries
-    key += head // share * size * entries
-    if masked:
-        mask += tl.load(mask_places + head)
-    if biased:
-        bias += tl.load(bias_places + head)
-    q = load_queries(query, row, length, entries, width).to(operand)
-    high = tl.minimum(size, first + rows) if causal else size
-    whole = (tl.minimum(size, first + 1) if causal else size) // columns * columns
+    head, row, q, key, mask, bias, whole, high = begin(
+        tl.program_id(0), query, key, mask, mask_places, bias, bias_places, length, size, share,
+        masked, biased, causal, entries, rows, columns, width, operand,
+    )  # fmt: skip
     peaks = tl.full([rows, columns], -HUGE, tl.float32)
-    for start in range(0, whole, columns):
-        x = score_tile(
-            q, key, start, row, length, size, mask, mask_row, mask_column, bias, bias_row, bias_column, scale, softcap,
-            True, masked, biased, capped, causal, entries, columns, width, operand, precision,
-        )  # fmt: skip
-        peaks = tl.maximum(peaks, x, propagate_nan=tl.PropagateNan.ALL)
-    for start in range(whole, high, columns):
-        x = score_tile(
-            q, key, start, row, length, size, mask, mask_row, mask_column, bias, bias_row, bias_column, scale, softcap,
-            False, masked, biased, capped, causal, entries, columns, width, operand, precision,
-        )  # fmt: skip
-        peaks = tl.maximum(peaks, x, propagate_nan=tl.PropagateNan.ALL)
+    for part in tl.static_range(2):
+        for start in range(whole if part else 0, high if part else whole, columns):
+            x = score_tile(
+                q, key, start, row, length, size, mask, mask_row, mask_column, bias, bias_row, bias_column, scale, softcap,
+                part == 0, masked, biased, capped, causal, entries, columns, width, operand, precision,
+            )  # fmt: skip
+            peaks = tl.maximum(peaks, x, propagate_nan=tl.PropagateNan.ALL)
     peaks = tl.where(peaks == peaks, peaks, HUGE)
     size_of_row = tl.sqrt(tl.sum(q.to(tl.float32) * q.to(tl.float32), 1))
     margin = 2 * rounding * size_of_row * tl.load(norms + head // share)
@@ -250,38 +271,22 @@ def mark_scores(
     precision: tl.constexpr,
 ) -> None:
     """Mark the scores of a block of queries that are not at most their bounds."""
-    row_blocks = tl.cdiv(length, rows)
-    first = (tl.program_id(0) + block) % row_blocks * rows
-    head = ((tl.program_id(0) + block) // row_blocks).to(tl.int64)
-    row = first + tl.arange(0, rows)
-    query += head * length * entries
-    key += head // share * size * entries
-    if masked:
-        mask += tl.load(mask_places + head)
-    if biased:
-        bias += tl.load(bias_places + head)
-    q = load_queries(query, row, length, entries, width).to(operand)
+    head, row, q, key, mask, bias, whole, high = begin(
+        tl.program_id(0) + block, query, key, mask, mask_places, bias, bias_places, length, size, share,
+        masked, biased, causal, entries, rows, columns, width, operand,
+    )  # fmt: skip
     bound = tl.load(bounds + head * length + row, mask=row < length, other=HUGE)
-    column = tl.arange(0, columns)
-    bit = tl.full([columns], 1, tl.int32) << (column % 32)
+    bit = tl.full([columns], 1, tl.int32) << (tl.arange(0, columns) % 32)
     line = (tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)) * words
     marks += line[:, None] + tl.arange(0, columns // 32)[None, :]
-    high = tl.minimum(size, first + rows) if causal else size
-    whole = (tl.minimum(size, first + 1) if causal else size) // columns * columns
-    for start in range(0, whole, columns):
-        x = score_tile(
-            q, key, start, row, length, size, mask, mask_row, mask_column, bias, bias_row, bias_column, scale, softcap,
-            True, masked, biased, capped, causal, entries, columns, width, operand, precision,
-        )  # fmt: skip
-        found = tl.where(x <= bound[:, None], 0, bit[None, :])
-        tl.store(marks + start // 32, tl.sum(tl.reshape(found, [rows, columns // 32, 32]), 2))
-    for start in range(whole, high, columns):
-        x = score_tile(
-            q, key, start, row, length, size, mask, mask_row, mask_column, bias, bias_row, bias_column, scale, softcap,
-            False, masked, biased, capped, causal, entries, columns, width, operand, precision,
-        )  # fmt: skip
-        found = tl.where(x <= bound[:, None], 0, bit[None, :])
-        tl.store(marks + start // 32, tl.sum(tl.reshape(found, [rows, columns // 32, 32]), 2))
+    for part in tl.static_range(2):
+        for start in range(whole if part else 0, high if part else whole, columns):
+            x = score_tile(
+                q, key, start, row, length, size, mask, mask_row, mask_column, bias, bias_row, bias_column, scale, softcap,
+                part == 0, masked, biased, capped, causal, entries, columns, width, operand, precision,
+            )  # fmt: skip
+            found = tl.where(x <= bound[:, None], 0, bit[None, :])
+            tl.store(marks + start // 32, tl.sum(tl.reshape(found, [rows, columns // 32, 32]), 2))
 
 
 @compiled
