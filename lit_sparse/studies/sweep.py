@@ -39,6 +39,7 @@ from lit_sparse.studies.jobs import (
     try_lock,
 )
 from lit_sparse.studies.load import check_names, study_of
+from lit_sparse.studies.logged import summarized
 from lit_sparse.studies.space import (
     check_database,
     check_journal,
@@ -50,7 +51,6 @@ from lit_sparse.studies.space import (
 )
 from lit_sparse.studies.study import Cell, Study
 from lit_sparse.studies.tables import markdown
-from lit_sparse.studies.workspace import summarized
 
 __all__ = ["Sweep", "main", "parser"]
 

@@ -32,9 +32,9 @@ from tests.conftest import CONFIGS, ROOT
 optuna = pytest.importorskip("optuna", reason="sweeps need the extra 'sweep'")
 
 from lit_sparse.stored import read_metrics  # noqa: E402
+from lit_sparse.studies.logged import summarized  # noqa: E402
 from lit_sparse.studies.space import _limited  # noqa: E402
 from lit_sparse.studies.sweep import Sweep  # noqa: E402
-from lit_sparse.studies.workspace import summarized  # noqa: E402
 
 RATE, K = "model.init_args.optimizer.init_args.lr", "model.init_args.estimator.init_args.k"
 CONFIG = str(ROOT / "tests" / "support" / "bits.yaml")
