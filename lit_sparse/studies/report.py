@@ -27,7 +27,8 @@ from lit_sparse.studies.engine import Runner
 from lit_sparse.studies.figures import COLORS, history_svg, svg_of
 from lit_sparse.studies.load import load_study
 from lit_sparse.studies.rows import Row
-from lit_sparse.studies.space import check_journal, import_optuna
+from lit_sparse.studies.space import import_optuna
+from lit_sparse.studies.storage import check_journal
 from lit_sparse.studies.study import Figure, Study
 from lit_sparse.studies.sweep import DIRECTIONS
 from lit_sparse.studies.tables import MISSING, by_cell, cell_text, machines, numbers, summary
