@@ -133,7 +133,7 @@ class Sweep:
             "pruner": pruner_of(self.prune),
             "study_name": self.folder.name if self.base.program else experiment_name(self.configs[0], ""),
         }
-        assert self.distributions  # a space that is wrong is refused before anything is made
+        _ = self.distributions  # a space that is wrong is refused before anything is made
         self.folder.mkdir(parents=True, exist_ok=True)
         check_plain(self.folder)
         try:
