@@ -20,7 +20,7 @@ from lit_sparse.stored import open_plain
 from lit_sparse.studies.jobs import locked
 from lit_sparse.studies.space import import_optuna
 
-__all__ = ["JournalLock", "check_database", "check_journal"]
+__all__ = ["JournalLock", "check_database", "read_journal"]
 
 #: Largest journal or database in bytes, largest number of rows of a table, and of characters of an option's choices.
 LARGEST, ROWS, LONGEST = 2**28, 100_000, 2**20
@@ -58,8 +58,10 @@ class JournalLock:
         self._held.__exit__(None, None, None)
 
 
-def check_journal(journal: Path) -> None:
-    """Check that a journal fits into memory, is read in time proportional to its length, and can be appended to.
+def read_journal(journal: Path) -> Iterator[dict[str, Any]]:
+    """Yield the entries of a journal, none if there is no file.
+
+    It is checked that the journal fits into memory, is read in time proportional to its length, and can be appended to.
 
     Raises:
         ConfigurationError: with its largest size, its most frequent entry, or if its last line is cut off, or it changes a
@@ -87,6 +89,7 @@ def check_journal(journal: Path) -> None:
             if entry["op_code"] == ENDS and entry.get("state") in ENDED:
                 ended.add(trial)
             counts[f"{entry['op_code']} {trial}"] += 1
+            yield entry
         if sum(count**2 for count in counts.values()) > MOST_COPIED:
             raise ConfigurationError(
                 f"Expected fewer entries of one kind for a trial in {str(journal)!r} but got up to {max(counts.values()):,}."

@@ -41,7 +41,7 @@ from lit_sparse.studies.jobs import (
 from lit_sparse.studies.load import check_names, study_of
 from lit_sparse.studies.logged import summarized
 from lit_sparse.studies.space import distribution_of, import_optuna, matching, pruner_of, sampler_of
-from lit_sparse.studies.storage import JournalLock, check_database, check_journal
+from lit_sparse.studies.storage import JournalLock, check_database, read_journal
 from lit_sparse.studies.study import Cell, Study
 from lit_sparse.studies.tables import markdown
 
@@ -156,7 +156,8 @@ class Sweep:
         """Make the Optuna study, or open it if it is there."""
         optuna = import_optuna()
         storage: Any = self.storage
-        check_journal(self.folder / "journal.log")
+        for _ in read_journal(self.folder / "journal.log"):  # whose checks Optuna does not make
+            pass
         if storage is None:
             lock = JournalLock(self.folder / "journal.lock")
             backend = optuna.storages.journal.JournalFileBackend(str(self.folder / "journal.log"), lock)
