@@ -22,14 +22,13 @@ from lit_sparse.allocation import Limits
 from lit_sparse.arguments import constructor_parameters
 from lit_sparse.checkpoint_files import restoring_error
 from lit_sparse.cli.arguments import Given
-from lit_sparse.cli.best_metrics import best_metrics, ordered, table
+from lit_sparse.cli.best_metrics import best_metrics, monitor_of, ordered, table
 from lit_sparse.cli.callbacks import (
     OptimizerOptions,
     SaveConfig,
     as_list,
     checkpoints,
     measures,
-    monitor_of,
     not_named,
     pictures,
 )
@@ -422,14 +421,8 @@ class LitSparseCLI(LightningCLI):
             return
         if self.command in ("validate", "test") and self._verbose and not continue_it:
             scores = {name: float(value) for name, value in self.trainer.callback_metrics.items()}
-            print(
-                "\n".join(
-                    [
-                        f"{'test' if self.command == 'test' else 'validation'} scores:",
-                        *table(scores, ordered(scores, self.model)),
-                    ]
-                )
-            )
+            title = f"{'test' if self.command == 'test' else 'validation'} scores:"
+            print("\n".join([title, *table(scores, ordered(scores, self.model))]))
         if self.run_folder is None or not self.run_folder.is_dir():
             return
         if self.command == "fit":

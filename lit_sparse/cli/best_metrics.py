@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["best_metrics", "ordered", "table"]
+__all__ = ["best_metrics", "monitor_of", "ordered", "table"]
 
 #: Names that the tables leave out: statistics besides the mean, and the number of examples, pairs or tokens.
 LEFT_OUT = re.compile(r"_(p10|median|p90|total|step)$|/(examples|pairs|tokens|seconds)$")
@@ -16,6 +16,13 @@ COMPONENT = re.compile(r"_(bp|ratio|precision\d?|recall)$")
 #: Names of statistics that callbacks log.
 COUNTS = re.compile(r"(support_size|decoder_calls|groups)_mean$")
 LINES = 8
+
+
+def monitor_of(model: Any) -> tuple[str, str]:
+    """Return the metric that selects the best checkpoint of a model, and its mode, ``"min"`` or ``"max"``."""
+    found = getattr(model, "monitor", None)  # the user's own model may have something else under this name
+    key, mode = found if isinstance(found, tuple | list) and len(found) == 2 else ("val/loss", "min")
+    return key, mode
 
 
 def ordered(names: Iterable[str], model: Any) -> list[str]:
@@ -28,7 +35,7 @@ def ordered(names: Iterable[str], model: Any) -> list[str]:
         names: names of logged values, as in ``val/loss``.
         model: a model, with ``monitor`` and metrics if it is one of this package.
     """
-    first = getattr(model, "monitor", ("val/loss",))[0].rpartition("/")[2]
+    first = monitor_of(model)[0].rpartition("/")[2]
     declared = [first, *getattr(model, "test_metrics", getattr(model, "val_metrics", ()))]
 
     def rank(name: str) -> tuple[bool, bool, int, str]:

@@ -24,13 +24,14 @@ from lit_sparse.callbacks import (
     TextPredictionWriter,
     TransportPlot,
 )
+from lit_sparse.cli.best_metrics import monitor_of
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.lightning import ModelCheckpoint, ModelSummary, ProgressBar, SaveConfigCallback, pl
 from lit_sparse.lightning_internals import sets_rates
 from lit_sparse.runs import NUMBER, replaced
 from lit_sparse.stored import read_bytes, read_yaml
 
-__all__ = ["OptimizerOptions", "SaveConfig", "as_list", "checkpoints", "measures", "monitor_of", "not_named", "pictures"]
+__all__ = ["OptimizerOptions", "SaveConfig", "as_list", "checkpoints", "measures", "not_named", "pictures"]
 
 
 #: Options of an optimizer that do not apply to the dual variable of a risk.
@@ -128,12 +129,6 @@ def pictures(folder: str | None) -> list[pl.Callback]:
         *(BasesPlot(folder=folder), ActivityHistogram(folder=folder), TransportPlot(folder=folder)),
         *(AttentionPlot(folder=folder), PredictionWriter(folder), TextPredictionWriter(folder)),
     ]
-
-
-def monitor_of(model: pl.LightningModule) -> tuple[str, str]:
-    """Return the metric that selects the best checkpoint of a model, and its mode, ``"min"`` or ``"max"``."""
-    key, mode = getattr(model, "monitor", ("val/loss", "min"))
-    return key, mode
 
 
 def checkpoints(folder: Path, model: pl.LightningModule, every_n_steps: int | None) -> list[pl.Callback]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from typing_extensions import override
 
-from lit_sparse.cli.best_metrics import ordered
+from lit_sparse.cli.best_metrics import monitor_of, ordered
 from lit_sparse.cli.stopping import LOGGERS
 from lit_sparse.lightning import ModelSummary, ProgressBar, pl
 
@@ -24,6 +24,8 @@ __all__ = ["Parts", "Watch"]
 SHOWN = 3
 #: Seconds between two changes of the bar.
 SECONDS = 0.1
+#: Characters of the time left.
+WIDTH = len("1:23:45 left")
 
 
 class Parts(ModelSummary):
@@ -234,10 +236,6 @@ def _print_logs_to(stream: TextIO) -> None:
                 handler.setStream(stream)
 
 
-#: Characters of the time left.
-WIDTH = len("1:23:45 left")
-
-
 def _done(trainer: pl.Trainer, epochs: float) -> float:
     """Return the share of a training that is done, by the nearest of its limits; 0 without a limit."""
     limits = ((epochs, trainer.max_epochs), (float(trainer.global_step), trainer.max_steps))
@@ -263,8 +261,7 @@ def _texts(module: pl.LightningModule, values: Mapping[str, float]) -> list[str]
     """Return the chosen metrics with their values, training first; of training only the loss, in the bar of the last step."""
     loss = "train/loss_step" if "train/loss_step" in values else "train/loss"
     others = ordered((name for name in values if not name.startswith("train")), module)
-    first = getattr(module, "monitor", ("val/loss",))[0]
-    names = [name for name in dict.fromkeys([first, "val/loss", loss, *others]) if name in values][:SHOWN]
+    names = [name for name in dict.fromkeys([monitor_of(module)[0], "val/loss", loss, *others]) if name in values][:SHOWN]
     return [f"{name} {values[name]:<7.4g}" for name in sorted(names, key=lambda name: not name.startswith("train"))]
 
 

@@ -16,10 +16,10 @@ from lit_sparse.run_status import check_plain, logged
 from lit_sparse.runs import numbered, result_file
 from lit_sparse.stored import is_file
 from lit_sparse.studies.figures import draw
+from lit_sparse.studies.logged import SUMMARY, logged_by_program, summarized
 from lit_sparse.studies.rows import Row, shown
 from lit_sparse.studies.study import Cell, Column, Figure, Panel, Study
 from lit_sparse.studies.tables import by_cell, markdown
-from lit_sparse.studies.workspace import SUMMARY, logged_by_program, summarized
 
 __all__ = ["Source", "comparison", "is_folder", "main", "named", "parser", "sources", "without_seeds"]
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from lit_sparse.run_status import check_plain
+from lit_sparse.studies.cell_run import RunOf
 from lit_sparse.studies.jobs import locked, naming_failure, run_all, say, try_lock
-from lit_sparse.studies.load import check_names
+from lit_sparse.studies.load import check_names, load_study
+from lit_sparse.studies.program import ProgramRun
 from lit_sparse.studies.study import changes, digest, written
-from lit_sparse.studies.workspace import RunOf, Workspace
+from lit_sparse.studies.workspace import Workspace
 
 __all__ = ["Runner"]
 
@@ -26,6 +31,10 @@ class Runner(Workspace):
     """
 
     jobs: int = 1
+
+    def of(self, name: str, seed: int) -> RunOf:
+        """Return the run of a cell with a seed."""
+        return (ProgramRun if self.study.program else RunOf)(self, name, seed)
 
     def run(self, cells: Sequence[str] | None = None, seeds: Sequence[int] | None = None) -> list[str]:
         """Run what is not finished; return the messages of what failed.
@@ -131,3 +140,9 @@ class Runner(Workspace):
             f"{self.rows.path} has rows of cell {name!r} that were made with other settings{which}. Remove these rows and"
             f" {self.folder / name} to run it again, or give other folders by --results and --output."
         )
+
+
+if __name__ == "__main__":
+    given = json.loads(sys.argv[1])
+    given |= {"study": load_study(given["study"]), "output": Path(given["output"]), "results": Path(given["results"])}
+    Runner(**given).of(sys.argv[2], int(sys.argv[3])).call_functions()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import base64
-import json
 import math
 import re
 import warnings
@@ -21,13 +20,14 @@ import yaml
 from lit_sparse.config_files import find_config
 from lit_sparse.errors import ConfigurationError, MissingExtraError
 from lit_sparse.runs import differences, result_file
-from lit_sparse.stored import LARGEST, is_file, open_plain, read_attention, read_png, read_text, read_yaml
+from lit_sparse.stored import LARGEST, is_file, read_attention, read_png, read_text, read_yaml
 from lit_sparse.studies.compare import Source, comparison, is_folder, named, sources, without_seeds
 from lit_sparse.studies.engine import Runner
 from lit_sparse.studies.figures import COLORS, history_svg, svg_of
 from lit_sparse.studies.load import load_study
 from lit_sparse.studies.rows import Row
-from lit_sparse.studies.space import check_journal, import_optuna
+from lit_sparse.studies.space import import_optuna
+from lit_sparse.studies.storage import read_journal
 from lit_sparse.studies.study import Figure, Study
 from lit_sparse.studies.sweep import DIRECTIONS
 from lit_sparse.studies.tables import MISSING, by_cell, cell_text, machines, numbers, summary
@@ -244,9 +244,7 @@ def _search(folder: Path) -> Search | None:
     if optuna is None:
         return None
     try:
-        check_journal(journal)
-        with open_plain(journal, folder) as file:
-            entries = [json.loads(line) for line in file]
+        entries = [*read_journal(journal)]
         # Optuna's own class would make or change the file.
         methods = {"read_logs": lambda _, first: entries[first:], "append_logs": None}
         backend = type("Journal", (optuna.storages.journal.BaseJournalBackend,), methods)()

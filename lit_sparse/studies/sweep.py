@@ -39,18 +39,11 @@ from lit_sparse.studies.jobs import (
     try_lock,
 )
 from lit_sparse.studies.load import check_names, study_of
-from lit_sparse.studies.space import (
-    check_database,
-    check_journal,
-    distribution_of,
-    import_optuna,
-    matching,
-    pruner_of,
-    sampler_of,
-)
+from lit_sparse.studies.logged import summarized
+from lit_sparse.studies.space import distribution_of, import_optuna, matching, pruner_of, sampler_of
+from lit_sparse.studies.storage import JournalLock, check_database, read_journal
 from lit_sparse.studies.study import Cell, Study
 from lit_sparse.studies.tables import markdown
-from lit_sparse.studies.workspace import summarized
 
 __all__ = ["Sweep", "main", "parser"]
 
@@ -61,28 +54,6 @@ DIRECTIONS = {
 }
 #: Keys of the file of a program's space.
 PROGRAM = ("program", "metric_files", "checkpoint_files", "options")
-
-
-class _JournalLock:
-    """Lock of a journal that ends with its process; Optuna's own is a link that a killed process leaves.
-
-    Args:
-        path: file of the lock.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def acquire(self) -> bool:
-        """Wait for the lock, and hold it."""
-        held = locked(self._path)
-        held.__enter__()
-        self._held = held
-        return True
-
-    def release(self) -> None:
-        """Release it."""
-        self._held.__exit__(None, None, None)
 
 
 @dataclass
@@ -162,7 +133,7 @@ class Sweep:
             "pruner": pruner_of(self.prune),
             "study_name": self.folder.name if self.base.program else experiment_name(self.configs[0], ""),
         }
-        assert self.distributions  # a space that is wrong is refused before anything is made
+        _ = self.distributions  # a space that is wrong is refused before anything is made
         self.folder.mkdir(parents=True, exist_ok=True)
         check_plain(self.folder)
         try:
@@ -185,9 +156,10 @@ class Sweep:
         """Make the Optuna study, or open it if it is there."""
         optuna = import_optuna()
         storage: Any = self.storage
-        check_journal(self.folder / "journal.log")
+        for _ in read_journal(self.folder / "journal.log"):  # whose checks Optuna does not make
+            pass
         if storage is None:
-            lock = _JournalLock(self.folder / "journal.lock")
+            lock = JournalLock(self.folder / "journal.lock")
             backend = optuna.storages.journal.JournalFileBackend(str(self.folder / "journal.log"), lock)
             storage = optuna.storages.JournalStorage(backend)
         else:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from lit_sparse.cli import main
-from lit_sparse.cli.best_metrics import best_metrics
+from lit_sparse.cli.best_metrics import best_metrics, monitor_of, ordered
 from tests.conftest import metrics_of
 
 QUICK = ("--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false", "--trainer.accelerator=cpu")
@@ -65,3 +66,10 @@ def test_the_first_of_equal_values_is_best_and_nan_never_is() -> None:
     assert best_metrics(rows, "val/loss", "max")[0] == "best validation: epoch 5, largest val/loss"
     assert best_metrics(rows[:1], "val/loss", "min") == []
     assert best_metrics(rows, "val/other", "min") == []
+
+
+@pytest.mark.parametrize("monitor", [("val/loss", "min"), "val/loss", None, print])
+def test_a_model_of_the_user_may_have_another_monitor(monitor: object) -> None:
+    model = SimpleNamespace(monitor=monitor)
+    assert monitor_of(model) == monitor_of(object()) == ("val/loss", "min")
+    assert ordered(["val/accuracy", "val/loss"], model) == ["val/loss", "val/accuracy"]

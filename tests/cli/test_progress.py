@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from lit_sparse.cli import main
 from lit_sparse.cli.best_metrics import ordered
 from lit_sparse.cli.callbacks import not_named
 from lit_sparse.cli.progress import Parts, Watch, _drawing
+from lit_sparse.lightning import pl
 from tests.conftest import metrics_of
 
 pty = pytest.importorskip("pty", reason="needs a pseudo terminal")
@@ -83,6 +85,23 @@ def test_a_bar_in_a_terminal_of_80_columns() -> None:
     metrics = [line for line in lines if re.match(r"train/loss \S+ *  val/accuracy \S+ *  val/loss \S+$", line)]
     assert metrics
     assert all(len(line) <= 80 for line in lines[: lines.index(metrics[-1])])
+
+
+@pytest.mark.parametrize("limits", [(10, -1), (-1, 100), (1000, 100)])
+def test_the_time_left_is_told_by_what_was_done_since_the_start(
+    limits: tuple[int, int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run is continued after a fifth, and a tenth takes 30 s; seven tenths are left."""
+    now = 5.0
+    monkeypatch.setattr("lit_sparse.cli.progress.time", SimpleNamespace(monotonic=lambda: now))
+    places = {"max_epochs": limits[0], "max_steps": limits[1], "current_epoch": 2, "global_step": 20}
+    trainer: Any = SimpleNamespace(**places, callback_metrics={})
+    watch, module = Watch(), pl.LightningModule()
+    watch.on_train_start(trainer, module)
+    now, trainer.global_step = 35.0, 30
+    watch.on_train_epoch_end(trainer, module)
+    watch.on_train_epoch_start(trainer, module)
+    assert capsys.readouterr().out.endswith("  0:03:30 left\n")
 
 
 @pytest.mark.parametrize("width", [30, 80])

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from lit_sparse.cli import main
-from lit_sparse.studies import workspace
+from lit_sparse.studies import cell_run
 from lit_sparse.studies.engine import Runner
 from lit_sparse.studies.jobs import JobFailedError
 from lit_sparse.studies.load import load_study
@@ -88,8 +88,8 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
         if status:
             raise JobFailedError(log.read_text())
 
-    monkeypatch.setattr(workspace, "call", call)
-    monkeypatch.setattr(workspace.RunOf, "_call", lambda self, *_: self.call_functions())
+    monkeypatch.setattr(cell_run, "call", call)
+    monkeypatch.setattr(cell_run.RunOf, "_call", lambda self, *_: self.call_functions())
 
 
 @pytest.fixture

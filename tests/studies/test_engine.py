@@ -21,14 +21,14 @@ import yaml
 from lit_sparse.cli import main
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.stored import read_metrics
-from lit_sparse.studies import workspace
+from lit_sparse.studies import cell_run
 from lit_sparse.studies.engine import Runner
 from lit_sparse.studies.jobs import JobFailedError, call, locked
 from lit_sparse.studies.load import load_study
+from lit_sparse.studies.logged import summarized
 from lit_sparse.studies.rows import PROVENANCE, Row, Rows, provenance
 from lit_sparse.studies.study import digest
 from lit_sparse.studies.tables import page
-from lit_sparse.studies.workspace import summarized
 from tests.conftest import CONFIGS, ROOT
 from tests.data.images.test_mnist import idx
 
@@ -557,7 +557,7 @@ def test_the_end_of_a_long_log_is_shown(tmp_path: Path) -> None:
 def test_a_killed_training_is_put_beside_those_before(
     write_study: Callable[..., Path], runner: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workspace, "call", lambda *_: None)
+    monkeypatch.setattr(cell_run, "call", lambda *_: None)
     study = runner(write_study())
     name = next(iter(study.study.cells))
     folder = study.of(name, 0).folder
