@@ -30,13 +30,12 @@ from lit_sparse.checks import check_choice, check_count, check_flag, check_posit
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.mappings import SparseMAP
 from lit_sparse.structures import FromSolver, Structure
+from lit_sparse.structures.from_solver import INTEGRAL
 
 __all__ = ["PerturbedFenchelYoungLoss", "SPOPlusLoss", "SparseMAPLoss", "structure_of"]
 
 #: Versions of PyEPO whose losses and models the tests have compared.
 TESTED = ("2.2",)
-#: How far from 0 and 1 a target may be, because solvers have a tolerance.
-INTEGRAL = 1e-4
 
 
 class _Solve:

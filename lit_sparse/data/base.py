@@ -78,15 +78,15 @@ def batches_of(data: ResumableDataModule, epoch: int, rank: int, processes: int)
         ConfigurationError: if it is not a sequence of indices.
     """
     batches: Any = data.train_batches(epoch, rank, processes)
-    wrong = batches
+    wrong = [batches]
     if isinstance(batches, Sequence):
-        wrong = next((it for it in batches if not isinstance(it, Tensor) or it.ndim != 1 or it.dtype != torch.int64), batches)
-    if wrong is not batches or not isinstance(batches, Sequence):
-        got = f"{tuple(wrong.shape)} of {wrong.dtype}" if isinstance(wrong, Tensor) else full_name(wrong)
+        wrong = [it for it in batches if not isinstance(it, Tensor) or it.ndim != 1 or it.dtype != torch.int64]
+    if wrong:
+        got = f"{tuple(wrong[0].shape)} of {wrong[0].dtype}" if isinstance(wrong[0], Tensor) else full_name(wrong[0])
         raise ConfigurationError(
             f"Expected `train_batches` of {full_name(data)} to return a list of indices (B,) int64 but got {got}."
         )
-    return batches
+    return batches  # type: ignore[no-any-return]
 
 
 def held_out(name: str, size: float, total: int, rest: int) -> int:

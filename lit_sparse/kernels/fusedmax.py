@@ -22,7 +22,7 @@ from lit_sparse.kernels.cpu.rows import ends_of, is_broken, plain_top, row_views
 from lit_sparse.kernels.exact_support import SMALLEST, add_difference, stands_out
 from lit_sparse.kernels.fusedmax_support import LANES, find_candidates, fits_lanes, lane_workspace, list_candidates
 from lit_sparse.kernels.gpu.numba_rows import launch_rows
-from lit_sparse.kernels.groups import label_of, write_invalid_labels
+from lit_sparse.kernels.groups import group_sums, label_of, write_invalid_labels
 from lit_sparse.kernels.loops import repeat_while
 from lit_sparse.kernels.row_kernel import RowKernel
 from lit_sparse.kernels.simplex import ROUNDINGS, project_sorted
@@ -335,15 +335,15 @@ def total_variation_prox(z: Tensor, lam: Tensor, allowed: Tensor) -> tuple[Tenso
 def _runs(z: Tensor, joined: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the number of each entry's run, the run's size and its mean of z, all (..., d)."""
     ids = torch.cat([torch.zeros_like(z[..., :1]).long(), (~joined).long()], -1).cumsum(-1)
-    size = torch.zeros_like(z).scatter_add(-1, ids, torch.ones_like(z)).gather(-1, ids)
-    return ids, size, torch.zeros_like(z).scatter_add(-1, ids, z).gather(-1, ids) / size
+    size = group_sums(torch.ones_like(z), ids)
+    return ids, size, group_sums(z, ids) / size
 
 
 def _slopes(step: Tensor, ids: Tensor) -> Tensor:
     """Return the derivative (..., d) of the sum of each entry's run in the strength reached, from the signs at its ends."""
     edge = torch.zeros_like(ids[..., :1], dtype=step.dtype)
     left, right = torch.cat([edge, step], -1), torch.cat([step, edge], -1)
-    return torch.zeros_like(left).scatter_add(-1, ids, left - right).gather(-1, ids)
+    return group_sums(left - right, ids)
 
 
 def _merged(

@@ -72,6 +72,15 @@ def best_paths(scores: Any, ends: Any, order: Any, nodes: int, source: int, targ
 
 
 @compile_rows()
+def root_of(parent: Any, node: Any) -> Any:
+    """Return the node that stands for all that are connected with a node, and shorten the way to it."""
+    while parent[node] != node:
+        parent[node] = parent[parent[node]]
+        node = parent[node]
+    return node
+
+
+@compile_rows()
 def trees_block(first: Any, stop: Any, scores: Any, order: Any, ends: Any, nodes: Any, chosen: Any, found: Any) -> None:
     """Write the trees of rows ``first .. stop - 1``; see :func:`best_spanning_trees`."""
     parent = empty(nodes, np.int64)
@@ -82,13 +91,7 @@ def trees_block(first: Any, stop: Any, scores: Any, order: Any, ends: Any, nodes
         for edge in order[row]:
             if left == 0 or scores[row, edge] == -np.inf:
                 break
-            one, other = ends[edge, 0], ends[edge, 1]
-            while parent[one] != one:
-                parent[one] = parent[parent[one]]
-                one = parent[one]
-            while parent[other] != other:
-                parent[other] = parent[parent[other]]
-                other = parent[other]
+            one, other = root_of(parent, ends[edge, 0]), root_of(parent, ends[edge, 1])
             if one != other:
                 parent[one] = other
                 chosen[row, edge] = 1

@@ -48,6 +48,11 @@ def sign_of(labels: Tensor, signed: bool, like: Tensor) -> Tensor:
     return member * torch.where(code_of(labels) < 0, -1.0, 1.0).to(like.dtype) if signed else member
 
 
+def group_sums(v: Tensor, ids: Tensor) -> Tensor:
+    """Return the sum of v over each entry's group (..., d), the groups numbered by ids, in differentiable operations."""
+    return torch.zeros_like(v).scatter_add(-1, ids, v).gather(-1, ids)
+
+
 def average_groups(v: Tensor, labels: Tensor, signed: bool) -> Tensor:
     """Return the average over each group of ``sign v``, times the sign, in differentiable operations.
 
@@ -58,10 +63,8 @@ def average_groups(v: Tensor, labels: Tensor, signed: bool) -> Tensor:
     """
     sign = sign_of(labels, signed, v)
     ids = (labels >> 3).clamp_min(0).long()
-    zeros = torch.zeros_like(v)
-    count = zeros.scatter_add(-1, ids, sign.abs()).clamp_min(1)
-    mean = zeros.scatter_add(-1, ids, torch.where(sign != 0, sign * v, 0.0)) / count
-    return torch.where(sign != 0, sign * mean.gather(-1, ids), 0.0)
+    mean = group_sums(torch.where(sign != 0, sign * v, 0.0), ids) / group_sums(sign.abs(), ids).clamp_min(1)
+    return torch.where(sign != 0, sign * mean, 0.0)
 
 
 @compile_rows()

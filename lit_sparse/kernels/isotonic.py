@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lit_sparse.kernels.cpu.compile import compile_rows
+from lit_sparse.kernels.groups import group_sums
 from lit_sparse.kernels.loops import repeat_while
 
 __all__ = ["COUNTS", "KEYS", "MEANS", "ORDER", "SPARE", "STARTS", "SUMS", "isotonic_blocks", "pool_sorted", "sort_decreasing"]
@@ -111,5 +112,4 @@ def _violating(a: Tensor, joined: Tensor) -> Tensor:
 
 def _means(a: Tensor, joined: Tensor) -> tuple[Tensor, Tensor]:
     ids = torch.cat([torch.zeros_like(a[..., :1]).long(), (~joined).long()], -1).cumsum(-1)
-    size = torch.zeros_like(a).scatter_add(-1, ids, torch.ones_like(a))
-    return ids, (torch.zeros_like(a).scatter_add(-1, ids, a) / size.clamp_min(1)).gather(-1, ids)
+    return ids, group_sums(a, ids) / group_sums(torch.ones_like(a), ids)

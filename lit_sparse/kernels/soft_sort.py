@@ -21,6 +21,7 @@ from torch import Tensor
 
 from lit_sparse.kernels.cpu.compile import compile_rows, empty, zeros
 from lit_sparse.kernels.cpu.rows import highest_like, row_views, top_of
+from lit_sparse.kernels.groups import group_sums
 from lit_sparse.kernels.isotonic import KEYS, MEANS, ORDER, SPARE, STARTS, SUMS, sort_decreasing
 from lit_sparse.kernels.loops import repeat_while
 from lit_sparse.kernels.row_kernel import RowKernel
@@ -154,9 +155,9 @@ def _blocks(s: Tensor, w: Tensor, inside: Tensor, entropic: bool) -> tuple[Tenso
         ids, first = _starts_of(begins)
         of_s, of_w = ((part - part.gather(-1, first)) for part in (s, w))
         if entropic:
-            level = block_sums(of_s.exp(), ids).log() - block_sums(of_w.exp(), ids).log()
+            level = group_sums(of_s.exp(), ids).log() - group_sums(of_w.exp(), ids).log()
         else:
-            level = block_sums(of_s - of_w, ids) / block_sums(torch.ones_like(s), ids)
+            level = group_sums(of_s - of_w, ids) / group_sums(torch.ones_like(s), ids)
         rises = [part - part.gather(-1, before) for part in (level, s.gather(-1, first), w.gather(-1, first))]
         return begins & inside & (rises[0] + rises[1] - rises[2] > 0)
 
@@ -171,12 +172,7 @@ def _starts_of(begins: Tensor) -> tuple[Tensor, Tensor]:
     """Return the number of each entry's block, and where it starts, given where blocks begin, the first of them at 0."""
     ids = begins.long().cumsum(-1) - 1
     place = torch.arange(ids.shape[-1], device=ids.device).expand_as(ids)
-    return ids, block_sums(torch.where(begins, place, 0), ids)
-
-
-def block_sums(v: Tensor, ids: Tensor) -> Tensor:
-    """Return the sum of v over each entry's block, in differentiable operations."""
-    return torch.zeros_like(v).scatter_add(-1, ids, v).gather(-1, ids)
+    return ids, group_sums(torch.where(begins, place, 0), ids)
 
 
 def _sorted(x: Tensor, keys: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -199,10 +195,10 @@ def _rank_reference(x: Tensor, gamma: float, entropic: bool) -> tuple[Tensor, Te
     ids, first = _blocks(s, rank.log() if entropic else rank, inside, entropic)
     step = s - s.gather(-1, first)
     if entropic:
-        y = step.exp() * (block_sums(rank, ids) / block_sums(step.exp(), ids))
+        y = step.exp() * (group_sums(rank, ids) / group_sums(step.exp(), ids))
     else:
-        size = block_sums(torch.ones_like(s), ids)
-        y = block_sums(rank, ids) / size + (step - block_sums(step, ids) / size)
+        size = group_sums(torch.ones_like(s), ids)
+        y = group_sums(rank, ids) / size + (step - group_sums(step, ids) / size)
     y = torch.zeros_like(x).scatter(-1, order, torch.where(inside, y, 0.0))
     labels = torch.zeros_like(order).scatter(-1, order, torch.where(inside, order.gather(-1, first), OUTSIDE))
     return torch.where(broken, torch.nan, y), torch.where(broken, BROKEN, labels).to(torch.int32)
@@ -217,9 +213,9 @@ def _sort_reference(x: Tensor, strength: float | Tensor, entropic: bool) -> tupl
     ids, first = _blocks(s, w, inside, entropic)
     step, back = w - w.gather(-1, first), s - s.gather(-1, first)
     if entropic:
-        y = block_sums(back.exp(), ids).log() - block_sums(step.exp(), ids).log() - back
+        y = group_sums(back.exp(), ids).log() - group_sums(step.exp(), ids).log() - back
     else:
-        y = (block_sums(back, ids) - block_sums(step, ids)) / block_sums(torch.ones_like(s), ids) - back
+        y = (group_sums(back, ids) - group_sums(step, ids)) / group_sums(torch.ones_like(s), ids) - back
     y = y - w.gather(-1, first)
     slots = (~use).to(torch.int32).argsort(dim=-1, stable=True)
     y = torch.zeros_like(x).scatter(-1, slots, torch.where(inside, y, 0.0))
@@ -296,8 +292,8 @@ def rank_jacobian(v: Tensor, y: Tensor, labels: Tensor, gamma: float, entropic: 
     inside, ids = labels != OUTSIDE, labels.clamp_min(0).long()
     weight = torch.where(inside, y if entropic else torch.ones_like(y), 0.0)
     v = torch.where(inside, v, 0.0)
-    total = block_sums(weight, ids)
-    mean = block_sums(weight * v, ids) / torch.where(total > 0, total, 1.0)
+    total = group_sums(weight, ids)
+    mean = group_sums(weight * v, ids) / torch.where(total > 0, total, 1.0)
     return torch.where(inside, weight * (v - mean) * whole_rows(labels) / gamma, 0.0)
 
 
@@ -344,13 +340,13 @@ def sort_jacobian(v: Tensor, x: Tensor, order: Tensor, labels: Tensor, entropic:
         weight = torch.where(
             inside, torch.exp(torch.where(inside, x.detach().gather(-1, ids) - x.gather(-1, source), 0.0)), 0.0
         )
-    total = block_sums(weight, ids)
+    total = group_sums(weight, ids)
     weight = weight / torch.where(total > 0, total, 1.0)
     v = torch.where(inside, v if transposed else v.gather(-1, source), 0.0)
     if transposed:
-        pull = torch.where(inside, weight * block_sums(v, ids) * whole_rows(labels), 0.0)
+        pull = torch.where(inside, weight * group_sums(v, ids) * whole_rows(labels), 0.0)
         return torch.zeros_like(v).scatter_add(-1, source, pull)
-    return torch.where(inside, block_sums(weight * v, ids) * whole_rows(labels), 0.0)
+    return torch.where(inside, group_sums(weight * v, ids) * whole_rows(labels), 0.0)
 
 
 sort_product = RowKernel(

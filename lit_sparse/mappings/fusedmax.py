@@ -11,7 +11,7 @@ from typing_extensions import Self, override
 
 from lit_sparse.checks import check_number, check_parameter, check_positive, check_shape
 from lit_sparse.kernels.fusedmax import map_fused
-from lit_sparse.kernels.groups import code_of, group_product
+from lit_sparse.kernels.groups import code_of, group_product, group_sums
 from lit_sparse.kernels.simplex import centered
 from lit_sparse.mappings.base import SparseMapping, with_slope
 from lit_sparse.mappings.row_function import RowFunction
@@ -40,7 +40,7 @@ class _Fusedmax(RowFunction):
         labels = args[0]
         code = torch.where(labels >= 0, code_of(labels), 0).to(y.dtype)
         ids = (labels >> 3).clamp_min(0).long()
-        size = torch.zeros_like(y).scatter_add(-1, ids, (labels >= 0).to(y.dtype)).gather(-1, ids).clamp_min(1)
+        size = group_sums((labels >= 0).to(y.dtype), ids).clamp_min(1)
         return centered(code / size, y, 1.0)
 
 

@@ -9,14 +9,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from lit_sparse.checks import check_choice, check_positive
-from lit_sparse.kernels.soft_sort import (
-    rank_jacobian,
-    rank_product,
-    rank_softly,
-    sort_jacobian,
-    sort_product,
-    sort_softly,
-)
+from lit_sparse.kernels.soft_sort import rank_product, rank_softly, sort_jacobian, sort_product, sort_softly
 from lit_sparse.mappings.base import SparseMapping
 from lit_sparse.mappings.row_function import RowFunction
 
@@ -32,10 +25,6 @@ class _QuadraticRank(RowFunction):
     kernel = rank_softly
     product = rank_product
 
-    @classmethod
-    def jvp(cls, v: Tensor, y: Tensor, *args: Any) -> Tensor:
-        return rank_jacobian(v, y, *args)
-
 
 class _EntropicRank(_QuadraticRank):
     piecewise_linear = False
@@ -46,43 +35,33 @@ class _QuadraticSort(RowFunction):
 
     kernel = sort_softly
 
+    @staticmethod
+    def jacobian_arguments(y: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor, bool]:
+        """Return what the Jacobian takes after ``v``; in the quadratic form it does not depend on the values, so y will do."""
+        order, labels, _, entropic = args
+        return y, order, labels, entropic
+
     @classmethod
     def jvp(cls, v: Tensor, y: Tensor, *args: Any) -> Tensor:
-        order, labels, _, _ = args
-        return sort_jacobian(v, v, order, labels, False, transposed=False)
+        return sort_jacobian(v, *cls.jacobian_arguments(y, *args), transposed=False)
 
     @classmethod
     def vjp(cls, v: Tensor, y: Tensor, *args: Any) -> Tensor:
-        order, labels, _, _ = args
-        return sort_jacobian(v, v, order, labels, False)
+        return sort_jacobian(v, *cls.jacobian_arguments(y, *args))
 
     @classmethod
     def last_vjp(cls, v: Tensor, y: Tensor, *args: Any) -> Tensor:
-        order, labels, _, _ = args
-        product: Tensor = sort_product(v, v, order, labels, False)
-        return product
+        return sort_product(v, *cls.jacobian_arguments(y, *args))  # type: ignore[no-any-return]
 
 
-class _EntropicSort(RowFunction):
-    kernel = sort_softly
+class _EntropicSort(_QuadraticSort):
     saves_input = True
     piecewise_linear = False
 
-    @classmethod
-    def jvp(cls, v: Tensor, y: Tensor, *args: Any) -> Tensor:
-        x, order, labels, _, _ = args
-        return sort_jacobian(v, x, order, labels, True, transposed=False)
-
-    @classmethod
-    def vjp(cls, v: Tensor, y: Tensor, *args: Any) -> Tensor:
-        x, order, labels, _, _ = args
-        return sort_jacobian(v, x, order, labels, True)
-
-    @classmethod
-    def last_vjp(cls, v: Tensor, y: Tensor, *args: Any) -> Tensor:
-        x, order, labels, _, _ = args
-        product: Tensor = sort_product(v, x, order, labels, True)
-        return product
+    @staticmethod
+    def jacobian_arguments(y: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor, bool]:
+        x, order, labels, _, entropic = args
+        return x, order, labels, entropic
 
 
 def soft_sort(
@@ -125,9 +104,9 @@ def soft_sort(
         >>> soft_sort(x, 0.5).tolist(), soft_sort(x, 4.0).tolist()
         ([0.0, 1.0, 2.0], [0.75, 1.0, 1.25])
     """
-    strength = check_positive("strength", strength)
-    form = _EntropicSort if _is_entropic(regularization) else _QuadraticSort
-    return form.along(values, mask, dim, strength, options=(form is _EntropicSort,), shift=False)
+    strength, entropic = check_positive("strength", strength), _is_entropic(regularization)
+    form = _EntropicSort if entropic else _QuadraticSort
+    return form.along(values, mask, dim, strength, options=(entropic,), shift=False)
 
 
 def soft_rank(

@@ -195,9 +195,8 @@ def _checked(found: Any, shape: tuple[int, ...]) -> np.ndarray:
     if values.shape != shape:
         raise ConfigurationError(f"Expected `solve` to return numbers of shape {shape} but got shape {values.shape}.")
     bits = values > 0.5
-    if not bool((np.abs(values - bits) <= INTEGRAL).all()):
-        wrong = values[~(np.abs(values - bits) <= INTEGRAL)][0]
-        raise ConfigurationError(f"Expected `solve` to return zeros and ones but got {wrong:.6g}.")
+    if len(wrong := values[~(np.abs(values - bits) <= INTEGRAL)]):
+        raise ConfigurationError(f"Expected `solve` to return zeros and ones but got {wrong[0]:.6g}.")
     return bits.astype(np.uint8)
 
 
