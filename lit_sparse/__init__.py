@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 from lit_sparse.version import __version__
 
 if TYPE_CHECKING:
-    from lit_sparse.loading import load
+    from lit_sparse.runs.loading import load
 
 __all__ = ["__version__", "load"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "load":
-        from lit_sparse.loading import load
+        from lit_sparse.runs.loading import load
 
         return load
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lit_sparse.errors import ConfigurationError, full_name
-from lit_sparse.torch_internals import can_read_values, is_fake
+from lit_sparse.ground.torch_internals import can_read_values, is_fake
 
 __all__ = [
     "FLOATS",

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from lit_sparse.arguments import checked
 from lit_sparse.checks import check_count
 from lit_sparse.errors import ConfigurationError, MissingExtraError, full_name
+from lit_sparse.ground.arguments import checked
 from lit_sparse.kernels.row_kernel import ROW_KERNELS
 from lit_sparse.mappings import SparseMapping
 

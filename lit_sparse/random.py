@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lit_sparse.errors import ConfigurationError, full_name
-from lit_sparse.torch_internals import call_operator, is_jit_tracing
+from lit_sparse.ground.torch_internals import call_operator, is_jit_tracing
 
 __all__ = ["example_keys", "seed_generator", "seeded_normal", "seeded_uniform"]
 

@@ -25,10 +25,11 @@ from timing import medians, print_table
 from torch import Tensor
 
 from lit_sparse.estimators import TopKMarginalize
-from lit_sparse.kernels import shared_categorical as kernel
-from lit_sparse.kernels.shared_categorical import Likelihood
 from lit_sparse.models import BitVectorVAE
-from lit_sparse.nn import SharedCategorical, shared_categorical
+from lit_sparse.nn import SharedCategorical
+from lit_sparse.nn.categorical import kernel
+from lit_sparse.nn.categorical import layer as shared_categorical
+from lit_sparse.nn.categorical.kernel import Likelihood
 
 PIXELS, FEATURES, LEVELS, BATCH, BITS = 784, 5, 256, 64, 32
 #: Logits in memory at a time, as many as fit into the caches.

@@ -33,7 +33,7 @@ from lit_sparse.mappings import Entmax
 from lit_sparse.nn import attention
 
 HEADS, WIDTH, REPEATS = 16, 64, 8
-TESTS = ("kernels/gpu", "nn/attend", "nn/test_linear_fenchel_young.py", "coresets/test_vectors.py")
+TESTS = ("kernels/gpu", "nn/attend", "nn/test_output_layer.py", "coresets/test_vectors.py")
 BACK_ENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTENTION}
 #: Rows, columns, warps and stages of blocks.
 SHAPES = ((128, 128, 8, 2), (128, 128, 8, 3), (128, 64, 8, 3), (128, 64, 4, 3), (64, 64, 4, 3), (64, 128, 4, 3))

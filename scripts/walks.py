@@ -36,8 +36,8 @@ from lit_sparse.estimators import Marginalize
 from lit_sparse.mappings import Entmax, Sparsemax
 from lit_sparse.models import SemiSupervisedVAE
 from lit_sparse.nn import attention
-from lit_sparse.studies.engine import Runner
-from lit_sparse.studies.load import load_study
+from lit_sparse.studies.jobs.engine import Runner
+from lit_sparse.studies.plan.load import load_study
 
 ROOT = f"{Path(lit_sparse.__file__).parent}/"
 #: Options of a short training in the study.

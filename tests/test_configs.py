@@ -15,7 +15,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from lit_sparse.cli import main
 from lit_sparse.cli.app import LitSparseCLI
-from lit_sparse.studies.study import written
+from lit_sparse.studies.plan.study import written
 
 from .conftest import CONFIGS, metrics_of
 from .support.stand_ins import ATTEND, content, stand_in

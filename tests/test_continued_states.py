@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from lit_sparse.callbacks import CountLogger, DecoderCallsPlot, NegativeELBOPlot, SecondsLogger, SparseConnectivity
-from lit_sparse.checkpoint_files import read_checkpoint
 from lit_sparse.data import DigitsDataModule
 from lit_sparse.errors import CheckpointError, LitSparseError
-from lit_sparse.lightning_restoring import _check_optimizers
+from lit_sparse.ground.state_checks import check_state
 from lit_sparse.models import StepwiseLR
-from lit_sparse.state_checks import check_state
+from lit_sparse.models.restoring import _check_optimizers
+from lit_sparse.runs.checkpoint_files import read_checkpoint
 
 from .conftest import ROOT
 from .test_kill_matrix import flat, same

@@ -12,7 +12,8 @@ import lit_sparse
 from lit_sparse.callbacks import OptimalBrainDamage
 from lit_sparse.cli import main
 from lit_sparse.coresets import ShardedVectors
-from lit_sparse.distributed import (
+from lit_sparse.estimators.running_mean import RunningMean
+from lit_sparse.ground.distributed import (
     broadcast,
     gather,
     gather_objects,
@@ -23,7 +24,6 @@ from lit_sparse.distributed import (
     reduce,
     world_size,
 )
-from lit_sparse.estimators.running_mean import RunningMean
 from tests.support.processes import run_processes
 
 from .conftest import ROOT
@@ -87,7 +87,7 @@ def test_a_build_without_distributed_runs_all_commands(
 def test_one_module_guards_torch_distributed() -> None:
     package = Path(lit_sparse.__file__).parent
     users = [path for path in package.rglob("*.py") if re.search(r"torch\.distributed\b(?!\.html)", path.read_text())]
-    assert [path.relative_to(package).as_posix() for path in users] == ["distributed.py"]
+    assert [path.relative_to(package).as_posix() for path in users] == ["ground/distributed.py"]
 
 
 def _process(number: int, store: str) -> None:

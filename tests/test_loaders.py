@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 
-from lit_sparse.checkpoint_files import read_torch_file
 from lit_sparse.coresets import Coreset
 from lit_sparse.coresets.last_layer import LastLayerGradients
 from lit_sparse.data import LabelsFromFile, TableDataModule
@@ -25,6 +24,7 @@ from lit_sparse.data.transport_samples import _from_file
 from lit_sparse.errors import DataError, LitSparseError
 from lit_sparse.models.loaded_weights import read_weights
 from lit_sparse.models.text import _kept_vocabularies
+from lit_sparse.runs.checkpoint_files import read_torch_file
 from lit_sparse.text import Vocabulary
 
 from .conftest import ROOT
@@ -74,7 +74,7 @@ def carried(path: str) -> Any:
 
 #: Module -> its readers, and the file that each is given.
 LOADERS: dict[str, list[tuple[Callable[[str], Any], Callable[[Path], str], str]]] = {
-    "checkpoint_files.py": [
+    "runs/checkpoint_files.py": [
         (lambda path: read_torch_file(path, path), pt, "a.ckpt"),
         (lambda path: LastLayerGradients(path)._read(), pt, "a.ckpt"),
         (read_weights, pt, "a.ckpt"),

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 from typing_extensions import override
 
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.lightning import pl
+from lit_sparse.lightning.choice import pl
 
 __all__ = ["Stage", "StageCallback", "artifacts_of", "check_folder"]
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lit_sparse.checks import check_count, check_positive
-from lit_sparse.lightning import EarlyStopping, EarlyStoppingReason
+from lit_sparse.lightning.choice import EarlyStopping, EarlyStoppingReason
 
 __all__ = ["RelativeChangeStopping"]
 

@@ -10,7 +10,7 @@ from typing_extensions import override
 from lit_sparse.checks import check_count, check_positive
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.estimators import GumbelSoftmax
-from lit_sparse.lightning import pl, rank_zero_warn
+from lit_sparse.lightning.choice import pl, rank_zero_warn
 
 __all__ = ["TemperatureAnnealing"]
 

@@ -44,7 +44,7 @@ MODULES = {
     "select": "lit_sparse.cli.select",
     "compare": "lit_sparse.studies.compare",
     "report": "lit_sparse.studies.report",
-    "sweep": "lit_sparse.studies.sweep",
+    "sweep": "lit_sparse.studies.search.sweep",
     "study": "lit_sparse.studies.command",
     "configs": "lit_sparse.cli.show_configs",
     "list": "lit_sparse.cli.show_parts",
@@ -141,7 +141,7 @@ def _run(args: list[str], *, program: bool) -> int:
         if undecoded:
             raise LitSparseError(f"Expected text in {encoding} but got {undecoded[0]!r}. Set PYTHONUTF8=1 if it is UTF-8.")
         if args[0] != "compile":
-            from lit_sparse import train_extra  # noqa: F401
+            from lit_sparse.ground import train_extra  # noqa: F401
 
         _find_parts_here()
         if args[0] in MODULES:
@@ -208,7 +208,7 @@ def build_cli(args: Sequence[str], *, run: bool = False) -> LitSparseCLI:
         LitSparseError: saying what to change.
         MissingExtraError: without the extra ``train``.
     """
-    from lit_sparse import train_extra  # noqa: F401
     from lit_sparse.cli.app import LitSparseCLI
+    from lit_sparse.ground import train_extra  # noqa: F401
 
     return LitSparseCLI(list(args), execute=run)

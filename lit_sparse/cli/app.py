@@ -18,9 +18,6 @@ import lit_sparse.estimators
 import lit_sparse.mappings
 import lit_sparse.models
 import lit_sparse.risks  # noqa: F401  (imported so that bare class names are found)
-from lit_sparse.allocation import Limits
-from lit_sparse.arguments import constructor_parameters
-from lit_sparse.checkpoint_files import restoring_error
 from lit_sparse.cli.arguments import Given
 from lit_sparse.cli.best_metrics import best_metrics, monitor_of, ordered, table
 from lit_sparse.cli.callbacks import (
@@ -49,9 +46,11 @@ from lit_sparse.cli.stopping import (
     stoppable,
     why_interrupted,
 )
-from lit_sparse.distributed import group_for_run, is_lost
 from lit_sparse.errors import DISK_IS_FULL, CheckpointError, LitSparseError, cause_of, printable
-from lit_sparse.lightning import (
+from lit_sparse.ground.arguments import constructor_parameters
+from lit_sparse.ground.distributed import group_for_run, is_lost
+from lit_sparse.ground.stored import read_metrics
+from lit_sparse.lightning.choice import (
     LightningArgumentParser,
     LightningCLI,
     LightningEnvironment,
@@ -60,8 +59,9 @@ from lit_sparse.lightning import (
     pl,
     rank_zero_only,
 )
-from lit_sparse.run_status import RunStatus, check_plain, take
-from lit_sparse.runs import (
+from lit_sparse.runs.allocation import Limits
+from lit_sparse.runs.checkpoint_files import restoring_error
+from lit_sparse.runs.folders import (
     CHECKPOINTS,
     claim_folder,
     discard_if_unused,
@@ -71,8 +71,8 @@ from lit_sparse.runs import (
     next_command,
     run_of,
 )
-from lit_sparse.stored import read_metrics
-from lit_sparse.trust import trusting
+from lit_sparse.runs.status import RunStatus, check_plain, take
+from lit_sparse.runs.trust import trusting
 
 __all__ = ["LitSparseCLI", "run"]
 

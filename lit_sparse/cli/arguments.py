@@ -11,9 +11,9 @@ import yaml
 from typing_extensions import Self
 
 from lit_sparse.cli.configs import ENDINGS, load_yaml, read_config, with_full_name
-from lit_sparse.config_files import find_config
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.stored import is_file
+from lit_sparse.ground.stored import is_file
+from lit_sparse.runs.config_files import find_config
 
 __all__ = ["Given"]
 

@@ -26,10 +26,11 @@ from lit_sparse.callbacks import (
 )
 from lit_sparse.cli.best_metrics import monitor_of
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.lightning import ModelCheckpoint, ModelSummary, ProgressBar, SaveConfigCallback, pl
-from lit_sparse.lightning_internals import sets_rates
-from lit_sparse.runs import NUMBER, replaced
-from lit_sparse.stored import read_bytes, read_yaml
+from lit_sparse.ground.files import replaced
+from lit_sparse.ground.stored import read_bytes, read_yaml
+from lit_sparse.lightning.choice import ModelCheckpoint, ModelSummary, ProgressBar, SaveConfigCallback, pl
+from lit_sparse.lightning.internals import sets_rates
+from lit_sparse.runs.folders import NUMBER
 
 __all__ = ["OptimizerOptions", "SaveConfig", "as_list", "checkpoints", "measures", "not_named", "pictures"]
 

@@ -12,8 +12,12 @@ from typing import Any
 from jsonargparse import Namespace
 from typing_extensions import Self
 
-from lit_sparse.allocation import Limits
-from lit_sparse.checkpoint_files import (
+from lit_sparse.cli.parser import Parser, StoredParser
+from lit_sparse.errors import CheckpointError, ConfigurationError
+from lit_sparse.ground.stored import read_yaml
+from lit_sparse.lightning.choice import pl
+from lit_sparse.runs.allocation import Limits
+from lit_sparse.runs.checkpoint_files import (
     check_finite,
     check_resumable,
     check_written,
@@ -21,12 +25,8 @@ from lit_sparse.checkpoint_files import (
     read_checkpoint,
     restoring_error,
 )
-from lit_sparse.cli.parser import Parser, StoredParser
-from lit_sparse.errors import CheckpointError, ConfigurationError
-from lit_sparse.lightning import pl
-from lit_sparse.runs import differences
-from lit_sparse.stored import read_yaml
-from lit_sparse.trust import find_imported
+from lit_sparse.runs.folders import differences
+from lit_sparse.runs.trust import find_imported
 
 __all__ = ["StoredModel", "changes_of_run", "is_restoring", "load_weights", "nested", "read_for"]
 

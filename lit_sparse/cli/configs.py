@@ -9,9 +9,9 @@ import yaml
 from jsonargparse import get_loader, set_loader
 
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.lightning import NAME, OTHER, chosen_path
-from lit_sparse.stored import open_plain
-from lit_sparse.yaml_loaders import Loader, SecondKeyError
+from lit_sparse.ground.stored import open_plain
+from lit_sparse.ground.yaml_loaders import Loader, SecondKeyError
+from lit_sparse.lightning.choice import NAME, OTHER, chosen_path
 
 __all__ = ["ENDINGS", "MODE", "load_yaml", "read_config", "unreadable", "with_full_name"]
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from lit_sparse.checkpoint_files import check_written, read_checkpoint
 from lit_sparse.errors import LitSparseError, cause_of
-from lit_sparse.lightning import TorchCheckpointIO
-from lit_sparse.runs import replaced
+from lit_sparse.ground.files import replaced
+from lit_sparse.lightning.choice import TorchCheckpointIO
+from lit_sparse.runs.checkpoint_files import check_written, read_checkpoint
 
 __all__ = ["DiskError", "WholeFiles"]
 

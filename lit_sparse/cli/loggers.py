@@ -7,12 +7,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-from lit_sparse.checkpoint_files import ROWS
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.lightning import CSVLogger, ExperimentWriter, Logger, TensorBoardLogger, pl, rank_zero_only
-from lit_sparse.lightning_internals import next_row
-from lit_sparse.runs import open_to_append, replaced
-from lit_sparse.stored import read_table
+from lit_sparse.ground.files import open_to_append, replaced
+from lit_sparse.ground.stored import read_table
+from lit_sparse.lightning.choice import CSVLogger, ExperimentWriter, Logger, TensorBoardLogger, pl, rank_zero_only
+from lit_sparse.lightning.internals import next_row
+from lit_sparse.runs.checkpoint_files import ROWS
 
 __all__ = ["ROWS", "RowsBeforeCheckpoint", "RunBoard", "RunCSVLogger", "run_loggers"]
 

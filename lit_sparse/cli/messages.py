@@ -24,12 +24,12 @@ from lit_sparse.coresets import CoresetSelector
 from lit_sparse.data import LabelNoise
 from lit_sparse.errors import ConfigurationError, LitSparseError, cause_of, did_you_mean, error_chain
 from lit_sparse.estimators import Estimator
-from lit_sparse.lightning import pl
+from lit_sparse.ground.stored import is_file
+from lit_sparse.lightning.choice import pl
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.metrics import TextMetric
 from lit_sparse.nn import EncoderDecoder
 from lit_sparse.risks import Risk
-from lit_sparse.stored import is_file
 from lit_sparse.structures import Structure
 from lit_sparse.transport import Measure, Potentials
 

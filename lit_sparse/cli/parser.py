@@ -13,7 +13,7 @@ from lit_sparse.cli.configs import MODE
 from lit_sparse.cli.help import grouped
 from lit_sparse.cli.messages import START, explained
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.lightning import LightningArgumentParser
+from lit_sparse.lightning.choice import LightningArgumentParser
 
 __all__ = ["Parser", "StoredParser"]
 

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from lit_sparse.cli.best_metrics import monitor_of, ordered
 from lit_sparse.cli.stopping import LOGGERS
-from lit_sparse.lightning import ModelSummary, ProgressBar, pl
+from lit_sparse.lightning.choice import ModelSummary, ProgressBar, pl
 
 if TYPE_CHECKING:
     from rich.live import Live

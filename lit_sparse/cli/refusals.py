@@ -11,7 +11,7 @@ from typing import Any
 from jsonargparse import Namespace
 
 from lit_sparse.errors import ConfigurationError, LitSparseError, cause_of, did_you_mean, error_chain
-from lit_sparse.lightning import MisconfigurationException
+from lit_sparse.lightning.choice import MisconfigurationException
 
 __all__ = ["build_error", "check_numbers", "refusal", "told_as", "trainer_error"]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from lit_sparse.checkpoint_files import read_torch_file
+from lit_sparse.runs.checkpoint_files import read_torch_file
 
 __all__ = ["activity", "marginalized", "resampled", "zeros"]
 
@@ -68,7 +68,7 @@ def resampled(checkpoint: Path) -> dict[str, list[float]]:
     from lit_sparse.data.readers.text_files import read_lines
     from lit_sparse.metrics import Bleu
     from lit_sparse.metrics.bleu import resampled_scores
-    from lit_sparse.runs import numbered
+    from lit_sparse.runs.folders import numbered
 
     run = checkpoint.parents[1]
     cli = build_cli(["predict", "-c", str(run / "config.yaml"), "--ckpt_path", str(checkpoint)], run=True)

@@ -21,12 +21,13 @@ from lit_sparse.cli.app import LitSparseCLI
 from lit_sparse.cli.stopping import quiet
 from lit_sparse.coresets import Coreset, CoresetSelector, Examples, SelectionState, Uniform, Vectors, VectorSource
 from lit_sparse.data import CoresetDataModule
-from lit_sparse.distributed import gather_objects, group_for_run, is_first, join_launched, world_size
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.lightning import LightningArgumentParser, pl
-from lit_sparse.run_status import take
-from lit_sparse.runs import claim_folder, differences, numbered, replaced
-from lit_sparse.stored import read_table, read_yaml
+from lit_sparse.ground.distributed import gather_objects, group_for_run, is_first, join_launched, world_size
+from lit_sparse.ground.files import replaced
+from lit_sparse.ground.stored import read_table, read_yaml
+from lit_sparse.lightning.choice import LightningArgumentParser, pl
+from lit_sparse.runs.folders import claim_folder, differences, numbered
+from lit_sparse.runs.status import take
 
 __all__ = ["NoModel", "SelectCLI", "main", "parser"]
 

@@ -21,9 +21,9 @@ KINDS = {
     "risks": ("--model.risk NAME", "lit_sparse.risks", "lit_sparse.risks.Risk"),
     "selectors": ("--data.selector NAME", "lit_sparse.coresets", "lit_sparse.coresets.CoresetSelector"),
     "structures": ("--model.estimator.structure NAME", "lit_sparse.structures", "lit_sparse.structures.Structure"),
-    "models": ("--model NAME", "lit_sparse.models", "lit_sparse.lightning.pl.LightningModule"),
-    "data": ("--data NAME", "lit_sparse.data", "lit_sparse.lightning.pl.LightningDataModule"),
-    "callbacks": ("--trainer.callbacks+ NAME", "lit_sparse.callbacks", "lit_sparse.lightning.pl.Callback"),
+    "models": ("--model NAME", "lit_sparse.models", "lit_sparse.lightning.choice.pl.LightningModule"),
+    "data": ("--data NAME", "lit_sparse.data", "lit_sparse.lightning.choice.pl.LightningDataModule"),
+    "callbacks": ("--trainer.callbacks+ NAME", "lit_sparse.callbacks", "lit_sparse.lightning.choice.pl.Callback"),
     "configs": ("-c NAME", "", ""),
 }
 

@@ -1,6 +1,5 @@
 """Bayesian coresets: a few weighted examples that represent a data set."""
 
-from lit_sparse.arguments import check_types
 from lit_sparse.coresets.coreset import Coreset
 from lit_sparse.coresets.examples import Examples
 from lit_sparse.coresets.file_vectors import FileVectors
@@ -19,6 +18,7 @@ from lit_sparse.coresets.sparse_vi import SparseVI
 from lit_sparse.coresets.state import SelectionState
 from lit_sparse.coresets.uniform import Uniform
 from lit_sparse.coresets.vectors import BlockVectors, DenseVectors, Vectors, VectorSource
+from lit_sparse.ground.arguments import check_types
 
 __all__ = [
     "GIGA",

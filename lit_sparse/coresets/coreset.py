@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_sparse.arguments import checked
 from lit_sparse.errors import DataError
-from lit_sparse.runs import replaced
-from lit_sparse.stored import check_members, largest_unpacked, open_plain
+from lit_sparse.ground.arguments import checked
+from lit_sparse.ground.files import replaced
+from lit_sparse.ground.stored import check_members, largest_unpacked, open_plain
 
 __all__ = ["Coreset"]
 

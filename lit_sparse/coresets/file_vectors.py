@@ -20,9 +20,9 @@ from typing_extensions import override
 from lit_sparse.checks import check_count, check_indices
 from lit_sparse.coresets.vectors import MOST_GATHERED, DenseVectors, Vectors
 from lit_sparse.errors import ConfigurationError, DataError
+from lit_sparse.ground.files import replaced
+from lit_sparse.ground.stored import open_plain
 from lit_sparse.kernels.row_sums import add_exactly, measured, row_products, row_sum
-from lit_sparse.runs import replaced
-from lit_sparse.stored import open_plain
 
 __all__ = ["FileVectors"]
 

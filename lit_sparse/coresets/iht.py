@@ -15,7 +15,7 @@ from lit_sparse.coresets.pursuit import nonnegative_least_squares
 from lit_sparse.coresets.selector import CoresetSelector, Selection, largest
 from lit_sparse.coresets.state import indices, length_of
 from lit_sparse.coresets.vectors import Vectors
-from lit_sparse.state_checks import NUMBER, Kind, ListOf
+from lit_sparse.ground.state_checks import NUMBER, Kind, ListOf
 
 __all__ = ["IHT", "AcceleratedIHT"]
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lit_sparse.checkpoint_files import load_module
 from lit_sparse.checks import check_number, check_positive
 from lit_sparse.coresets.examples import Examples
 from lit_sparse.coresets.projections import Projection, entry, fitted
 from lit_sparse.errors import CheckpointError, ConfigurationError, DataError, full_name
+from lit_sparse.runs.checkpoint_files import load_module
 
 __all__ = ["LastLayerGradients"]
 
@@ -154,7 +154,7 @@ class LastLayerGradients(Projection):
         return layers[list(layers)[-1] if self.layer is None else self.layer]
 
     def _read(self) -> nn.Module:
-        from lit_sparse.lightning import pl
+        from lit_sparse.lightning.choice import pl
 
         try:
             return load_module(pl.LightningModule, str(self.checkpoint))

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as nnf
 from typing_extensions import override
 
-from lit_sparse.arguments import shown_arguments
 from lit_sparse.checks import check_positive
 from lit_sparse.errors import DataError
+from lit_sparse.ground.arguments import shown_arguments
 
 __all__ = ["Likelihood", "LogisticLikelihood", "NormalLikelihood", "PoissonLikelihood"]
 

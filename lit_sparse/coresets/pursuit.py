@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from lit_sparse.coresets.vectors import DenseVectors, Vectors
+from lit_sparse.ground.state_checks import NUMBER, Kind, ListOf
 from lit_sparse.kernels import cholesky
-from lit_sparse.state_checks import NUMBER, Kind, ListOf
 
 __all__ = ["NonnegativeFit", "nonnegative_least_squares"]
 

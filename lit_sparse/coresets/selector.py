@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self, override
 
-from lit_sparse.arguments import checked, shown_arguments
 from lit_sparse.checks import FLOATS, check_count
 from lit_sparse.coresets.coreset import Coreset
 from lit_sparse.coresets.pursuit import nonnegative_least_squares
 from lit_sparse.coresets.state import Resumable, SelectionState
 from lit_sparse.coresets.vectors import Vectors, as_vectors
-from lit_sparse.distributed import is_first
 from lit_sparse.errors import ConfigurationError, DataError, MissingExtraError, full_name
+from lit_sparse.ground.arguments import checked, shown_arguments
+from lit_sparse.ground.distributed import is_first
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -11,8 +11,8 @@ from typing_extensions import override
 
 from lit_sparse.checks import check_indices
 from lit_sparse.coresets.vectors import MOST_GATHERED, DenseVectors, Vectors
-from lit_sparse.distributed import broadcast, gather, gather_unequal, is_first, rank, reduce
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.ground.distributed import broadcast, gather, gather_unequal, is_first, rank, reduce
 from lit_sparse.kernels.row_sums import row_sum
 
 __all__ = ["ShardedVectors"]

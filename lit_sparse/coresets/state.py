@@ -10,13 +10,25 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from lit_sparse.checkpoint_files import SUGGESTION, read_torch_file
 from lit_sparse.checks import check_count
 from lit_sparse.coresets.vectors import Vectors
 from lit_sparse.errors import CheckpointError, ConfigurationError
-from lit_sparse.runs import replaced
-from lit_sparse.state_checks import ANY, COUNT, NUMBER, DictOf, Kind, ListOf, at_most, check_state, entries, is_plain, same
-from lit_sparse.stored import open_plain
+from lit_sparse.ground.files import replaced
+from lit_sparse.ground.state_checks import (
+    ANY,
+    COUNT,
+    NUMBER,
+    DictOf,
+    Kind,
+    ListOf,
+    at_most,
+    check_state,
+    entries,
+    is_plain,
+    same,
+)
+from lit_sparse.ground.stored import open_plain
+from lit_sparse.runs.checkpoint_files import SUGGESTION, read_torch_file
 
 __all__ = ["Kept", "Resumable", "SelectionState", "indices", "length_of"]
 

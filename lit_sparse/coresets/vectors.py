@@ -15,8 +15,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_sparse.checks import FLOATS, check_count, check_indices, check_result
-from lit_sparse.distributed import is_first
 from lit_sparse.errors import ConfigurationError, DataError, full_name
+from lit_sparse.ground.distributed import is_first
 from lit_sparse.kernels.row_sums import add_exactly, row_products, row_sum
 
 __all__ = ["BlockVectors", "DenseVectors", "VectorSource", "Vectors", "as_vectors"]

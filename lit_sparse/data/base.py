@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from lit_sparse.checkpoint_files import load_module
 from lit_sparse.checks import MOST_EXAMPLES, MOST_SEED, check_count, check_indices, check_integer, check_number
 from lit_sparse.data.loader import Batch, EpochLoader
 from lit_sparse.errors import CheckpointError, ConfigurationError, DataError, full_name
-from lit_sparse.lightning import check_pairing, pl, rank_zero_warn
-from lit_sparse.lightning_internals import fit_position, index_sampler, move_batches, runs_fit
-from lit_sparse.state_checks import COUNT, ListOf, equal_to
+from lit_sparse.ground.state_checks import COUNT, ListOf, equal_to
+from lit_sparse.lightning.choice import check_pairing, pl, rank_zero_warn
+from lit_sparse.lightning.internals import fit_position, index_sampler, move_batches, runs_fit
+from lit_sparse.runs.checkpoint_files import load_module
 
 __all__ = ["ResumableDataModule", "Split", "in_batches", "loaded", "shuffled", "warn_without_test"]
 

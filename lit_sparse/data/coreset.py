@@ -32,9 +32,9 @@ from lit_sparse.coresets.vectors import part_of
 from lit_sparse.data.base import ResumableDataModule, Split
 from lit_sparse.data.example_source import ExampleSource, source_of
 from lit_sparse.data.loader import Batch
-from lit_sparse.distributed import rank, world_size
 from lit_sparse.errors import ConfigurationError, DataError
-from lit_sparse.lightning import pl, rank_zero_info
+from lit_sparse.ground.distributed import rank, world_size
+from lit_sparse.lightning.choice import pl, rank_zero_info
 
 __all__ = ["CoresetDataModule"]
 

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from lit_sparse.data.base import ResumableDataModule
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.lightning import pl
+from lit_sparse.lightning.choice import pl
 
 __all__ = ["ExampleSource", "source_of"]
 

@@ -17,7 +17,7 @@ from lit_sparse.data.base import ResumableDataModule, Split
 from lit_sparse.data.loader import Batch
 from lit_sparse.data.readers.arrays import check_real, read_npy
 from lit_sparse.errors import ConfigurationError, DataError
-from lit_sparse.stored import open_plain
+from lit_sparse.ground.stored import open_plain
 from lit_sparse.transport.measures import Measure, draw_rows, normalized_weights
 
 __all__ = ["Points", "TransportDataModule"]

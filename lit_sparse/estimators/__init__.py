@@ -1,6 +1,5 @@
 """Expected losses under a discrete latent variable, and their gradients."""
 
-from lit_sparse.arguments import check_types
 from lit_sparse.estimators.base import Estimator, Expectation, LatentBatch
 from lit_sparse.estimators.gumbel_softmax import GumbelSoftmax
 from lit_sparse.estimators.latents import LatentDistribution
@@ -13,6 +12,7 @@ from lit_sparse.estimators.score_function import ScoreFunction
 from lit_sparse.estimators.sparsemap_marginalize import SparseMAPMarginalize
 from lit_sparse.estimators.sum_and_sample import SumAndSample
 from lit_sparse.estimators.top_k_marginalize import TopKMarginalize
+from lit_sparse.ground.arguments import check_types
 
 __all__ = [
     "Estimator",

@@ -13,9 +13,9 @@ from torch.nn.functional import one_hot
 from typing_extensions import Self
 
 from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.ground.torch_internals import refuse_vmap
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.mappings.base import check_mapping
-from lit_sparse.torch_internals import refuse_vmap
 
 __all__ = ["Estimator", "Expectation", "Latent", "LatentBatch", "LossFunction"]
 

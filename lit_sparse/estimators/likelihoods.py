@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as nnf
 
-from lit_sparse.arguments import checked
 from lit_sparse.checks import check_count
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.estimators.base import Estimator, LatentBatch, LossFunction
+from lit_sparse.ground.arguments import checked
 from lit_sparse.random import seeded_uniform
 
 __all__ = ["MarginalLikelihood", "marginal_likelihood"]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from lit_sparse.distributed import reduce
+from lit_sparse.ground.distributed import reduce
 
 __all__ = ["RunningMean"]
 

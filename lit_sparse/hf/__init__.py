@@ -9,7 +9,7 @@ Example:
     >>> report = sparsify(AutoModel.from_pretrained("bert-base-uncased"), Sparsemax())  # doctest: +SKIP
 """
 
-from lit_sparse.arguments import check_types
+from lit_sparse.ground.arguments import check_types
 from lit_sparse.hf.annealed import AnnealedEntmax
 from lit_sparse.hf.attachment import AttentionReport, LayerReport, sparsify
 from lit_sparse.hf.callbacks import AlphaAnnealing, SparsityCallback

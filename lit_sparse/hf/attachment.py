@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from lit_sparse.checks import check_choice
-from lit_sparse.descriptions import build, describe
 from lit_sparse.errors import CheckpointError, ConfigurationError, did_you_mean, full_name
 from lit_sparse.hf.annealed import AnnealedEntmax
 from lit_sparse.hf.layer_mapping import CHILD, LayerMapping, is_torch_layer, set_mapping
@@ -18,6 +17,7 @@ from lit_sparse.hf.probe import example_inputs, probe, run, use_attention, uses_
 from lit_sparse.hf.registry import BY_LAYER, BY_LAYER_BOOLEAN, check_on_simplex, register
 from lit_sparse.hf.requirement import import_transformers
 from lit_sparse.mappings import Entmax, LearnableEntmax, Softmax, SparseMapping, Sparsemax
+from lit_sparse.runs.descriptions import build, describe
 
 __all__ = ["ATTRIBUTE", "AttentionReport", "LayerReport", "attach", "sparsify"]
 

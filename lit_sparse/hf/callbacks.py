@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from lit_sparse.checks import check_count, check_number
-from lit_sparse.distributed import gather_objects
 from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.ground.distributed import gather_objects
 from lit_sparse.hf.annealed import AnnealedEntmax
 from lit_sparse.hf.layer_mapping import LayerMapping
 

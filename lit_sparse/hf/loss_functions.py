@@ -8,8 +8,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from lit_sparse.distributed import world_size
 from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.ground.distributed import world_size
 from lit_sparse.mappings import FenchelYoungLoss, SparseMapping
 from lit_sparse.risks import Risk
 

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from lit_sparse.allocation import Limits
-from lit_sparse.checkpoint_files import read_torch_file, restoring_error
 from lit_sparse.checks import MOST_FEATURES, check_count
-from lit_sparse.descriptions import describe, plan_arguments
 from lit_sparse.errors import CheckpointError, ConfigurationError, full_name
+from lit_sparse.ground.files import replaced
+from lit_sparse.ground.stored import read_json
 from lit_sparse.hf.saved_files import place_of
 from lit_sparse.mappings import SparseMapping, Sparsemax
 from lit_sparse.mappings.base import check_mapping
-from lit_sparse.runs import replaced
-from lit_sparse.stored import read_json
+from lit_sparse.runs.allocation import Limits
+from lit_sparse.runs.checkpoint_files import read_torch_file, restoring_error
+from lit_sparse.runs.descriptions import describe, plan_arguments
 
 __all__ = ["SparseAttentionPooling"]
 

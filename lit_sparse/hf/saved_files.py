@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from lit_sparse.allocation import SPARE_ELEMENTS, SPARE_PARAMETERS, Limits
-from lit_sparse.checkpoint_files import restoring_error
 from lit_sparse.errors import CheckpointError, ConfigurationError, printable
+from lit_sparse.ground.stored import open_plain, read_json
 from lit_sparse.hf.requirement import import_transformers
-from lit_sparse.stored import open_plain, read_json
+from lit_sparse.runs.allocation import SPARE_ELEMENTS, SPARE_PARAMETERS, Limits
+from lit_sparse.runs.checkpoint_files import restoring_error
 
 __all__ = ["SavedFiles", "place_of", "unreadable"]
 

@@ -7,13 +7,13 @@ from typing import Any
 
 from torch import nn
 
-from lit_sparse.checkpoint_files import restoring_error
 from lit_sparse.errors import CheckpointError, ConfigurationError, full_name
 from lit_sparse.hf.attachment import ATTRIBUTE, attach
 from lit_sparse.hf.layer_mapping import CHILD, LayerMapping
 from lit_sparse.hf.requirement import import_transformers
 from lit_sparse.hf.saved_files import SavedFiles, unreadable
-from lit_sparse.trust import trusting
+from lit_sparse.runs.checkpoint_files import restoring_error
+from lit_sparse.runs.trust import trusting
 
 __all__ = ["from_pretrained"]
 

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from lit_sparse.checks import check_count
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.ground.torch_internals import on_values
 from lit_sparse.kernels.cpu.compile import compile_rows, empty
 from lit_sparse.kernels.cpu.rows import plain_top
 from lit_sparse.kernels.cpu.threads import over_rows
 from lit_sparse.kernels.row_kernel import HALVES
-from lit_sparse.torch_internals import on_values
 
 __all__ = ["best_bits"]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lit_sparse.torch_internals import is_fake, while_loop
+from lit_sparse.ground.torch_internals import is_fake, while_loop
 
 __all__ = ["repeat", "repeat_while"]
 

@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.kernels.cpu.threads import over_rows
-from lit_sparse.torch_internals import (
+from lit_sparse.ground.torch_internals import (
     call_operator,
     count_dispatch_modes,
     is_exporting,
@@ -26,6 +25,7 @@ from lit_sparse.torch_internals import (
     outside_graphs,
     transforms_active,
 )
+from lit_sparse.kernels.cpu.threads import over_rows
 
 __all__ = ["HALVES", "ROW_KERNELS", "RowKernel", "batch_first"]
 

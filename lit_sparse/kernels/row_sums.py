@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from lit_sparse.checks import check_indices
+from lit_sparse.ground.torch_internals import on_values
 from lit_sparse.kernels.cpu.compile import compile_rows
 from lit_sparse.kernels.cpu.threads import over_rows
-from lit_sparse.torch_internals import on_values
 
 __all__ = ["add_exactly", "measured", "row_products", "row_sum"]
 

@@ -12,24 +12,24 @@ Example:
     True
 """
 
-from lit_sparse.arguments import check_types
+from lit_sparse.ground.arguments import check_types
 from lit_sparse.mappings.base import SparseMapping
-from lit_sparse.mappings.budget_sparsemax import BudgetSparsemax
-from lit_sparse.mappings.capped_softmax import CappedSoftmax
-from lit_sparse.mappings.entmax import Entmax, LearnableEntmax
-from lit_sparse.mappings.fusedmax import Fusedmax, LearnableFusedmax
-from lit_sparse.mappings.hard_threshold import HardThreshold
-from lit_sparse.mappings.hoyer_projection import HoyerProjection
+from lit_sparse.mappings.budget_sparsemax.layer import BudgetSparsemax
+from lit_sparse.mappings.capped_softmax.layer import CappedSoftmax
+from lit_sparse.mappings.entmax.layer import Entmax, LearnableEntmax
+from lit_sparse.mappings.fusedmax.layer import Fusedmax, LearnableFusedmax
+from lit_sparse.mappings.hard_threshold.layer import HardThreshold
+from lit_sparse.mappings.hoyer.layer import HoyerProjection
 from lit_sparse.mappings.losses import FenchelYoungLoss
 from lit_sparse.mappings.lp_sparsemap import LPSparseMAP, LPSparseMAPOutput
-from lit_sparse.mappings.norm_max import NormMax
-from lit_sparse.mappings.oscarmax import Oscarmax
+from lit_sparse.mappings.norm_max.layer import NormMax
+from lit_sparse.mappings.oscarmax.layer import Oscarmax
 from lit_sparse.mappings.regularized_argmax import RegularizedArgmax
-from lit_sparse.mappings.soft_sort import SoftRank, SoftSort
+from lit_sparse.mappings.soft_sort.layer import SoftRank, SoftSort
 from lit_sparse.mappings.softmax import Softmax
 from lit_sparse.mappings.sparsemap import SparseMAP, SparseMAPOutput
 from lit_sparse.mappings.sparsemax import Sparsemax
-from lit_sparse.mappings.sq_pnorm_max import SqPNormMax
+from lit_sparse.mappings.sq_pnorm_max.layer import SqPNormMax
 from lit_sparse.mappings.topk_sparsemax import TopKSparsemax
 
 __all__ = [

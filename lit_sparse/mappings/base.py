@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from lit_sparse.arguments import shown_arguments
 from lit_sparse.checks import check_integer, check_parameter, check_positive
 from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.ground.arguments import shown_arguments
+from lit_sparse.ground.torch_internals import can_read_values, must_decompose
 from lit_sparse.kernels.row_kernel import HALVES, batch_first
 from lit_sparse.mappings.masking import allowed_scores
-from lit_sparse.torch_internals import can_read_values, must_decompose
 
 __all__ = ["SparseMapping", "Threshold", "check_mapping", "envelope", "warn_off_simplex", "with_slope"]
 

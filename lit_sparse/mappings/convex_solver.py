@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, grad_and_value
 
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.ground.torch_internals import on_values
 from lit_sparse.kernels.simplex import project_simplex
-from lit_sparse.torch_internals import on_values
 
 __all__ = ["FLOOR", "Omega", "SimplexProblem", "one_number_a_row"]
 

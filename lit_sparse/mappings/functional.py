@@ -1,20 +1,20 @@
 """Every mapping as a function of scores: ``from lit_sparse.mappings import functional as F``."""
 
-from lit_sparse.mappings.budget_sparsemax import budget_sparsemax
-from lit_sparse.mappings.capped_softmax import capped_softmax
-from lit_sparse.mappings.entmax import entmax
-from lit_sparse.mappings.fusedmax import fusedmax
-from lit_sparse.mappings.hard_threshold import hard_threshold
-from lit_sparse.mappings.hoyer_projection import hoyer_projection
+from lit_sparse.mappings.budget_sparsemax.layer import budget_sparsemax
+from lit_sparse.mappings.capped_softmax.layer import capped_softmax
+from lit_sparse.mappings.entmax.layer import entmax
+from lit_sparse.mappings.fusedmax.layer import fusedmax
+from lit_sparse.mappings.hard_threshold.layer import hard_threshold
+from lit_sparse.mappings.hoyer.layer import hoyer_projection
 from lit_sparse.mappings.lp_sparsemap.layer import lp_sparsemap
-from lit_sparse.mappings.norm_max import norm_max
-from lit_sparse.mappings.oscarmax import oscarmax
+from lit_sparse.mappings.norm_max.layer import norm_max
+from lit_sparse.mappings.oscarmax.layer import oscarmax
 from lit_sparse.mappings.regularized_argmax import regularized_argmax
-from lit_sparse.mappings.soft_sort import soft_rank, soft_sort
+from lit_sparse.mappings.soft_sort.layer import soft_rank, soft_sort
 from lit_sparse.mappings.softmax import softmax
 from lit_sparse.mappings.sparsemap.layer import sparsemap
 from lit_sparse.mappings.sparsemax import sparsemax
-from lit_sparse.mappings.sq_pnorm_max import sq_pnorm_max
+from lit_sparse.mappings.sq_pnorm_max.layer import sq_pnorm_max
 from lit_sparse.mappings.topk_sparsemax import topk_sparsemax
 
 __all__ = [

@@ -10,11 +10,11 @@ from torch.nn import functional as nnf
 
 from lit_sparse.checks import check_integer, check_number
 from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.ground.torch_internals import autocast_enabled, can_read_values
 from lit_sparse.kernels.row_kernel import HALVES
 from lit_sparse.mappings.base import SparseMapping, check_mapping
 from lit_sparse.mappings.masking import allowed_scores
 from lit_sparse.mappings.softmax import Softmax
-from lit_sparse.torch_internals import autocast_enabled, can_read_values
 
 __all__ = ["FenchelYoungLoss"]
 

@@ -18,11 +18,11 @@ from typing_extensions import Self, override
 
 from lit_sparse.checks import check_count, check_positive
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.ground.torch_internals import on_batches
 from lit_sparse.kernels.row_kernel import HALVES
 from lit_sparse.mappings.base import SparseMapping
 from lit_sparse.mappings.convex_solver import FLOOR, Omega, SimplexProblem, one_number_a_row
 from lit_sparse.mappings.masking import along_last
-from lit_sparse.torch_internals import on_batches
 
 __all__ = ["RegularizedArgmax", "regularized_argmax"]
 

@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from lit_sparse.ground.torch_internals import derivatives, no_autograd, transforms_active, unbound_apply, unwrap_if_dead
 from lit_sparse.kernels.row_kernel import HALVES, batch_first
 from lit_sparse.mappings.masking import along_last
-from lit_sparse.torch_internals import derivatives, no_autograd, transforms_active, unbound_apply, unwrap_if_dead
 
 __all__ = ["RowFunction", "constant_in"]
 

@@ -9,9 +9,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_sparse.checks import check_positive
+from lit_sparse.ground.torch_internals import can_read_values, softmax_backward
 from lit_sparse.mappings.base import SparseMapping
 from lit_sparse.mappings.row_function import RowFunction
-from lit_sparse.torch_internals import can_read_values, softmax_backward
 
 __all__ = ["Softmax", "softmax"]
 

@@ -1,7 +1,7 @@
 """Metrics of sparse decisions, exact over any number of processes."""
 
-from lit_sparse import train_extra  # noqa: F401
-from lit_sparse.arguments import check_types
+from lit_sparse.ground import train_extra  # noqa: F401
+from lit_sparse.ground.arguments import check_types
 from lit_sparse.metrics.attention import group_counts, support_sizes, tied_groups
 from lit_sparse.metrics.bleu import Bleu, ChrF, PairedBootstrap, paired_bootstrap
 from lit_sparse.metrics.counts import CountHistogram, DecoderCalls, SupportSize

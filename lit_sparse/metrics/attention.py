@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lit_sparse.arguments import checked
 from lit_sparse.checks import check_mask
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.ground.arguments import checked
 
 __all__ = ["group_counts", "support_sizes", "tied_groups"]
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_sparse.arguments import checked
 from lit_sparse.checks import MOST_LAYERS, check_count
 from lit_sparse.errors import ConfigurationError, DataError, MissingExtraError, did_you_mean
+from lit_sparse.ground.arguments import checked
 from lit_sparse.metrics.text import TextMetric, check_name, check_texts
 
 if TYPE_CHECKING:

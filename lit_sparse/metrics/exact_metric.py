@@ -12,8 +12,8 @@ from torch import Tensor
 from torchmetrics import Metric
 from typing_extensions import Self, override
 
-from lit_sparse.arguments import KeepsArguments, checked
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.ground.arguments import KeepsArguments, checked
 
 __all__ = ["ExactMetric"]
 

@@ -8,9 +8,9 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from lit_sparse.arguments import checked
 from lit_sparse.checks import MOST_FEATURES, MOST_INPUTS, check_choice, check_count
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.ground.arguments import checked
 from lit_sparse.metrics.exact_metric import ExactMetric
 
 __all__ = [

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_sparse.arguments import checked
 from lit_sparse.checks import check_dim, check_integer
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.ground.arguments import checked
 from lit_sparse.metrics.exact_metric import ExactMetric
 
 __all__ = ["HoyerSparseness", "hoyer_sparseness"]

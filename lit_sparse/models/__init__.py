@@ -1,7 +1,7 @@
 """LightningModules, one model per file, with injected mapping, estimator and optimizer."""
 
-from lit_sparse import train_extra  # noqa: F401
-from lit_sparse.arguments import check_types
+from lit_sparse.ground import train_extra  # noqa: F401
+from lit_sparse.ground.arguments import check_types
 from lit_sparse.models.base import LitSparseModule, Stage, StepOutput, mean_metrics
 from lit_sparse.models.bayesian_regression import BayesianRegression
 from lit_sparse.models.bitvector_vae import BitVectorVAE

@@ -13,12 +13,10 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from typing_extensions import Self, override
 
-from lit_sparse.arguments import KeepsArguments, constructor_parameters
-from lit_sparse.checkpoint_files import check_kinds, load_module
 from lit_sparse.checks import check_choice, check_indices, check_result
-from lit_sparse.descriptions import class_path, describe_all
 from lit_sparse.errors import ConfigurationError, full_name
-from lit_sparse.lightning import (
+from lit_sparse.ground.arguments import KeepsArguments, constructor_parameters
+from lit_sparse.lightning.choice import (
     NAME,
     DoublePrecision,
     GradClipAlgorithmType,
@@ -28,18 +26,20 @@ from lit_sparse.lightning import (
     check_pairing,
     pl,
 )
-from lit_sparse.lightning_internals import after_restore, given_hyperparameters, limits_of, sets_rates
-from lit_sparse.lightning_restoring import guard_restoring, prepare_to_continue, start_training, store_training
-from lit_sparse.lightning_states import is_tuning, unmask
+from lit_sparse.lightning.internals import after_restore, given_hyperparameters, limits_of, sets_rates
+from lit_sparse.lightning.states import is_tuning, unmask
 from lit_sparse.models.data_protocols import Batch, check_batch, first_update, rows_of, size_of, updates_of
 from lit_sparse.models.loaded_weights import load_initial_weights, match_risk, not_given
 from lit_sparse.models.optimizers import build_optimizer, clips_by_itself, renew_dual_rates, warn_of_other_rates
+from lit_sparse.models.restoring import guard_restoring, prepare_to_continue, start_training, store_training
 from lit_sparse.models.schedulers import built_scheduler, check_end, describe_scheduler
 from lit_sparse.models.stage_metrics import StageMetrics, group_metrics, mean_metrics
 from lit_sparse.models.step_output import StepOutput
 from lit_sparse.models.updates import check_updates, joined, make_update
 from lit_sparse.random import seed_generator
 from lit_sparse.risks import BrokenLossError, Mean, Risk
+from lit_sparse.runs.checkpoint_files import check_kinds, load_module
+from lit_sparse.runs.descriptions import class_path, describe_all
 
 __all__ = ["Batch", "LitSparseModule", "Stage", "StepOutput", "mean_metrics"]
 

@@ -21,8 +21,8 @@ from lit_sparse.checks import (
     check_result,
 )
 from lit_sparse.coresets import GaussianPosterior, Likelihood, LogisticLikelihood
-from lit_sparse.distributed import reduce
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.ground.distributed import reduce
 from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, mean_metrics
 from lit_sparse.models.data_protocols import check_columns, check_entries, has_rows
 from lit_sparse.random import seeded_normal

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from lit_sparse.checks import MOST_FEATURES, check_count
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.lightning import rank_zero_info
+from lit_sparse.lightning.choice import rank_zero_info
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.models.base import Batch, Stage, StepOutput, mean_metrics
 from lit_sparse.models.text import TextModule, check_lines, check_parts, count_groups

@@ -10,12 +10,12 @@ import torch
 from typing_extensions import override
 
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.lightning import rank_zero_info
+from lit_sparse.ground.files import replaced
+from lit_sparse.lightning.choice import rank_zero_info
 from lit_sparse.metrics import TextMetric
 from lit_sparse.models.base import Batch, Stage
 from lit_sparse.models.text import TextModule
 from lit_sparse.nn import Hypothesis
-from lit_sparse.runs import replaced
 from lit_sparse.text import EOS
 
 __all__ = ["GeneratingModule", "check_keys"]

@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lit_sparse.checkpoint_files import check_finite, read_torch_file
 from lit_sparse.errors import CheckpointError
 from lit_sparse.estimators import Sampler
-from lit_sparse.lightning import pl, rank_zero_info
+from lit_sparse.lightning.choice import pl, rank_zero_info
+from lit_sparse.runs.checkpoint_files import check_finite, read_torch_file
 
 __all__ = ["load_initial_weights", "match_risk", "not_given", "read_weights"]
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from lit_sparse.errors import ConfigurationError, full_name
-from lit_sparse.lightning import MixedPrecision, Precision, rank_zero_warn
+from lit_sparse.lightning.choice import MixedPrecision, Precision, rank_zero_warn
 from lit_sparse.risks import Risk
 
 __all__ = ["build_optimizer", "clips_by_itself", "renew_dual_rates", "warn_of_other_rates"]

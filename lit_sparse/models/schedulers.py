@@ -11,7 +11,7 @@ from torch.optim import lr_scheduler
 
 from lit_sparse.checks import check_count
 from lit_sparse.errors import ConfigurationError, full_name
-from lit_sparse.lightning import LRSchedulerCallable, pl, rank_zero_warn
+from lit_sparse.lightning.choice import LRSchedulerCallable, pl, rank_zero_warn
 from lit_sparse.models.updates import estimated_updates
 
 __all__ = ["StepwiseLR", "check_end", "describe_scheduler"]

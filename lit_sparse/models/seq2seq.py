@@ -13,14 +13,14 @@ from typing_extensions import override
 
 from lit_sparse.checks import MOST_FEATURES, check_choice, check_count, check_number, check_result
 from lit_sparse.errors import ConfigurationError, full_name
-from lit_sparse.lightning import AGREED
+from lit_sparse.lightning.choice import AGREED
 from lit_sparse.mappings import FenchelYoungLoss, SparseMapping
 from lit_sparse.metrics import Bleu, ChrF, TextMetric
 from lit_sparse.models.base import Batch, Stage, StepOutput, mean_metrics
 from lit_sparse.models.generation import GeneratingModule, check_keys
 from lit_sparse.models.text import check_lines, check_parts, count_groups
 from lit_sparse.nn import EncoderDecoder, Hypothesis, RecurrentBody, Seq2SeqPredictor, State, beam_search, length_mask
-from lit_sparse.nn.linear_losses import layer_losses
+from lit_sparse.nn.output_layer.losses import layer_losses
 
 __all__ = ["Seq2Seq"]
 

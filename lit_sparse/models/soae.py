@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from lit_sparse.checks import MOST_FEATURES, MOST_INPUTS, check_count, check_number, check_result
 from lit_sparse.errors import ConfigurationError, full_name
-from lit_sparse.lightning import OptimizerCallable, rank_zero_info
+from lit_sparse.lightning.choice import OptimizerCallable, rank_zero_info
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, mean_metrics
 from lit_sparse.models.data_protocols import check_features, check_labels, has_rows

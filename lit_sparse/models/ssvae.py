@@ -13,9 +13,9 @@ from torchmetrics import Metric
 from typing_extensions import override
 
 from lit_sparse.checks import MOST_FEATURES, MOST_INPUTS, check_count, check_number, check_widths
-from lit_sparse.distributed import world_size
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.estimators import Estimator, LatentBatch
+from lit_sparse.ground.distributed import world_size
 from lit_sparse.mappings import FenchelYoungLoss, SparseMapping
 from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, mean_metrics
 from lit_sparse.models.data_protocols import check_features, check_intensities, check_labels

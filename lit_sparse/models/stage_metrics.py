@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from lit_sparse.distributed import is_first
-from lit_sparse.lightning import AGREED, pl
+from lit_sparse.ground.distributed import is_first
+from lit_sparse.lightning.choice import AGREED, pl
 from lit_sparse.metrics import GroupMeans, MeanOverExamples
 
 __all__ = ["StageMetrics", "group_metrics", "mean_metrics"]

@@ -10,9 +10,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_sparse.checks import MOST_FEATURES, check_choice, check_count, check_number, check_positive, check_result
-from lit_sparse.distributed import gather_unequal
 from lit_sparse.errors import ConfigurationError, DataError
-from lit_sparse.lightning import AGREED, LRSchedulerCallable, OptimizerCallable
+from lit_sparse.ground.distributed import gather_unequal
+from lit_sparse.lightning.choice import AGREED, LRSchedulerCallable, OptimizerCallable
 from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput
 from lit_sparse.models.data_protocols import check_keys, has_rows
 from lit_sparse.transport import KernelPotentials, MLPPotentials, Potentials

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.lightning import MixedPrecision, pl
-from lit_sparse.lightning_internals import count_update
+from lit_sparse.lightning.choice import MixedPrecision, pl
+from lit_sparse.lightning.internals import count_update
 
 __all__ = ["check_updates", "estimated_updates", "joined", "make_update"]
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lit_sparse.arguments import checked
 from lit_sparse.checks import MOST_FEATURES, check_count, check_number
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.ground.arguments import checked
 from lit_sparse.nn.encoder_decoder.base import State
 
 __all__ = ["Hypothesis", "Step", "beam_search"]

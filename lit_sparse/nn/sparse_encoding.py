@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.torch_internals import refuse_vmap
+from lit_sparse.ground.torch_internals import refuse_vmap
 
 __all__ = ["sparse_decode", "sparse_encode"]
 

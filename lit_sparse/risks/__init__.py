@@ -1,6 +1,6 @@
 """Risks: objectives over the losses of a batch, in place of their mean."""
 
-from lit_sparse.arguments import check_types
+from lit_sparse.ground.arguments import check_types
 from lit_sparse.risks.base import BrokenLossError, Risk
 from lit_sparse.risks.chi_square_dro import ChiSquareDRO
 from lit_sparse.risks.cvar import CVaR

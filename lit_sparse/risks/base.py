@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from lit_sparse.arguments import shown_arguments
 from lit_sparse.checks import FLOATS
-from lit_sparse.distributed import gather_unequal, rank, world_size
 from lit_sparse.errors import ConfigurationError, DataError, full_name
+from lit_sparse.ground.arguments import shown_arguments
+from lit_sparse.ground.distributed import gather_unequal, rank, world_size
+from lit_sparse.ground.torch_internals import can_read_values
 from lit_sparse.risks.input_adversary import InputAdversary
-from lit_sparse.torch_internals import can_read_values
 
 __all__ = ["BrokenLossError", "Risk", "gathered_losses"]
 

@@ -8,8 +8,8 @@ from typing_extensions import Self, override
 
 from lit_sparse.checks import MOST_FEATURES, check_count, check_number, check_positive
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.ground.torch_internals import can_read_values
 from lit_sparse.risks.base import Risk
-from lit_sparse.torch_internals import can_read_values
 
 __all__ = ["GroupDRO"]
 

@@ -11,9 +11,9 @@ from torch.nn import functional as nnf
 
 from lit_sparse.checks import FLOATS, check_dim, check_number
 from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.ground.torch_internals import can_read_values, forward_mode_active
 from lit_sparse.kernels.row_kernel import HALVES
-from lit_sparse.kernels.safe_logsumexp import mass_tolerance, safe_threshold, weighted_safe_threshold
-from lit_sparse.torch_internals import can_read_values, forward_mode_active
+from lit_sparse.risks.logsumexp_kernel import mass_tolerance, safe_threshold, weighted_safe_threshold
 
 #: Largest float32 threshold whose rounding does not change the minimum noticeably.
 PLAIN = 1e4
@@ -95,7 +95,7 @@ def safe_logsumexp(values: Tensor, rho: float, dim: int = -1, weights: Tensor | 
 
 
 def safe_threshold_of(x: Tensor, rho: float, w: Tensor | None = None) -> Tensor:
-    """Return the minimizing a, (..., 1), of rows (..., d), without a gradient; see :mod:`lit_sparse.kernels.safe_logsumexp`."""
+    """Return the minimizing a, (..., 1), of rows (..., d), without a gradient; see :mod:`lit_sparse.risks.logsumexp_kernel`."""
     kernel = safe_threshold if w is None else weighted_safe_threshold
     args = (x.detach(), rho) if w is None else (x.detach(), w.detach(), rho)
     found: Tensor = kernel(*args) if can_read_values() else kernel.traced(*args)

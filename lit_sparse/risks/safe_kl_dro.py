@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from typing_extensions import Self, override
 
 from lit_sparse.checks import check_choice, check_number, check_positive
+from lit_sparse.ground.torch_internals import can_read_values, outside_graphs
 from lit_sparse.risks.base import Risk, gathered_losses
 from lit_sparse.risks.logsumexp import check_rho, mass_tolerance, safe_threshold_of, softplus
 from lit_sparse.risks.mean import mean_of
-from lit_sparse.torch_internals import can_read_values, outside_graphs
 
 __all__ = ["DualRisk", "SafeKLDRO", "link_value", "mean_threshold"]
 

@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from typing_extensions import Self, override
 
 from lit_sparse.checks import check_positive
-from lit_sparse.distributed import reduce
+from lit_sparse.ground.distributed import reduce
+from lit_sparse.ground.torch_internals import can_read_values
 from lit_sparse.risks.base import Risk
 from lit_sparse.risks.input_adversary import InputAdversary
 from lit_sparse.risks.logsumexp import check_rho
 from lit_sparse.risks.mean import mean_of
 from lit_sparse.risks.safe_kl_dro import DualRisk, link_value, mean_threshold
-from lit_sparse.torch_internals import can_read_values
 
 __all__ = ["ExponentialOTDRO", "UnbalancedOTDRO"]
 

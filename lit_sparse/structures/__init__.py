@@ -7,7 +7,7 @@ Example:
     [[0.0, 1.0, 0.0]]
 """
 
-from lit_sparse.arguments import check_types
+from lit_sparse.ground.arguments import check_types
 from lit_sparse.structures.assignment import Assignment
 from lit_sparse.structures.base import Structure
 from lit_sparse.structures.bit_vector import BitVector, Budget, TopK

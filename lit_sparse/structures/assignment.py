@@ -12,10 +12,10 @@ from typing_extensions import Self, override
 
 from lit_sparse.checks import check_count
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.kernels.assignment import best_assignments
+from lit_sparse.ground.torch_internals import on_values
+from lit_sparse.structures.assignment_kernel import best_assignments
 from lit_sparse.structures.count import CountConstraint
 from lit_sparse.structures.one_per_row import OnePerRow
-from lit_sparse.torch_internals import on_values
 
 __all__ = ["Assignment"]
 
@@ -105,7 +105,7 @@ class Assignment(OnePerRow):
 
     @on_values
     def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
-        """Return the best assignment, on the CPU; see :mod:`lit_sparse.kernels.assignment`.
+        """Return the best assignment, on the CPU; see :mod:`lit_sparse.structures.assignment_kernel`.
 
         Raises:
             ConfigurationError: if the forbidden entries leave none.

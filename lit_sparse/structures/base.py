@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from lit_sparse.arguments import shown_arguments
 from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.ground.arguments import shown_arguments
 from lit_sparse.kernels.oracles import FINE, STEP, TIE, CompiledOracle
 from lit_sparse.structures.count import CountConstraint
 

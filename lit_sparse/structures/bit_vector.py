@@ -12,11 +12,11 @@ from typing_extensions import Self, override
 
 from lit_sparse.checks import check_count
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.ground.torch_internals import on_values
 from lit_sparse.kernels.kbest import best_bits
 from lit_sparse.kernels.oracles import BITS, TIE, CompiledOracle
 from lit_sparse.structures.base import Structure, best_by_search, coarse_scores, less_the_largest
 from lit_sparse.structures.count import CountConstraint
-from lit_sparse.torch_internals import on_values
 
 __all__ = ["BitVector", "Budget", "TopK"]
 

@@ -17,8 +17,8 @@ from typing_extensions import Self, override
 
 from lit_sparse.checks import check_count, check_flag
 from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.ground.torch_internals import on_values
 from lit_sparse.structures.base import Structure, best_by_search
-from lit_sparse.torch_internals import on_values
 
 __all__ = ["FromSolver"]
 

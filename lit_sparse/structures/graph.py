@@ -14,9 +14,9 @@ from typing_extensions import Self, override
 
 from lit_sparse.checks import MOST_FEATURES, check_count
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.kernels.graphs import CYCLE, best_paths, best_spanning_trees
+from lit_sparse.ground.torch_internals import on_values
 from lit_sparse.structures.base import Structure, best_by_search, less_the_largest
-from lit_sparse.torch_internals import on_values
+from lit_sparse.structures.graph_kernel import CYCLE, best_paths, best_spanning_trees
 
 __all__ = ["ShortestPath", "SpanningTree"]
 
@@ -173,7 +173,7 @@ class ShortestPath(_Graph):
 
     @on_values
     def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
-        """Return the best path, on the CPU; see :mod:`lit_sparse.kernels.graphs`.
+        """Return the best path, on the CPU; see :mod:`lit_sparse.structures.graph_kernel`.
 
         Raises:
             ConfigurationError: if the forbidden edges leave none, or a cycle has a positive total.
@@ -243,7 +243,7 @@ class SpanningTree(_Graph):
 
     @on_values
     def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
-        """Return the best tree, on the CPU; see :mod:`lit_sparse.kernels.graphs`. Ties go to the first edges.
+        """Return the best tree, on the CPU; see :mod:`lit_sparse.structures.graph_kernel`. Ties go to the first edges.
 
         Raises:
             ConfigurationError: if the forbidden edges leave none.

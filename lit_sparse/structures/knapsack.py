@@ -13,9 +13,9 @@ from typing_extensions import Self, override
 
 from lit_sparse.checks import check_count
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.kernels.knapsack import best_items
+from lit_sparse.ground.torch_internals import on_values
 from lit_sparse.structures.base import Structure, best_by_search
-from lit_sparse.torch_internals import on_values
+from lit_sparse.structures.knapsack_kernel import best_items
 
 __all__ = ["Knapsack"]
 

@@ -14,9 +14,9 @@ from typing_extensions import Self, override
 
 from lit_sparse.checks import check_count, check_flag
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.kernels.arborescence import best_trees
+from lit_sparse.ground.torch_internals import on_values
+from lit_sparse.structures.arborescence import best_trees
 from lit_sparse.structures.one_per_row import OnePerRow
-from lit_sparse.torch_internals import on_values
 
 __all__ = ["Tree"]
 
@@ -96,7 +96,7 @@ class Tree(OnePerRow):
 
     @on_values
     def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
-        """Return the best tree, on the CPU; see :mod:`lit_sparse.kernels.arborescence`.
+        """Return the best tree, on the CPU; see :mod:`lit_sparse.structures.arborescence`.
 
         Raises:
             ConfigurationError: if the forbidden entries leave none.

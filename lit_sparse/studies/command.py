@@ -10,16 +10,16 @@ from pathlib import Path
 import yaml
 
 from lit_sparse.checks import check_count
-from lit_sparse.config_files import config_names, find_config
 from lit_sparse.errors import ConfigurationError, printable
-from lit_sparse.runs import result_file
-from lit_sparse.studies.cluster import Cluster
-from lit_sparse.studies.engine import Runner
-from lit_sparse.studies.figures import draw
-from lit_sparse.studies.jobs import say
-from lit_sparse.studies.load import load_study
-from lit_sparse.studies.statistics import draw_ranks, ranks_page
-from lit_sparse.studies.tables import numbers, page
+from lit_sparse.ground.files import result_file
+from lit_sparse.runs.config_files import config_names, find_config
+from lit_sparse.studies.jobs.cluster import Cluster
+from lit_sparse.studies.jobs.engine import Runner
+from lit_sparse.studies.jobs.processes import say
+from lit_sparse.studies.pages.figures import draw
+from lit_sparse.studies.pages.statistics import draw_ranks, ranks_page
+from lit_sparse.studies.pages.tables import numbers, page
+from lit_sparse.studies.plan.load import load_study
 
 __all__ = ["main", "parser", "write"]
 

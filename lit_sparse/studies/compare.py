@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lit_sparse.errors import ConfigurationError, did_you_mean, printable
-from lit_sparse.run_status import check_plain, logged
-from lit_sparse.runs import numbered, result_file
-from lit_sparse.stored import is_file
-from lit_sparse.studies.figures import draw
-from lit_sparse.studies.logged import SUMMARY, logged_by_program, summarized
-from lit_sparse.studies.rows import Row, shown
-from lit_sparse.studies.study import Cell, Column, Figure, Panel, Study
-from lit_sparse.studies.tables import by_cell, markdown
+from lit_sparse.ground.files import result_file
+from lit_sparse.ground.stored import is_file
+from lit_sparse.runs.folders import numbered
+from lit_sparse.runs.status import check_plain, logged
+from lit_sparse.studies.jobs.logged import SUMMARY, logged_by_program, summarized
+from lit_sparse.studies.jobs.rows import Row, shown
+from lit_sparse.studies.pages.figures import draw
+from lit_sparse.studies.pages.tables import by_cell, markdown
+from lit_sparse.studies.plan.study import Cell, Column, Figure, Panel, Study
 
 __all__ = ["Source", "comparison", "is_folder", "main", "named", "parser", "sources", "without_seeds"]
 

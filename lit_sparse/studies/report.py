@@ -17,20 +17,21 @@ from typing import Any
 
 import yaml
 
-from lit_sparse.config_files import find_config
 from lit_sparse.errors import ConfigurationError, MissingExtraError
-from lit_sparse.runs import differences, result_file
-from lit_sparse.stored import LARGEST, is_file, read_attention, read_png, read_text, read_yaml
+from lit_sparse.ground.files import result_file
+from lit_sparse.ground.stored import LARGEST, is_file, read_attention, read_png, read_text, read_yaml
+from lit_sparse.runs.config_files import find_config
+from lit_sparse.runs.folders import differences
 from lit_sparse.studies.compare import Source, comparison, is_folder, named, sources, without_seeds
-from lit_sparse.studies.engine import Runner
-from lit_sparse.studies.figures import COLORS, history_svg, svg_of
-from lit_sparse.studies.load import load_study
-from lit_sparse.studies.rows import Row
-from lit_sparse.studies.space import import_optuna
-from lit_sparse.studies.storage import read_journal
-from lit_sparse.studies.study import Figure, Study
-from lit_sparse.studies.sweep import DIRECTIONS
-from lit_sparse.studies.tables import MISSING, by_cell, cell_text, machines, numbers, summary
+from lit_sparse.studies.jobs.engine import Runner
+from lit_sparse.studies.jobs.rows import Row
+from lit_sparse.studies.pages.figures import COLORS, history_svg, svg_of
+from lit_sparse.studies.pages.tables import MISSING, by_cell, cell_text, machines, numbers, summary
+from lit_sparse.studies.plan.load import load_study
+from lit_sparse.studies.plan.study import Figure, Study
+from lit_sparse.studies.search.space import import_optuna
+from lit_sparse.studies.search.storage import read_journal
+from lit_sparse.studies.search.sweep import DIRECTIONS
 
 __all__ = ["main", "page_of", "parser"]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 
-from lit_sparse.arguments import constructor_parameters
+from lit_sparse.ground.arguments import constructor_parameters
 from lit_sparse.mappings import SparseMapping
 
 __all__ = [

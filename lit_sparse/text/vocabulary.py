@@ -13,8 +13,8 @@ from tokenizers import Tokenizer, models, trainers
 
 from lit_sparse.checks import check_choice, check_count
 from lit_sparse.errors import ConfigurationError, DataError, MissingExtraError
-from lit_sparse.runs import replaced
-from lit_sparse.stored import open_plain, unique_keys
+from lit_sparse.ground.files import replaced
+from lit_sparse.ground.stored import open_plain, unique_keys
 from lit_sparse.text.spacing import join_words
 from lit_sparse.text.tokenization import KINDS, Kind, kind_of, make_tokenizer, with_breaks
 from lit_sparse.text.tokenizer_json import guarded, tokenizer_of

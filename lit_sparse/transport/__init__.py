@@ -1,6 +1,6 @@
 """Entropic optimal transport: measures, the dual problem, and potentials that solve it."""
 
-from lit_sparse.arguments import check_types
+from lit_sparse.ground.arguments import check_types
 from lit_sparse.transport.dual import (
     TransportObjective,
     dual_value,

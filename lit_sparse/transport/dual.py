@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lit_sparse.arguments import checked
 from lit_sparse.checks import MOST_FEATURES, MOST_INPUTS, check_choice, check_count, check_number, check_positive
 from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.ground.arguments import checked
 
 __all__ = [
     "TransportObjective",

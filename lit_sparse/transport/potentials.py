@@ -12,9 +12,9 @@ from typing_extensions import Self, override
 
 from lit_sparse.checks import MOST_EXAMPLES, MOST_FEATURES, check_choice, check_count, check_positive, check_widths
 from lit_sparse.errors import ConfigurationError, full_name
-from lit_sparse.kernels.kernel_sgd import gaussian_sum, run_kernel_sgd
 from lit_sparse.nn.mlp import MLP
 from lit_sparse.transport.dual import TransportObjective
+from lit_sparse.transport.kernel_sgd import gaussian_sum, run_kernel_sgd
 
 __all__ = ["KernelPotentials", "MLPPotentials", "Potentials"]
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lit_sparse.cli import build_cli, main
-from lit_sparse.config_files import find_config
+from lit_sparse.runs.config_files import find_config
 
 GROUPS = ["config", "run folder", "checkpoint", "model and optimizer", "data", "trainer"]
 #: Option -> heading of its group.

@@ -18,7 +18,7 @@ from lit_sparse.cli import main
 from lit_sparse.cli.best_metrics import ordered
 from lit_sparse.cli.callbacks import not_named
 from lit_sparse.cli.progress import Parts, Watch, _drawing
-from lit_sparse.lightning import pl
+from lit_sparse.lightning.choice import pl
 from tests.conftest import metrics_of
 
 pty = pytest.importorskip("pty", reason="needs a pseudo terminal")

@@ -16,7 +16,7 @@ import torch
 
 from lit_sparse.cli import main, select
 from lit_sparse.coresets import AcceleratedIHT, Coreset, FileVectors, NonnegativeOMP
-from lit_sparse.run_status import read_status
+from lit_sparse.runs.status import read_status
 from tests.conftest import ROOT
 
 REGRESSION = ("-c", "coreset/gaussian")

@@ -21,7 +21,7 @@ from lit_sparse.data import (
 from lit_sparse.data.base import ResumableDataModule, shuffled
 from lit_sparse.data.images.base import UNLABELLED
 from lit_sparse.errors import CheckpointError, ConfigurationError
-from lit_sparse.lightning import pl
+from lit_sparse.lightning.choice import pl
 from lit_sparse.testing import concrete_subclasses
 
 

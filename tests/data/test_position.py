@@ -23,7 +23,7 @@ from lit_sparse.data import (
 )
 from lit_sparse.data.base import ResumableDataModule
 from lit_sparse.errors import CheckpointError
-from lit_sparse.lightning import pl
+from lit_sparse.lightning.choice import pl
 from lit_sparse.models import RobustClassifier
 from tests.data.pairs import write_pairs
 

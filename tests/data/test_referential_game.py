@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from lit_sparse.data import DigitsDataModule, ReferentialGameDataModule
+from lit_sparse.data.distinct import distinct
 from lit_sparse.errors import ConfigurationError, DataError
-from lit_sparse.kernels.distinct import distinct
 
 
 def vectors(size: int = 60) -> np.ndarray:

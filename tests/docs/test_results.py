@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from lit_sparse.studies.rows import Row
-from lit_sparse.studies.study import Column
-from lit_sparse.studies.tables import cell_text, numbers, selected
+from lit_sparse.studies.jobs.rows import Row
+from lit_sparse.studies.pages.tables import cell_text, numbers, selected
+from lit_sparse.studies.plan.study import Column
 from tests.conftest import CONFIGS, ROOT
 from tests.support.studies import packaged
 from tests.test_configs import RESULTS

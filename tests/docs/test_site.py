@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lit_sparse.studies.jobs import locked
+from lit_sparse.studies.jobs.processes import locked
 from tests.conftest import ROOT
 
 pytestmark = [pytest.mark.gate, pytest.mark.timeout(900)]

@@ -7,8 +7,8 @@ import sys
 import torch
 from numba.core.dispatcher import Dispatcher
 
-from lit_sparse.kernels.binarize import binarize
-from lit_sparse.kernels.distinct import distinct
+from lit_sparse.data.distinct import distinct
+from lit_sparse.data.images.binarize import binarize
 from lit_sparse.kernels.row_sums import measured, row_products, row_sum
 from lit_sparse.transport import KernelPotentials
 from tests.support.operations import operations

@@ -16,25 +16,25 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lit_sparse.kernels.arborescence import best_trees
-from lit_sparse.kernels.assignment import best_assignments
-from lit_sparse.kernels.budget_sparsemax import budget_product, map_budget
-from lit_sparse.kernels.capped_softmax import capped_product, map_capped
-from lit_sparse.kernels.entmax import entmax_product, map_entmax
-from lit_sparse.kernels.fusedmax import map_fused
 from lit_sparse.kernels.groups import group_product
-from lit_sparse.kernels.hard_threshold import threshold_hard
-from lit_sparse.kernels.hoyer import project_hoyer
-from lit_sparse.kernels.hoyer_backward import hoyer_product
 from lit_sparse.kernels.kbest import best_bits
-from lit_sparse.kernels.norm_max import map_norm, norm_product
-from lit_sparse.kernels.oscarmax import map_oscar
-from lit_sparse.kernels.shared_categorical import log_likelihood
 from lit_sparse.kernels.simplex import center_on_support, project_simplex
-from lit_sparse.kernels.soft_sort import rank_product, rank_softly, sort_product, sort_softly
-from lit_sparse.kernels.sq_pnorm_max import map_pnorm, pnorm_product
 from lit_sparse.mappings import functional as F
+from lit_sparse.mappings.budget_sparsemax.kernel import budget_product, map_budget
+from lit_sparse.mappings.capped_softmax.kernel import capped_product, map_capped
+from lit_sparse.mappings.entmax.kernel import entmax_product, map_entmax
+from lit_sparse.mappings.fusedmax.kernel import map_fused
+from lit_sparse.mappings.hard_threshold.kernel import threshold_hard
+from lit_sparse.mappings.hoyer.backward import hoyer_product
+from lit_sparse.mappings.hoyer.kernel import project_hoyer
+from lit_sparse.mappings.norm_max.kernel import map_norm, norm_product
+from lit_sparse.mappings.oscarmax.kernel import map_oscar
+from lit_sparse.mappings.soft_sort.kernel import rank_product, rank_softly, sort_product, sort_softly
+from lit_sparse.mappings.sq_pnorm_max.kernel import map_pnorm, pnorm_product
+from lit_sparse.nn.categorical.kernel import log_likelihood
 from lit_sparse.structures import Assignment, BitVector, Budget, Sequence, Structure, Tree
+from lit_sparse.structures.arborescence import best_trees
+from lit_sparse.structures.assignment_kernel import best_assignments
 
 ROWS, EXAMPLES = 64, 330
 HOSTILE = [0.0, -0.0, np.inf, -np.inf, np.nan, -np.nan, 1e-45, -1e-45, 3e38, -3e38, 1.0, 1.0, 1e4, 1e-6]

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from lit_sparse.kernels import RowKernel
-from lit_sparse.kernels.fusedmax import map_fused
-from lit_sparse.kernels.hoyer import project_hoyer
-from lit_sparse.kernels.hoyer_backward import hoyer_product
-from lit_sparse.kernels.oscarmax import map_oscar
 from lit_sparse.mappings import functional as F
+from lit_sparse.mappings.fusedmax.kernel import map_fused
+from lit_sparse.mappings.hoyer.backward import hoyer_product
+from lit_sparse.mappings.hoyer.kernel import project_hoyer
+from lit_sparse.mappings.oscarmax.kernel import map_oscar
 from lit_sparse.metrics import group_counts
 
 DTYPES = [torch.float32, torch.float64]

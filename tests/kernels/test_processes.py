@@ -56,7 +56,7 @@ def test_hostile_rows_under_bounds_checks(tmp_path: Path) -> None:
     "calls",
     [
         "from tests.kernels.test_cholesky import gather, walk\nfor seed in range(150): walk(seed, 40); gather(seed)",
-        "from tests.kernels.test_kernel_sgd import hostile\nfor seed in range(60): hostile(seed)",
+        "from tests.transport.test_kernel_sgd import hostile\nfor seed in range(60): hostile(seed)",
         "from tests.nn.attend.test_random import check\nfor number in range(200): check(number)",
         "from tests.kernels.every import main\nmain()",
     ],

@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lit_sparse.kernels import center_on_support
-from lit_sparse.kernels.budget_sparsemax import budget_product, map_budget
-from lit_sparse.kernels.capped_softmax import capped_product, map_capped
-from lit_sparse.kernels.entmax import entmax_product, map_entmax, map_entmax_root
 from lit_sparse.kernels.groups import group_product, label_of
-from lit_sparse.kernels.hard_threshold import chosen_product, threshold_hard
-from lit_sparse.kernels.hoyer import project_hoyer
-from lit_sparse.kernels.hoyer_backward import hoyer_product
-from lit_sparse.kernels.norm_max import map_norm, norm_product
-from lit_sparse.kernels.soft_sort import rank_product, rank_softly, sort_product, sort_softly
-from lit_sparse.kernels.sq_pnorm_max import map_pnorm, pnorm_product
+from lit_sparse.mappings.budget_sparsemax.kernel import budget_product, map_budget
+from lit_sparse.mappings.capped_softmax.kernel import capped_product, map_capped
+from lit_sparse.mappings.entmax.kernel import entmax_product, map_entmax, map_entmax_root
+from lit_sparse.mappings.hard_threshold.kernel import chosen_product, threshold_hard
+from lit_sparse.mappings.hoyer.backward import hoyer_product
+from lit_sparse.mappings.hoyer.kernel import project_hoyer
+from lit_sparse.mappings.norm_max.kernel import map_norm, norm_product
+from lit_sparse.mappings.soft_sort.kernel import rank_product, rank_softly, sort_product, sort_softly
+from lit_sparse.mappings.sq_pnorm_max.kernel import map_pnorm, pnorm_product
 from tests.kernels.rows import by_reference, fixed_settings, rows
 
 GAMMAS = st.sampled_from([0.3, 1.0, 5.0])

@@ -14,7 +14,7 @@ from torch.func import jvp
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import Entmax, LearnableEntmax
 from lit_sparse.mappings import functional as F
-from lit_sparse.mappings.entmax import _second_remainder
+from lit_sparse.mappings.entmax.layer import _second_remainder
 from tests.mappings.second_opinions import dense_jacobian, random_rows
 
 

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from lit_sparse.kernels import RowKernel, project_simplex
-from lit_sparse.kernels.entmax import map_entmax_root
-from lit_sparse.kernels.fusedmax import map_fused
-from lit_sparse.kernels.hoyer import project_hoyer
-from lit_sparse.kernels.oscarmax import map_oscar
 from lit_sparse.mappings import HardThreshold, SoftSort, SparseMapping
 from lit_sparse.mappings import functional as F
+from lit_sparse.mappings.entmax.kernel import map_entmax_root
+from lit_sparse.mappings.fusedmax.kernel import map_fused
+from lit_sparse.mappings.hoyer.kernel import project_hoyer
+from lit_sparse.mappings.oscarmax.kernel import map_oscar
 from lit_sparse.testing import concrete_subclasses
 from tests.mappings.exact_supports import (
     boundary_rows,

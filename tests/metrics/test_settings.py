@@ -9,9 +9,8 @@ import pytest
 import torch
 from torchmetrics import Metric, MetricCollection
 
-from lit_sparse.arguments import constructor_parameters
-from lit_sparse.descriptions import build, describe
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.ground.arguments import constructor_parameters
 from lit_sparse.metrics import (
     BitsPerDim,
     Bleu,
@@ -29,6 +28,7 @@ from lit_sparse.metrics import (
     hoyer_sparseness,
 )
 from lit_sparse.metrics.exact_metric import ExactMetric
+from lit_sparse.runs.descriptions import build, describe
 from lit_sparse.testing import concrete_subclasses
 
 #: Metric -> arguments of one instance, and other arguments, which may change what an update counts.

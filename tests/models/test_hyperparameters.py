@@ -10,10 +10,10 @@ import pytorch_lightning as pl
 import torch
 from torch import nn
 
-from lit_sparse.descriptions import describe
 from lit_sparse.estimators import Marginalize, SparseMAPMarginalize
 from lit_sparse.mappings import Sparsemax, TopKSparsemax
 from lit_sparse.models import BitVectorVAE
+from lit_sparse.runs.descriptions import describe
 from lit_sparse.structures import Budget, Sequence
 
 

@@ -14,7 +14,10 @@ from torch import nn
 from lit_sparse.data import TranslationDataModule
 from lit_sparse.mappings import Entmax, Fusedmax, LearnableEntmax, Softmax, SparseMapping, Sparsemax, TopKSparsemax
 from lit_sparse.models import Seq2Seq
-from lit_sparse.nn import RecurrentBody, linear_losses, linear_scores, linear_support
+from lit_sparse.nn import RecurrentBody
+from lit_sparse.nn.output_layer import losses as linear_losses
+from lit_sparse.nn.output_layer import scores as linear_scores
+from lit_sparse.nn.output_layer import support as linear_support
 from tests.data.pairs import write_pairs
 
 

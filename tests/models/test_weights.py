@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_sparse.arguments import constructor_parameters
 from lit_sparse.coresets import NormalLikelihood
 from lit_sparse.data import DigitsDataModule, EntailmentDataModule, TranslationDataModule
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.estimators import Marginalize, TopKMarginalize
+from lit_sparse.ground.arguments import constructor_parameters
 from lit_sparse.mappings import Sparsemax
 from lit_sparse.models import (
     BayesianRegression,

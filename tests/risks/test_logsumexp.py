@@ -13,9 +13,9 @@ from scipy.optimize import brentq
 from torch import Tensor
 
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.kernels.safe_logsumexp import _reference, _weighted_reference, safe_threshold, weighted_safe_threshold
 from lit_sparse.mappings import functional as F
 from lit_sparse.risks import safe_logsumexp
+from lit_sparse.risks.logsumexp_kernel import _reference, _weighted_reference, safe_threshold, weighted_safe_threshold
 
 RHOS = st.floats(-4, 0).map(lambda power: float(10.0**power)) | st.just(1.0)
 

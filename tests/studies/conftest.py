@@ -15,10 +15,10 @@ import pytest
 import yaml
 
 from lit_sparse.cli import main
-from lit_sparse.studies import cell_run
-from lit_sparse.studies.engine import Runner
-from lit_sparse.studies.jobs import JobFailedError
-from lit_sparse.studies.load import load_study
+from lit_sparse.studies.jobs import cell_run
+from lit_sparse.studies.jobs.engine import Runner
+from lit_sparse.studies.jobs.processes import JobFailedError
+from lit_sparse.studies.plan.load import load_study
 from tests.conftest import ROOT
 
 TOY = {

@@ -12,8 +12,8 @@ import pytest
 
 from lit_sparse.cli import main
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.studies.cluster import Cluster
-from lit_sparse.studies.rows import Rows
+from lit_sparse.studies.jobs.cluster import Cluster
+from lit_sparse.studies.jobs.rows import Rows
 from tests.conftest import ROOT
 from tests.studies.test_engine import measured
 

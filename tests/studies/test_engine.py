@@ -20,15 +20,15 @@ import yaml
 
 from lit_sparse.cli import main
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.stored import read_metrics
-from lit_sparse.studies import cell_run
-from lit_sparse.studies.engine import Runner
-from lit_sparse.studies.jobs import JobFailedError, call, locked
-from lit_sparse.studies.load import load_study
-from lit_sparse.studies.logged import summarized
-from lit_sparse.studies.rows import PROVENANCE, Row, Rows, provenance
-from lit_sparse.studies.study import digest
-from lit_sparse.studies.tables import page
+from lit_sparse.ground.stored import read_metrics
+from lit_sparse.studies.jobs import cell_run
+from lit_sparse.studies.jobs.engine import Runner
+from lit_sparse.studies.jobs.logged import summarized
+from lit_sparse.studies.jobs.processes import JobFailedError, call, locked
+from lit_sparse.studies.jobs.rows import PROVENANCE, Row, Rows, provenance
+from lit_sparse.studies.pages.tables import page
+from lit_sparse.studies.plan.load import load_study
+from lit_sparse.studies.plan.study import digest
 from tests.conftest import CONFIGS, ROOT
 from tests.data.images.test_mnist import idx
 

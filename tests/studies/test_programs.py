@@ -17,9 +17,9 @@ import yaml
 
 from lit_sparse.cli import main
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.studies.engine import Runner
-from lit_sparse.studies.jobs import JobInterruptedError, run_all
-from lit_sparse.studies.load import load_study
+from lit_sparse.studies.jobs.engine import Runner
+from lit_sparse.studies.jobs.processes import JobInterruptedError, run_all
+from lit_sparse.studies.plan.load import load_study
 from tests.conftest import ROOT
 from tests.studies.test_engine import measured
 
@@ -194,8 +194,8 @@ def test_a_sweep_of_a_program(sampler: str, program: Callable[..., Path], capsys
     ]
     Path("kill").write_text("logged 1")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lit_sparse.studies.sweep.Sweep._config", lambda *_: "")  # the stand-in prints none
-        patch.setattr("lit_sparse.studies.jobs._INTERRUPTED.is_set", lambda: True)
+        patch.setattr("lit_sparse.studies.search.sweep.Sweep._config", lambda *_: "")  # the stand-in prints none
+        patch.setattr("lit_sparse.studies.jobs.processes._INTERRUPTED.is_set", lambda: True)
         assert main(words) == 0
         assert main(words) == 0
     values = [line.split(",")[1:] for line in Path("runs/sweep/rates/sweep.csv").read_text().splitlines()[1:]]
@@ -241,7 +241,7 @@ def test_sweeps_that_cannot_run_are_refused(
 
 def test_a_command_that_ends_while_the_tasks_are_interrupted_is_not_a_failed_one(tmp_path: Path) -> None:
     """A LightningCLI exits with the status 1 after Ctrl-C."""
-    from lit_sparse.studies.jobs import call
+    from lit_sparse.studies.jobs.processes import call
 
     caught: list[type[BaseException]] = []
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it

@@ -12,9 +12,9 @@ import torch
 
 from lit_sparse.callbacks.pictures.heat_maps import Attention
 from lit_sparse.cli import main
-from lit_sparse.runs import differences
+from lit_sparse.runs.folders import differences
 from lit_sparse.studies import compare, report
-from lit_sparse.studies.figures import series
+from lit_sparse.studies.pages.figures import series
 from tests.conftest import CONFIGS, ROOT
 
 pytest.importorskip("jinja2", reason="reports need the extra 'report'")

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from lit_sparse.studies.command import write
-from lit_sparse.studies.engine import Runner
-from lit_sparse.studies.study import CellChange, Study, written
+from lit_sparse.studies.jobs.engine import Runner
+from lit_sparse.studies.plan.study import CellChange, Study, written
 from tests.support.stand_ins import stand_in
 from tests.support.studies import STUDIES, packaged, schedules_of
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-import lit_sparse.studies.statistics as s
+import lit_sparse.studies.pages.statistics as s
 
 
 def samples(seed: int = 0) -> dict[str, list[float]]:

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.studies.cell_run import RunOf
-from lit_sparse.studies.engine import Runner
-from lit_sparse.studies.figures import svg_of
-from lit_sparse.studies.load import load_study
-from lit_sparse.studies.tables import page
+from lit_sparse.studies.jobs.cell_run import RunOf
+from lit_sparse.studies.jobs.engine import Runner
+from lit_sparse.studies.pages.figures import svg_of
+from lit_sparse.studies.pages.tables import page
+from lit_sparse.studies.plan.load import load_study
 
 RATE, EPOCHS = "model.init_args.optimizer.init_args.lr", "trainer.max_epochs"
 CELLS = {

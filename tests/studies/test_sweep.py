@@ -31,10 +31,10 @@ from tests.conftest import CONFIGS, ROOT
 
 optuna = pytest.importorskip("optuna", reason="sweeps need the extra 'sweep'")
 
-from lit_sparse.stored import read_metrics  # noqa: E402
-from lit_sparse.studies.logged import summarized  # noqa: E402
-from lit_sparse.studies.storage import _limited  # noqa: E402
-from lit_sparse.studies.sweep import Sweep  # noqa: E402
+from lit_sparse.ground.stored import read_metrics  # noqa: E402
+from lit_sparse.studies.jobs.logged import summarized  # noqa: E402
+from lit_sparse.studies.search.storage import _limited  # noqa: E402
+from lit_sparse.studies.search.sweep import Sweep  # noqa: E402
 
 RATE, K = "model.init_args.optimizer.init_args.lr", "model.init_args.estimator.init_args.k"
 CONFIG = str(ROOT / "tests" / "support" / "bits.yaml")
@@ -144,7 +144,7 @@ def test_a_database_that_is_read_without_end_is_refused(tmp_path: Path, monkeypa
     path.write_bytes(content + struct.pack(">BHHHB", 13, 0, 0, size, 0).ljust(size, b"\0"))
     with pytest.raises(ConfigurationError, match="2nd reference to page"):
         _ = Sweep(*options, storage=f"sqlite:///{path}").study
-    monkeypatch.setattr("lit_sparse.studies.storage.LONGEST_CHECK", 0.1)
+    monkeypatch.setattr("lit_sparse.studies.search.storage.LONGEST_CHECK", 0.1)
     endless = "with recursive a(x) as (select 1 union all select x from a) select count(*) from a"
     database = sqlite3.connect(":memory:")
     with closing(database), pytest.raises(ConfigurationError, match="checked within"), _limited(database):
@@ -154,7 +154,7 @@ def test_a_database_that_is_read_without_end_is_refused(tmp_path: Path, monkeypa
 WRITING = """
 import os, signal, sys
 from pathlib import Path
-from lit_sparse.studies.sweep import Sweep
+from lit_sparse.studies.search.sweep import Sweep
 sweep = Sweep([sys.argv[1]], {sys.argv[2]: [2]}, ["val/nelbo"], ["minimize"], Path("sweep"))
 sweep.study
 os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)
@@ -621,6 +621,6 @@ def test_a_journal_that_would_be_copied_many_times_is_refused(tmp_path: Path, mo
     for step in range(5):
         trial.report(1.0, step)
     assert len(Sweep(*options).study.trials) == 1
-    monkeypatch.setattr("lit_sparse.studies.storage.MOST_COPIED", 25)
+    monkeypatch.setattr("lit_sparse.studies.search.storage.MOST_COPIED", 25)
     with pytest.raises(ConfigurationError, match=r"fewer entries of one kind for a trial in .* but got up to 5"):
         assert Sweep(*options).study

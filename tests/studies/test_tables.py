@@ -12,11 +12,11 @@ from matplotlib.figure import Figure as Canvas
 
 from lit_sparse.cli import main
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.studies.engine import Runner
-from lit_sparse.studies.figures import canvas_of, series
-from lit_sparse.studies.load import load_study
-from lit_sparse.studies.study import Column, Panel, digest
-from lit_sparse.studies.tables import cell_text, markdown, page
+from lit_sparse.studies.jobs.engine import Runner
+from lit_sparse.studies.pages.figures import canvas_of, series
+from lit_sparse.studies.pages.tables import cell_text, markdown, page
+from lit_sparse.studies.plan.load import load_study
+from lit_sparse.studies.plan.study import Column, Panel, digest
 from tests.conftest import CONFIGS, ROOT
 from tests.support.studies import STUDIES, packaged, schedules_of
 

@@ -23,7 +23,7 @@ from lit_sparse.testing import check_risk
 from lit_sparse.transport import sinkhorn_potentials
 
 #: Modules of the extra `train`.
-TRAIN = ("callbacks", "data", "lightning", "loading", "metrics", "models", "studies.engine", "text")
+TRAIN = ("callbacks", "data", "lightning.choice", "runs.loading", "metrics", "models", "studies.jobs.engine", "text")
 
 
 def compute(folder: Path) -> None:

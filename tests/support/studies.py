@@ -7,8 +7,8 @@ from pathlib import Path
 
 import yaml
 
-from lit_sparse.studies.load import load_study
-from lit_sparse.studies.study import Study
+from lit_sparse.studies.plan.load import load_study
+from lit_sparse.studies.plan.study import Study
 from tests.conftest import CONFIGS
 
 STUDIES = sorted((CONFIGS / "studies").glob("*.yaml"))

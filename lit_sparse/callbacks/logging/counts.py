@@ -7,8 +7,8 @@ from typing import Any
 from typing_extensions import override
 
 from lit_sparse.callbacks.base import Stage, StageCallback
-from lit_sparse.distributed import is_first
-from lit_sparse.lightning import AGREED, pl
+from lit_sparse.ground.distributed import is_first
+from lit_sparse.lightning.choice import AGREED, pl
 from lit_sparse.metrics import CountHistogram, DecoderCalls, SupportSize
 
 __all__ = ["CountLogger"]

@@ -12,10 +12,10 @@ from lit_sparse.callbacks.base import Stage, artifacts_of
 from lit_sparse.callbacks.pictures.base import Picture
 from lit_sparse.callbacks.pictures.drawings import LINE
 from lit_sparse.checks import check_choice, check_count
-from lit_sparse.lightning import AGREED, pl
+from lit_sparse.ground.state_checks import ListOf, OneOf
+from lit_sparse.lightning.choice import AGREED, pl
 from lit_sparse.metrics import MessageCounts, MessageStructure
 from lit_sparse.metrics.language import InputDistance
-from lit_sparse.state_checks import ListOf, OneOf
 
 __all__ = ["LanguageLogger"]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from typing_extensions import override
 
-from lit_sparse.lightning import pl
-from lit_sparse.state_checks import AMOUNT
+from lit_sparse.ground.state_checks import AMOUNT
+from lit_sparse.lightning.choice import pl
 
 __all__ = ["SecondsLogger"]
 

@@ -13,11 +13,11 @@ from lit_sparse.callbacks.base import Stage, artifacts_of
 from lit_sparse.callbacks.pictures.base import Format, Picture
 from lit_sparse.callbacks.pictures.heat_maps import Attention, Groups, figure_of
 from lit_sparse.checks import check_choice, check_count
-from lit_sparse.distributed import gather_to_first
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.lightning import pl, rank_zero_info, rank_zero_warn
-from lit_sparse.runs import replaced
-from lit_sparse.state_checks import DictOf, Kind, ListOf
+from lit_sparse.ground.distributed import gather_to_first
+from lit_sparse.ground.files import replaced
+from lit_sparse.ground.state_checks import DictOf, Kind, ListOf
+from lit_sparse.lightning.choice import pl, rank_zero_info, rank_zero_warn
 
 __all__ = ["AttentionPlot"]
 

@@ -6,12 +6,12 @@ import io
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
 
-from lit_sparse.arguments import constructor_parameters
 from lit_sparse.callbacks.base import Stage, StageCallback, check_folder
 from lit_sparse.callbacks.pictures.drawings import draw
-from lit_sparse.figure_text import new_figure
-from lit_sparse.lightning import TensorBoardLogger, pl
-from lit_sparse.runs import replaced
+from lit_sparse.ground.arguments import constructor_parameters
+from lit_sparse.ground.figure_text import new_figure
+from lit_sparse.ground.files import replaced
+from lit_sparse.lightning.choice import TensorBoardLogger, pl
 
 __all__ = ["Format", "Picture", "new_figure"]
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from lit_sparse.figure_text import literal, new_figure
+from lit_sparse.ground.figure_text import literal, new_figure
 
 __all__ = ["LINE", "POINTS", "add_scale", "draw"]
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from lit_sparse.callbacks.pictures.drawings import POINTS, add_scale
 from lit_sparse.checks import check_choice
 from lit_sparse.errors import ConfigurationError, DataError
-from lit_sparse.figure_text import literal, new_figure
+from lit_sparse.ground.figure_text import literal, new_figure
 
 __all__ = ["Attention", "Groups", "draw_attention", "figure_of"]
 

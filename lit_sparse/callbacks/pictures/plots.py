@@ -14,9 +14,9 @@ from lit_sparse.callbacks.base import Stage, artifacts_of
 from lit_sparse.callbacks.pictures.base import Picture
 from lit_sparse.checks import check_count
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.lightning import pl
+from lit_sparse.ground.state_checks import NUMBER, Kind, ListOf, OneOf
+from lit_sparse.lightning.choice import pl
 from lit_sparse.metrics import SupportSize
-from lit_sparse.state_checks import NUMBER, Kind, ListOf, OneOf
 
 __all__ = [
     "ActivityHistogram",

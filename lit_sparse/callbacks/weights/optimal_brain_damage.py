@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from lit_sparse.callbacks.weights.named_weights import find_weights
 from lit_sparse.checks import check_count, check_number
-from lit_sparse.distributed import is_first, reduce
 from lit_sparse.errors import ConfigurationError, full_name
-from lit_sparse.lightning import pl, rank_zero_info
-from lit_sparse.state_checks import OneOf
+from lit_sparse.ground.distributed import is_first, reduce
+from lit_sparse.ground.state_checks import OneOf
+from lit_sparse.lightning.choice import pl, rank_zero_info
 
 __all__ = ["OptimalBrainDamage"]
 

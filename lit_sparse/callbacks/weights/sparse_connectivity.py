@@ -11,9 +11,9 @@ from torch import Tensor
 from lit_sparse.callbacks.weights.named_weights import find_weights
 from lit_sparse.checks import check_choice, check_count, check_integer, check_number, check_positive
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.lightning import pl, rank_zero_warn
+from lit_sparse.ground.state_checks import COUNT, OneOf
+from lit_sparse.lightning.choice import pl, rank_zero_warn
 from lit_sparse.mappings.functional import hoyer_projection
-from lit_sparse.state_checks import COUNT, OneOf
 
 __all__ = ["SparseConnectivity"]
 

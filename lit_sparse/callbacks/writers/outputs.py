@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 from typing_extensions import override
 
 from lit_sparse.callbacks.base import check_folder
-from lit_sparse.distributed import gather_objects, gather_to_first
 from lit_sparse.errors import DataError
-from lit_sparse.lightning import pl
-from lit_sparse.runs import replaced
+from lit_sparse.ground.distributed import gather_objects, gather_to_first
+from lit_sparse.ground.files import replaced
+from lit_sparse.lightning.choice import pl
 
 __all__ = ["Writer", "check_indices", "gather_in_order", "write_files"]
 

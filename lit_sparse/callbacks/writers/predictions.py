@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from lit_sparse.callbacks.writers.outputs import Writer, gather_in_order, write_files
 from lit_sparse.errors import DataError
-from lit_sparse.lightning import pl
+from lit_sparse.lightning.choice import pl
 
 __all__ = ["PredictionWriter"]
 

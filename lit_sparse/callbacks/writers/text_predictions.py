@@ -16,7 +16,7 @@ from lit_sparse.callbacks.pictures.heat_maps import Attention
 from lit_sparse.callbacks.writers.outputs import Writer, gather_in_order, write_files
 from lit_sparse.checks import check_flag
 from lit_sparse.errors import ConfigurationError, DataError
-from lit_sparse.lightning import pl
+from lit_sparse.lightning.choice import pl
 
 __all__ = ["TextPredictionWriter"]
 

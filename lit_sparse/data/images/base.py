@@ -13,11 +13,11 @@ from torch import Tensor
 
 from lit_sparse.checks import MOST, MOST_EXAMPLES, check_count, check_number, check_positive
 from lit_sparse.data.base import ResumableDataModule, Split, in_batches, loaded, shuffled
+from lit_sparse.data.images.binarize import binarize
 from lit_sparse.data.images.label_noise import LabelNoise
 from lit_sparse.data.loader import Batch
 from lit_sparse.data.readers.integers import read_indices
 from lit_sparse.errors import ConfigurationError, DataError, full_name
-from lit_sparse.kernels.binarize import binarize
 
 __all__ = ["UNLABELLED", "ImageDataModule", "Images"]
 

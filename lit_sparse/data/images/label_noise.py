@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_sparse.arguments import shown_arguments
 from lit_sparse.checks import MOST_SEED, check_count, check_number
 from lit_sparse.data.readers.arrays import open_arrays
 from lit_sparse.data.readers.idx import read_idx
 from lit_sparse.data.readers.integers import read_integer_lines
 from lit_sparse.data.readers.text_files import ending_of, in_folder
 from lit_sparse.errors import ConfigurationError, DataError
-from lit_sparse.lightning import rank_zero_info
+from lit_sparse.ground.arguments import shown_arguments
+from lit_sparse.lightning.choice import rank_zero_info
 
 __all__ = ["FeatureDependentNoise", "LabelNoise", "LabelsFromFile", "SymmetricNoise"]
 

@@ -17,7 +17,7 @@ from numpy.lib import format as npy
 
 from lit_sparse.data.readers.sizes import ROWS, bytes_of, check_rows, check_unpacked
 from lit_sparse.errors import DataError, LitSparseError, MissingExtraError, did_you_mean
-from lit_sparse.stored import RATIO, check_members, open_plain
+from lit_sparse.ground.stored import RATIO, check_members, open_plain
 
 __all__ = ["Arrays", "check_real", "open_arrays", "read_array", "read_npy"]
 

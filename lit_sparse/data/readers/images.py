@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lit_sparse.errors import DataError
-from lit_sparse.stored import open_plain
+from lit_sparse.ground.stored import open_plain
 
 __all__ = ["ENDINGS", "read_image"]
 

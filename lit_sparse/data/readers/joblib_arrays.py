@@ -17,8 +17,8 @@ import numpy as np
 from lit_sparse.data.readers.arrays import check_real, read_array
 from lit_sparse.data.readers.sizes import BoundedReader, bytes_of, check_unpacked
 from lit_sparse.errors import DataError
-from lit_sparse.pickles import check_pickle
-from lit_sparse.stored import open_plain
+from lit_sparse.ground.pickles import check_pickle
+from lit_sparse.ground.stored import open_plain
 
 __all__ = ["read_joblib_array"]
 

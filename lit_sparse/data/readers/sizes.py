@@ -11,7 +11,7 @@ from pathlib import Path
 from typing_extensions import Buffer
 
 from lit_sparse.errors import DataError
-from lit_sparse.stored import largest_unpacked
+from lit_sparse.ground.stored import largest_unpacked
 
 __all__ = ["BoundedReader", "bytes_of", "check_rows", "check_unpacked"]
 

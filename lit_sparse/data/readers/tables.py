@@ -20,7 +20,7 @@ from lit_sparse.data.readers.parquet_pages import pages_of
 from lit_sparse.data.readers.sizes import check_rows, check_unpacked
 from lit_sparse.data.readers.text_files import ending_of, numbered_lines
 from lit_sparse.errors import DataError, did_you_mean
-from lit_sparse.stored import open_plain, unique_keys
+from lit_sparse.ground.stored import open_plain, unique_keys
 
 __all__ = ["TABLES", "Row", "brief", "collect", "from_tables", "needed", "rows_of"]
 

@@ -18,7 +18,7 @@ from typing_extensions import Buffer
 
 from lit_sparse.data.readers.sizes import BoundedReader
 from lit_sparse.errors import DataError, did_you_mean
-from lit_sparse.stored import open_plain
+from lit_sparse.ground.stored import open_plain
 
 __all__ = ["ending_of", "in_folder", "numbered_lines", "open_bytes", "read_lines", "segment_names"]
 

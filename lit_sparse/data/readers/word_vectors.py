@@ -22,8 +22,8 @@ from lit_sparse.data.readers.sizes import BoundedReader, bytes_of, check_rows, c
 from lit_sparse.data.readers.tables import brief
 from lit_sparse.data.readers.text_files import in_folder, open_bytes
 from lit_sparse.errors import DataError
-from lit_sparse.pickles import check_torch_file
-from lit_sparse.stored import check_members, open_plain
+from lit_sparse.ground.pickles import check_torch_file
+from lit_sparse.ground.stored import check_members, open_plain
 
 __all__ = ["read_vectors", "read_words"]
 

@@ -16,7 +16,7 @@ from lit_sparse.data.loader import Batch, EpochLoader
 from lit_sparse.data.readers.splits import check_split, read_split
 from lit_sparse.data.text.ragged import Ragged
 from lit_sparse.errors import ConfigurationError, DataError
-from lit_sparse.lightning import rank_zero_info, rank_zero_warn
+from lit_sparse.lightning.choice import rank_zero_info, rank_zero_warn
 from lit_sparse.text import Vocabulary, VocabularyOptions
 
 __all__ = ["WORDS", "TextDataModule"]

@@ -17,7 +17,7 @@ from lit_sparse.data.readers.splits import read_split
 from lit_sparse.data.readers.word_vectors import read_vectors, read_words
 from lit_sparse.data.text.base import WORDS, TextDataModule
 from lit_sparse.errors import ConfigurationError, DataError, did_you_mean
-from lit_sparse.lightning import rank_zero_info
+from lit_sparse.lightning.choice import rank_zero_info
 from lit_sparse.text import Vocabulary, VocabularyOptions
 from lit_sparse.text.labels import LABELS, UNDECIDED, check_labels
 

@@ -23,9 +23,9 @@ from numba.core.caching import _Cache as NumbaCache
 from numba.misc.appdirs import AppDirs
 
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.ground.files import replaced
+from lit_sparse.ground.stored import open_plain
 from lit_sparse.kernels.cpu.compile import Choice, Kernel, references
-from lit_sparse.runs import replaced
-from lit_sparse.stored import open_plain
 
 __all__ = ["MachineCode", "cache_folder", "refusal"]
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_sparse.torch_internals import constant_in_graphs
+from lit_sparse.ground.torch_internals import constant_in_graphs
 
 __all__ = ["center_on_support", "entmax_product", "map_entmax", "programs_on", "project_simplex", "runs_on"]
 
@@ -52,7 +52,7 @@ def center_on_support(v: Tensor, y: Tensor, gamma: float) -> Any:
 
 
 def map_entmax(x: Tensor, alpha: float | Tensor, gamma: float) -> Any:
-    """See :data:`lit_sparse.kernels.entmax.map_entmax`.
+    """See :data:`lit_sparse.mappings.entmax.kernel.map_entmax`.
 
     For alpha > 2 the derivative of the result is unbounded at its zeros, so these rows are computed in float64. If alpha is a
     tensor on the GPU, reading it would synchronize the device. Two launches then each skip the rows of the other.
@@ -73,7 +73,7 @@ def map_entmax(x: Tensor, alpha: float | Tensor, gamma: float) -> Any:
 
 
 def entmax_product(v: Tensor, y: Tensor, alpha: float | Tensor, gamma: float) -> Any:
-    """See :data:`lit_sparse.kernels.entmax.entmax_product`."""
+    """See :data:`lit_sparse.mappings.entmax.kernel.entmax_product`."""
     if not _serves(v):
         return NotImplemented
     known = {1.5: "half", 2.0: "zero"}.get(alpha, "any") if not isinstance(alpha, Tensor) else "any"

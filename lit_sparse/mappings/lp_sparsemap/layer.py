@@ -12,12 +12,12 @@ from typing_extensions import Self, override
 
 from lit_sparse.checks import check_count, check_positive
 from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.ground.torch_internals import on_batches
 from lit_sparse.mappings.lp_sparsemap.local import local_of
 from lit_sparse.mappings.lp_sparsemap.problem import GraphProblem
 from lit_sparse.mappings.masking import allowed_scores
 from lit_sparse.mappings.potentials import PotentialMapping, as_potentials, warn_of_iterations
 from lit_sparse.structures import Budget, Factor, FactorGraph, Or, Pair
-from lit_sparse.torch_internals import on_batches
 
 __all__ = ["LPSparseMAP", "LPSparseMAPOutput", "lp_sparsemap"]
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_sparse.kernels.factor_graph import Factors
-from lit_sparse.kernels.factor_projections import project_counts, project_pairs
+from lit_sparse.mappings.lp_sparsemap.kernel import Factors
+from lit_sparse.mappings.lp_sparsemap.projections import project_counts, project_pairs
 from lit_sparse.mappings.sparsemap.solver import StructureProblem, on_support, potential_counts
 from lit_sparse.structures import FactorGraph, Pair
 from lit_sparse.structures.factor_graph import Group, layout_of

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lit_sparse.kernels.factor_graph import Options, solve_graphs
+from lit_sparse.ground.torch_internals import on_values
+from lit_sparse.mappings.lp_sparsemap.kernel import Options, solve_graphs
 from lit_sparse.mappings.lp_sparsemap.local import Local
-from lit_sparse.torch_internals import on_values
 
 __all__ = ["Consensus", "contradicts", "solve_graph"]
 

@@ -12,13 +12,13 @@ from typing_extensions import Self, override
 
 from lit_sparse.checks import check_count, check_positive
 from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.ground.torch_internals import on_batches
 from lit_sparse.mappings.masking import allowed_scores
 from lit_sparse.mappings.potentials import PotentialMapping, as_potentials, warn_of_iterations
 from lit_sparse.mappings.sparsemap.solver import StructureProblem, potential_counts
 from lit_sparse.structures import Assignment, BitVector, Budget, Structure
 from lit_sparse.structures import Sequence as TagSequence
 from lit_sparse.structures.base import as_structure
-from lit_sparse.torch_internals import on_batches
 
 __all__ = ["SparseMAP", "SparseMAPOutput", "sparsemap"]
 

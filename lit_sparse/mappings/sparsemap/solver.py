@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.func import vjp
 
 from lit_sparse.errors import ConfigurationError, full_name
-from lit_sparse.kernels.active_set.batch import Solution, Start, solve_batch, solve_with_oracle
+from lit_sparse.ground.torch_internals import on_values
 from lit_sparse.kernels.cpu.threads import Array
 from lit_sparse.kernels.oracles import CompiledOracle
 from lit_sparse.mappings.row_function import constant_in
+from lit_sparse.mappings.sparsemap.active_set.batch import Solution, Start, solve_batch, solve_with_oracle
 from lit_sparse.structures import Structure
-from lit_sparse.torch_internals import on_values
 
 __all__ = ["StructureProblem", "on_support", "potential_counts"]
 
@@ -197,7 +197,7 @@ class StructureProblem:
         """Solve with a compiled oracle, on the CPU unless there is a program for the GPU."""
         links = scores.new_zeros(1, 1, oracle.tags, oracle.tags) if oracle.links is None else oracle.links
         if scores.is_cuda:
-            from lit_sparse.kernels.active_set import cuda  # translates the functions of the other
+            from lit_sparse.mappings.sparsemap.active_set import cuda  # translates the functions of the other
 
             found = cuda.solve_batch(scores, oracle._replace(links=links), start, self.max_iter, self.tol)
             if found is not NotImplemented:

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lit_sparse.kernels.candidates import list_candidates_of, list_rows
 from lit_sparse.kernels.cpu.threads import over_blocks
 from lit_sparse.mappings.base import Threshold
+from lit_sparse.nn.attend.candidates_kernel import list_candidates_of, list_rows
 from lit_sparse.nn.attend.operands import Operands, Pairs, any_along
 
 __all__ = ["list_candidates", "seem_many"]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lit_sparse.errors import ConfigurationError, full_name
-from lit_sparse.torch_internals import can_read_values
+from lit_sparse.ground.torch_internals import can_read_values
 
 __all__ = ["Operands", "Pairs", "any_along", "check_tensors"]
 

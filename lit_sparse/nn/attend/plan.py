@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from lit_sparse.ground.torch_internals import can_read_values, forward_mode_active, transforms_active
 from lit_sparse.kernels.row_kernel import HAS_CUSTOM_OPS
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.mappings.base import Threshold
@@ -14,7 +15,6 @@ from lit_sparse.mappings.masking import align_parameter
 from lit_sparse.nn.attend.blocks import saves, serves
 from lit_sparse.nn.attend.gpu_candidates import has_programs
 from lit_sparse.nn.attend.operands import Operands
-from lit_sparse.torch_internals import can_read_values, forward_mode_active, transforms_active
 
 __all__ = ["METHODS", "Method", "Plan", "choose", "sparse_ways"]
 

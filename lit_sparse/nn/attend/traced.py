@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lit_sparse.ground.torch_internals import autograd_in_operator, call_operator
 from lit_sparse.kernels.row_kernel import HAS_CUSTOM_OPS
 from lit_sparse.mappings import Entmax, TopKSparsemax
 from lit_sparse.mappings.base import Threshold
@@ -15,7 +16,6 @@ from lit_sparse.nn.attend.dense import attend_to_all
 from lit_sparse.nn.attend.listed import attend_to_listed
 from lit_sparse.nn.attend.operands import Operands, Pairs
 from lit_sparse.nn.attend.plan import sparse_ways
-from lit_sparse.torch_internals import autograd_in_operator, call_operator
 
 __all__ = ["attend_by_operator"]
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as nnf
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from lit_sparse.ground.torch_internals import is_exporting, lacks_autocast_dtype, scan
 from lit_sparse.nn.encoder_decoder.base import check_lengths, length_mask
-from lit_sparse.torch_internals import is_exporting, lacks_autocast_dtype, scan
 
 __all__ = ["call_recurrent", "run_recurrent"]
 

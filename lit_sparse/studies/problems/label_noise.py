@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_sparse.lightning import pl
+from lit_sparse.lightning.choice import pl
 from lit_sparse.risks import UnbalancedOTDRO
 
 __all__ = ["LabelNoiseCurves"]

@@ -17,8 +17,8 @@ SIMULATED = """
 import torch
 from lit_sparse.kernels.gpu import numba_rows
 from lit_sparse.kernels import fusedmax, oscarmax
-from lit_sparse.kernels.fusedmax import map_fused
-from lit_sparse.kernels.oscarmax import map_oscar
+from lit_sparse.mappings.fusedmax.kernel import map_fused
+from lit_sparse.mappings.oscarmax.kernel import map_oscar
 
 numba_rows.WORK_BYTES = 1 << 16  # several launches
 numba_rows.THREADS = 4
@@ -47,7 +47,7 @@ import numpy as np
 import torch
 from lit_sparse.kernels.active_set import batch, cuda
 from lit_sparse.kernels.gpu import numba_rows
-from lit_sparse.kernels.active_set.batch import Start
+from lit_sparse.mappings.sparsemap.active_set.batch import Start
 from lit_sparse.kernels.oracles import CompiledOracle
 
 numba_rows.WORK_BYTES = 1 << 14  # several launches
@@ -164,8 +164,8 @@ def test_a_compiler_that_fails_is_not_used(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_translated_functions_on_a_gpu() -> None:
-    from lit_sparse.kernels.fusedmax import map_fused
-    from lit_sparse.kernels.oscarmax import map_oscar
+    from lit_sparse.mappings.fusedmax.kernel import map_fused
+    from lit_sparse.mappings.oscarmax.kernel import map_oscar
 
     x = torch.randn(3000, 70, generator=torch.Generator().manual_seed(0))
     for kernel, more in ((map_fused, ()), (map_oscar, (True,)), (map_oscar, (False,))):

@@ -18,10 +18,10 @@ from torch import Tensor
 from lit_sparse.kernels.gpu import triton_lists, triton_rows
 from lit_sparse.kernels.gpu.triton_attention import BlockShape
 from lit_sparse.kernels.gpu.triton_lists import Scores, bound_scores, list_marked
-from lit_sparse.kernels.sparse_products import Lists, listed_products, listed_sums, sums_to_listed
 from lit_sparse.mappings import Entmax, LearnableEntmax, Sparsemax, TopKSparsemax
 from lit_sparse.nn import attention
 from lit_sparse.nn.attend import gpu_candidates
+from lit_sparse.nn.lists.kernel import Lists, listed_products, listed_sums, sums_to_listed
 from tests.support.processes import run_python
 
 MODULE = "tests.kernels.gpu.test_triton_lists"

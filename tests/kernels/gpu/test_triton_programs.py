@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lit_sparse.kernels import RowKernel, center_on_support, project_simplex
-from lit_sparse.kernels.entmax import entmax_product, map_entmax
+from lit_sparse.mappings.entmax.kernel import entmax_product, map_entmax
 from tests.support.processes import run_python
 
 LENGTHS = (1, 2, 7, 65, 64, 300, 1000)

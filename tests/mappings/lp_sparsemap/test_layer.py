@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_sparse.descriptions import build, describe
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import LPSparseMAP, SparseMAP, Sparsemax
 from lit_sparse.mappings import functional as F
+from lit_sparse.runs.descriptions import build, describe
 from lit_sparse.structures import Assignment, Budget, Factor, FactorGraph, Or, Pair, Sequence, Tree, Xor
 from tests.mappings.lp_sparsemap.graphs import OneOfEachHalf, random_graph, solved_generically
 

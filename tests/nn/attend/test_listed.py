@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_sparse.kernels.candidates import list_candidates_of
-from lit_sparse.kernels.sparse_products import Lists, listed_products, listed_sums, sums_to_listed
 from lit_sparse.mappings import Entmax, LearnableEntmax, Softmax, SparseMapping, Sparsemax, TopKSparsemax
 from lit_sparse.mappings.base import Threshold
 from lit_sparse.mappings.functional import entmax
 from lit_sparse.nn import attention
 from lit_sparse.nn.attend import candidates
 from lit_sparse.nn.attend.candidates import list_candidates, seem_many
+from lit_sparse.nn.attend.candidates_kernel import list_candidates_of
 from lit_sparse.nn.attend.listed import Listed, attend_to_listed
 from lit_sparse.nn.attend.operands import Operands, Pairs
+from lit_sparse.nn.lists.kernel import Lists, listed_products, listed_sums, sums_to_listed
 
 MAPPINGS = [
     Sparsemax(),

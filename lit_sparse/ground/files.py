@@ -1,0 +1,101 @@
+"""Files that are replaced whole or appended to, through no link."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from lit_sparse.errors import ConfigurationError
+
+__all__ = ["PART", "not_plain", "open_to_append", "replaced", "result_file"]
+
+#: Ending of the temporary files that :func:`replaced` writes.
+PART = ".part"
+
+
+def open_to_append(path: Path) -> IO[str]:
+    """Open a file to append text to it; a link, which may lead anywhere, and a pipe, which may block, are refused.
+
+    Raises:
+        ConfigurationError: naming the file.
+    """
+    flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    try:
+        file = open(path, "a", newline="", encoding="utf-8", opener=lambda name, mode: os.open(name, mode | flags, 0o666))  # noqa: SIM115
+    except OSError as error:
+        if error.errno in (errno.EISDIR, errno.ELOOP, errno.ENXIO):
+            raise not_plain(path) from error
+        raise
+    found = os.fstat(file.fileno())
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        file.close()
+        raise not_plain(path)
+    return file
+
+
+def not_plain(path: Path, expected: str = "plain file with one name") -> ConfigurationError:
+    """Return the error of a path that is not what it should be."""
+    found = "a link" if expected == "folder" else "a folder, a link, a pipe or a device"
+    return ConfigurationError(f"Expected {str(path)!r} to be a {expected} but it is {found}. Remove it.")
+
+
+@contextmanager
+def replaced(path: Path, mode: str) -> Iterator[IO[Any]]:
+    """Open a temporary file that replaces ``path`` after it is complete and on the disk.
+
+    The temporary file has a random name in the same folder and must be new, so a link that waits there is never followed.
+
+    Args:
+        path: file to write or replace.
+        mode: ``"w"`` for text in UTF-8, ``"wb"`` for bytes.
+
+    Raises:
+        ConfigurationError: if a folder has the name of the file.
+    """
+    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}{PART}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = {} if "b" in mode else {"newline": "", "encoding": "utf-8"}
+    try:
+        with part.open(mode.replace("w", "x"), **text) as file:  # type: ignore[call-overload]
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            part.replace(path)
+        except IsADirectoryError as error:
+            raise not_plain(path) from error
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    if os.name == "posix":  # also synchronize the new name to the disk
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+@contextmanager
+def result_file(path: Path, mode: str) -> Iterator[IO[Any]]:
+    """Open a file of results that the user names, as :func:`replaced` does; a link or a device in its place stays.
+
+    Raises:
+        ConfigurationError: if it cannot be written.
+    """
+    try:
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            raise OSError(errno.EEXIST, "it is a link, a folder, a pipe or a device")
+        with replaced(path, mode) as file:
+            yield file
+    except OSError as error:
+        if error.filename is not None and Path(error.filename).parent != path.parent:  # of a file that the caller reads
+            raise
+        raise ConfigurationError(
+            f"Expected to write {str(path)!r} but got: {error.strerror or error}. Choose another path."
+        ) from error

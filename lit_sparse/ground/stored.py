@@ -1,0 +1,444 @@
+"""Reads the files of runs, results and studies: plain ones of bounded size, whose content is checked before it is used."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import io
+import json
+import math
+import os
+import re
+import reprlib
+import stat
+import zipfile
+from collections.abc import Collection
+from pathlib import Path
+from typing import IO, Any
+
+from lit_sparse.errors import ConfigurationError
+
+__all__ = [
+    *(
+        "ALWAYS",
+        "RATIO",
+        "NotPlainError",
+        "check_members",
+        "is_file",
+        "largest_unpacked",
+        "open_inside",
+        "open_plain",
+        "read_attention",
+        "read_json",
+        "read_lines",
+        "read_metrics",
+    ),
+    *("read_png", "read_table", "read_yaml", "unique_keys"),
+]
+
+#: Largest file, and largest YAML file, whose parser is slow.
+MAX_BYTES, MAX_YAML_BYTES = 2**26, 2**20
+#: Number of bytes that any file may unpack to, and the largest ratio beyond that; holes count as packed. Text and images
+#: reach ratios of 5 to 30; the limit of deflate is 1032.
+ALWAYS, RATIO = 2**28, 250
+#: Largest number of cells of a table, and of values and levels of a YAML or JSON file.
+MAX_CELLS, MAX_VALUES, MAX_DEPTH = 10**7, 100_000, 50
+#: Number of cells that take the memory of a row beside its cells.
+CELLS_OF_ROW = 4
+#: Largest number of pixels of a picture, which a browser unpacks.
+MAX_PIXELS = 2**26
+TOO_MANY = f"more than {MAX_VALUES:,} values or {MAX_DEPTH} levels, with aliases written out"
+#: Largest finite number. Sums, squares and axes of larger ones overflow.
+LARGEST = 1e100
+#: Largest weight of attention; it has few digits.
+LARGEST_WEIGHT = 1e6
+INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")  # in one spelling
+#: A number as programs write it; Python's ``float`` also takes digits of other scripts, underscores and spaces.
+NUMBER = re.compile(r"[-+]?(([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?|inf|nan)")
+#: What lets Lightning log several validations at one step, in the config of a run.
+ACCUMULATES = re.compile(r"^ +accumulate_grad_batches: (?!1$|null$)|GradientAccumulationScheduler", re.MULTILINE)
+REPAIR, ORIGIN = "Correct or restore the file", "Check where the file comes from"
+PNG = b"\x89PNG\r\n\x1a\n"
+KINDS = {
+    stat.S_IFLNK: "symbolic link",
+    stat.S_IFDIR: "folder",
+    stat.S_IFIFO: "pipe",
+    stat.S_IFSOCK: "socket",
+    stat.S_IFCHR: "device",
+    stat.S_IFBLK: "device",
+}
+
+
+class NotPlainError(OSError):
+    """Error for a link, a folder, a pipe or a device in place of a plain file, which ``kind`` names."""
+
+    def __init__(self, mode: int) -> None:
+        self.kind = KINDS.get(stat.S_IFMT(mode), "special file")
+        super().__init__(errno.EINVAL, f"it is a {self.kind} and not a plain file")
+
+
+def is_file(path: str | Path) -> bool:
+    """Return whether there is a file; also for a name that the system refuses, such as a long one."""
+    return os.path.isfile(path)  # noqa: PTH113
+
+
+def open_plain(path: str | Path, within: Path | None = None, buffering: int = -1) -> IO[bytes]:
+    """Open a plain file to read its bytes; it is checked once it is open, since another process may replace it before.
+
+    Args:
+        path: the file.
+        within: folder below which symbolic links are refused, since the file's writer need not be its reader; None for a file
+            that the user names.
+        buffering: as in ``open``.
+
+    Raises:
+        NotPlainError: if it is something else.
+        OSError: if it does not exist, cannot be read, or consists of holes: a small file that looks large.
+        ValueError: if its name holds a null byte.
+    """
+    descriptor = _opened(Path(path), within)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise NotPlainError(found.st_mode)
+        on_disk = 512 * getattr(found, "st_blocks", found.st_size)
+        if found.st_size > largest_unpacked(on_disk) and os.lseek(descriptor, 0, os.SEEK_HOLE) < found.st_size:
+            raise OSError(errno.EINVAL, f"nearly all of its {found.st_size:,} bytes are holes, which take no space on the disk")
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        return os.fdopen(descriptor, "rb", buffering)
+    except OSError:
+        os.close(descriptor)
+        raise
+
+
+def open_inside(path: Path, folder: Path) -> IO[bytes]:
+    """Open a plain file of a folder, by its name or by a link from one place in the folder to another.
+
+    Raises:
+        NotPlainError: if a link leads out of the folder, or see :func:`open_plain`.
+    """
+    real, root = path.resolve(), folder.resolve()
+    if not real.is_relative_to(root):
+        raise NotPlainError(stat.S_IFLNK)
+    return open_plain(real, root)
+
+
+def _opened(path: Path, within: Path | None) -> int:
+    """Return the descriptor of a file, which may still be of any kind; a pipe does not block."""
+    inner = path.relative_to(within).parts if within is not None and path.is_relative_to(within) else ()
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+    if within is None or not inner or os.open not in os.supports_dir_fd:
+        if any(path.parents[place].joinpath(part).is_symlink() for place, part in enumerate(reversed(inner))):
+            raise NotPlainError(stat.S_IFLNK)
+        if not stat.S_ISREG(mode := path.stat().st_mode):  # opening a device may act
+            raise NotPlainError(mode)
+        return os.open(path, flags)
+    descriptor = os.open(within, flags)
+    for part in inner:
+        above = descriptor
+        try:
+            descriptor = os.open(part, flags | os.O_NOFOLLOW, dir_fd=above)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise NotPlainError(stat.S_IFLNK) from error
+            raise
+        finally:
+            os.close(above)
+    return descriptor
+
+
+def read_bytes(path: Path, within: Path | None = None, limit: int | None = MAX_BYTES) -> bytes | None:
+    """Return the content of a plain file, or None if there is none.
+
+    Args:
+        path: the file.
+        within: see :func:`open_plain`.
+        limit: largest number of bytes; None for any.
+
+    Raises:
+        ConfigurationError: if it is a link, a folder, a pipe or a device, too large, or not readable.
+    """
+    try:
+        with open_plain(path, within) as file:
+            content = file.read(-1 if limit is None else limit + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except NotPlainError as error:
+        raise _refusal(path, "plain data", f"a {error.kind}", "Put a plain file there, or remove it") from error
+    except (OSError, ValueError) as error:
+        got = getattr(error, "strerror", None) or str(error)
+        raise _refusal(path, "readable data", got, "Check the name and the permissions") from error
+    if limit is not None and len(content) > limit:
+        raise _refusal(path, f"at most {limit:,} bytes", "more", ORIGIN)
+    return content
+
+
+def read_text(path: Path, within: Path | None = None, limit: int | None = MAX_BYTES) -> str | None:
+    """Return the text of a file in UTF-8, or None if there is none; see :func:`read_bytes`."""
+    content = read_bytes(path, within, limit)
+    try:
+        return None if content is None else content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        got = f"the byte 0x{error.object[error.start]:02x} at position {error.start}"
+        raise _refusal(path, "text in UTF-8", got, "Restore the file, or remove it") from error
+
+
+def read_yaml(path: Path, within: Path | None = None) -> dict[Any, Any] | None:
+    """Return the content of a YAML file of keys and values, or None if there is no file.
+
+    Args:
+        path: the file.
+        within: see :func:`open_plain`; None for a file that the user names, which may be of any size.
+
+    Raises:
+        ConfigurationError: if it has other content, or see :func:`read_bytes`.
+    """
+    text = read_text(path, within, MAX_YAML_BYTES if within is not None else None)
+    if text is None:
+        return None
+    from lit_sparse.ground import yaml_loaders  # PyYAML is not installed with layers alone
+
+    try:
+        loader = yaml_loaders.Loader(text)
+        if within is not None:
+            loader = yaml_loaders.StoredLoader(text, (MAX_VALUES, MAX_DEPTH), TOO_MANY)
+        content = loader.get_single_data()
+    except Exception as error:  # constructors of PyYAML raise anything
+        got = " ".join(str(error).split())
+        if (mark := getattr(error, "problem_mark", None)) is not None:
+            got = f"in line {mark.line + 1}, column {mark.column + 1}: {getattr(error, 'problem', got)}"
+        raise _refusal(path, "YAML", got, REPAIR) from error
+    if within is None:
+        return _mapping(path, content)
+    return _checked(path, content)
+
+
+def read_json(path: Path, within: Path | None = None) -> dict[Any, Any] | None:
+    """Return the object in a JSON file, or None if there is no file; see :func:`read_bytes`."""
+    content = _parsed(path, within)
+    return None if content is None else _checked(path, content[0])
+
+
+def _parsed(path: Path, within: Path | None) -> tuple[Any] | None:
+    text = read_text(path, within)
+    try:
+        return None if text is None else (json.loads(text, object_pairs_hook=unique_keys),)
+    except (ValueError, RecursionError) as error:
+        raise _refusal(path, "JSON", str(error), "Restore the file, or remove it") from error
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON.
+
+    Raises:
+        ValueError: if a key is in it twice.
+    """
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError(f"a key is twice in an object with {reprlib.repr([*found])}")
+    return found
+
+
+def _mapping(path: Path, content: Any) -> dict[Any, Any]:
+    if not isinstance(content, dict):
+        raise _refusal(path, "keys and values", type(content).__name__, REPAIR)
+    return content
+
+
+def _checked(path: Path, content: Any) -> dict[Any, Any]:
+    """Return a dictionary that is small enough to be compared and written, with aliases written out."""
+    checked = _mapping(path, content)
+    pending: list[tuple[Any, int]] = [(checked, 1)]
+    values = 0
+    while pending:
+        value, depth = pending.pop()
+        values += 1
+        inner = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list | tuple | set) else ()
+        pending += [(one, depth + 1) for one in inner]
+        if depth > MAX_DEPTH or values + len(pending) > MAX_VALUES:
+            raise _refusal(path, f"no {TOO_MANY}", "them", ORIGIN)
+        if isinstance(value, int) and value.bit_length() > 64:
+            raise _refusal(path, "integers of at most 64 bits", "a longer one", REPAIR)
+    return checked
+
+
+def read_table(
+    path: Path,
+    within: Path | None = None,
+    *,
+    needed: Collection[str] = (),
+    filled: Collection[str] = (),
+    integers: Collection[str] = (),
+    numbers: Collection[str] | None = (),
+    lists: Collection[str] = (),
+) -> list[dict[str, str]]:
+    """Return the rows of a CSV file; none if there is no file. A last line that a killed process left unfinished is dropped.
+
+    Args:
+        path: the file.
+        within: see :func:`read_bytes`.
+        needed: columns that it must have.
+        integers: columns whose cells must be integers.
+        numbers: columns whose cells must be empty or numbers; None for all.
+        filled: columns of numbers without empty cells.
+        lists: columns of several numbers, separated by spaces.
+
+    Raises:
+        ConfigurationError: if it is not such a table, or see :func:`read_bytes`.
+    """
+    text = read_text(path, within) or ""
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    begun, cut = 0, text[-1:] not in ("", "\r", "\n")
+    try:
+        header = next((cells for cells in reader if cells), [])
+        if odd := [name for name in header if not name.isprintable()]:
+            raise _refusal(path, "column names of printable characters", reprlib.repr(odd[0]), REPAIR)
+        if len({*header}) < len(header):
+            raise _refusal(path, "unique columns", reprlib.repr(", ".join(header)), REPAIR)
+        if header and (missing := [name for name in needed if name not in header]):
+            raise _refusal(path, f"the columns {', '.join(needed)}", f"none of the name {missing[0]!r}", REPAIR)
+        checked = [place for place, name in enumerate(header) if numbers is None or name in numbers or name in lists]
+        rows: list[dict[str, str]] = []
+        for cells in filter(None, reader):
+            begun, where = reader.line_num, f"in line {reader.line_num}"
+            if len(cells) != len(header):
+                if len(cells) < len(header) and cut and next(reader, None) is None:
+                    break
+                raise _refusal(path, f"{len(header)} cells {where}", f"{len(cells)}", REPAIR)
+            for place in (it for it in checked if cells[it] or header[it] in filled):
+                for word in cells[place].split() if header[place] in lists else (cells[place],):
+                    if not _is_number(word):
+                        expected = f"numbers of at most {LARGEST:g} in column {header[place]!r} {where}"
+                        raise _refusal(path, expected, reprlib.repr(word), REPAIR)
+            row = dict(zip(header, cells, strict=True))
+            if wrong := [name for name in integers if not INTEGER.fullmatch(row.get(name, ""))]:
+                raise _refusal(path, f"an integer as `{wrong[0]}` {where}", reprlib.repr(row.get(wrong[0], "")), REPAIR)
+            rows.append(row)
+            if len(rows) * (len(header) + CELLS_OF_ROW) > MAX_CELLS:
+                raise _refusal(path, f"at most {MAX_CELLS:,} cells", "more", ORIGIN)
+    except csv.Error as error:
+        if not cut or not 0 < begun == reader.line_num - 1:
+            raise _refusal(path, "a table", f"in line {reader.line_num}: {error}", REPAIR) from error
+    return rows
+
+
+def _is_number(text: str) -> bool:
+    if not NUMBER.fullmatch(text):
+        return False
+    return abs(value := float(text)) <= LARGEST or not math.isfinite(value)
+
+
+def read_metrics(folder: Path, within: Path | None = None) -> list[dict[str, float]]:
+    """Return the lines of a ``metrics.csv``, without empty cells; none if there is no such file.
+
+    Args:
+        folder: folder of the file.
+        within: see :func:`read_bytes`; by default the same folder.
+
+    Raises:
+        ConfigurationError: if epochs or steps go backward, a metric has two values at one place, or see :func:`read_table`.
+    """
+    path = folder / "metrics.csv"
+    lines = read_lines(path, within or folder)
+    _check_order(path, within or folder, [line for line in lines if "epoch" in line])  # others are the user's, of any step
+    return lines
+
+
+def read_lines(path: Path, within: Path) -> list[dict[str, float]]:
+    """Return the lines of a table of logged numbers in any order, without empty cells; see :func:`read_metrics`."""
+    table = read_table(path, within, numbers=None)
+    lines = [{key: float(cell) for key, cell in row.items() if cell} for row in table]
+    for line in lines:
+        for key in ("epoch", "step"):
+            if not 0 <= line.get(key, 0.0) < math.inf:
+                raise _refusal(path, f"finite numbers in column {key!r}, at least 0", str(line[key]), REPAIR)
+    return lines
+
+
+def _check_order(path: Path, within: Path, lines: list[dict[str, float]]) -> None:
+    """Check that the values of each column stand in order, with one value at each place."""
+    last: dict[str, tuple[float, float, float]] = {}
+    for line in lines:
+        for name in (name for name in line if name not in ("epoch", "step")):
+            epoch, step, value = last.get(name, (0.0, -1.0, math.nan))
+            at = line["epoch"], line.get("step", step)
+            where = f"epoch {at[0]:g}, step {at[1]:g}"
+            if at[0] < epoch or at[1] < step:
+                raise _refusal(path, f"{name!r} in order", f"{where} after epoch {epoch:g}, step {step:g}", REPAIR)
+            both = value, line[name]
+            if "step" in line and at == (epoch, step) and value != line[name] and not all(map(math.isnan, both)):
+                config = read_text(path.with_name("config.yaml"), within, MAX_YAML_BYTES) or ""
+                if not ACCUMULATES.search(config):
+                    raise _refusal(path, f"one {name!r} at {where}", " and ".join(map(str, both)), REPAIR)
+            last[name] = (*at, line[name])
+
+
+def read_attention(path: Path, within: Path) -> dict[str, Any]:
+    """Return the tokens and weights that ``AttentionPlot`` wrote.
+
+    Raises:
+        ConfigurationError: if the file has another content, or see :func:`read_bytes`.
+    """
+    content: Any = (_parsed(path, within) or (None,))[0]
+    if not _is_attention(content):
+        expected = "a title, lists `source` and `output` of words, and `heads` with a row of weights for each word of `output`"
+        raise _refusal(path, expected, reprlib.repr(content), "Remove the file, or let AttentionPlot write it again")
+    return dict(content)
+
+
+def _is_attention(content: Any) -> bool:
+    if not isinstance(content, dict) or not isinstance(content.get("title"), str):
+        return False
+    source, output, heads = (content.get(key) for key in ("source", "output", "heads"))
+    if not isinstance(source, list) or not isinstance(output, list) or not isinstance(heads, list):
+        return False
+    return all(isinstance(word, str) for word in (*source, *output)) and all(
+        _has_length(head, output) and all(_has_length(row, source) and all(map(_is_weight, row)) for row in head)
+        for head in heads
+    )
+
+
+def _is_weight(value: Any) -> bool:
+    """Return whether AttentionPlot writes such a number: exact zeros are integers."""
+    return value == 0 if type(value) is int else type(value) is float and not abs(value) > LARGEST_WEIGHT
+
+
+def _has_length(some: Any, of: list[Any]) -> bool:
+    return isinstance(some, list) and len(some) == len(of)
+
+
+def read_png(path: Path, within: Path) -> bytes:
+    """Return the content of a PNG picture.
+
+    Raises:
+        ConfigurationError: if it is another file, or see :func:`read_bytes`.
+    """
+    content = read_bytes(path, within) or b""
+    if not content.startswith(PNG):
+        raise _refusal(path, "a PNG picture", reprlib.repr(content[:8]), "Remove the file, or draw it again")
+    width, height = (int.from_bytes(content[start : start + 4], "big") for start in (16, 20))
+    if not 0 < width * height <= MAX_PIXELS:
+        raise _refusal(path, f"a picture of at most {MAX_PIXELS:,} pixels", f"{width:,} x {height:,}", ORIGIN)
+    return content
+
+
+def largest_unpacked(packed: int) -> int:
+    """Return the largest plausible number of bytes to which a file of so many bytes unpacks."""
+    return max(ALWAYS, RATIO * packed)
+
+
+def check_members(archive: zipfile.ZipFile) -> None:
+    """Check that each name is in an archive once, and its compression: bzip2 and LZMA make gigabytes of a few kilobytes.
+
+    Raises:
+        zipfile.BadZipFile: for a second member of a name, or another method than none and deflate.
+    """
+    if len(archive.NameToInfo) < len(archive.infolist()):
+        raise zipfile.BadZipFile("two members of it have the same name")
+    for member in archive.infolist():
+        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise zipfile.BadZipFile(f"{member.filename[:80]!r} in it is compressed by another method than deflate")
+
+
+def _refusal(path: Path, expected: str, got: str, step: str) -> ConfigurationError:
+    return ConfigurationError(f"Expected {expected} in {str(path)!r} but got {got[:300].rstrip('.')}. {step}.")

@@ -1,0 +1,1 @@
+"""Lightning, whichever of its two packages is installed, and its private parts."""

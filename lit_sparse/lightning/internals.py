@@ -1,0 +1,411 @@
+"""Reads and writes Lightning's internal state, as only `lightning_states` does besides; tests fail when Lightning renames it.
+
+Most of it records in checkpoints where in training they were written, so that a run resumes exactly there after any number of
+kills.
+
+Lightning counts epochs and batches as ready, started, processed and completed, and writes a checkpoint between two of these.
+On a restart Lightning guesses the remaining work from the differences. It mistakes the last batch of an epoch for the epoch's
+end, skips its validation and its hooks, and does not count the next epoch as started. A second restart then repeats or skips
+batches. This module gives each checkpoint counters of one of three forms, which Lightning restarts unambiguously:
+
+- between two epochs: all epoch counters are equal, all batch counters zero;
+- after a batch: all batch counters are equal, the epoch is started and not processed, and validation is still to come;
+- after a batch and its validation: the same, with a completed validation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+from torch import Tensor
+
+from lit_sparse.lightning.choice import (
+    EarlyStopping,
+    EarlyStoppingReason,
+    Timer,
+    _given_hyperparameters,
+    _IndexBatchSamplerWrapper,
+    pl,
+)
+
+__all__ = [
+    "after_restore",
+    "averaging",
+    "between_epochs",
+    "continue_training",
+    "copy_averages",
+    "count_update",
+    "describe_end",
+    "describe_progress",
+    "fit_position",
+    "given_hyperparameters",
+    "index_sampler",
+    "limits_of",
+    "move_batches",
+    "next_row",
+    "restore_end",
+    "runs_fit",
+    "sets_rates",
+    "settle_counters",
+    "skip_sanity_check",
+    "use_settings",
+    "why_ended",
+]
+
+Counters = dict[str, int]
+KINDS = ("total", "current")
+#: Attributes of callbacks that stop a training, other than settings that decide when.
+STATE = {"wait_count", "stopped_epoch", "stopping_reason_message", "verbose", "log_rank_zero_only", "_offset", "_verbose"}
+
+#: Classes of callbacks that average weights; not all versions of Lightning have both.
+AVERAGING = {"StochasticWeightAveraging", "WeightAveraging"}
+
+
+def after_restore(trainer: pl.Trainer, initialize: Callable[[], None]) -> None:
+    """Run an initialization unless Lightning restores a checkpoint; call it in ``setup``, before restoring is decided.
+
+    It runs when a checkpoint would have been restored, before the strategy wraps the model. With a strategy that restores
+    after wrapping, it runs at once, and a restored checkpoint replaces the initial values.
+
+    Args:
+        trainer: trainer that sets up the model.
+        initialize: initialization of a model at the start of its training.
+    """
+    connector: Any = trainer._checkpoint_connector
+    restore = connector._restore_modules_and_callbacks
+    if trainer.strategy.restore_checkpoint_after_setup:
+        initialize()
+        copy_averages(trainer)
+        return
+
+    def restore_or_initialize(checkpoint_path: Any = None, *args: Any) -> None:
+        connector._restore_modules_and_callbacks = restore
+        restore(checkpoint_path, *args)
+        if checkpoint_path is None:
+            initialize()
+            copy_averages(trainer)
+
+    connector._restore_modules_and_callbacks = restore_or_initialize
+
+
+def averaging(trainer: pl.Trainer) -> list[Any]:
+    """Return the callbacks that average weights."""
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    return [it for it in callbacks if {kind.__name__ for kind in type(it).__mro__} & AVERAGING]
+
+
+def copy_averages(trainer: pl.Trainer) -> None:
+    """Let callbacks that average weights copy the model again: their ``setup`` is before its layers and weights are made."""
+    for callback in averaging(trainer):
+        callback.setup(trainer, trainer.lightning_module, "fit")
+
+
+def sets_rates(trainer: pl.Trainer) -> bool:
+    """Return whether a scheduler sets the learning rates, or will when a continued averaging puts its own in place."""
+    waiting = any(getattr(callback, "_scheduler_state", None) is not None for callback in averaging(trainer))
+    return waiting or bool(trainer.lr_scheduler_configs)
+
+
+def skip_sanity_check(trainer: pl.Trainer) -> None:
+    """Leave out the sanity check of this fit, which would replace what callbacks keep of the last validation."""
+
+    def skip() -> None:
+        del trainer._run_sanity_check
+
+    trainer._run_sanity_check = skip  # type: ignore[method-assign]
+
+
+def given_hyperparameters() -> dict[str, Any]:
+    """Return the arguments with which Lightning's command line is building a model, or an empty dict outside of it."""
+    return _given_hyperparameters.get() or {}
+
+
+class _Lists(Sequence[Any]):
+    """The rows of tensors as lists, made when they are read."""
+
+    def __init__(self, rows: Sequence[Tensor]) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self.rows[place].tolist()
+
+
+def index_sampler(batches: Sequence[Tensor]) -> Any:
+    """Return the batch sampler of a loader, in which Lightning looks up the indices that a ``BasePredictionWriter`` gets.
+
+    Args:
+        batches: indices (B,) of the examples of each batch.
+    """
+    sampler: Any = SimpleNamespace(seen_batch_indices=_Lists(batches))
+    return _IndexBatchSamplerWrapper(sampler)  # takes over its attributes
+
+
+def settle_counters(trainer: pl.Trainer, loops: dict[str, Any]) -> None:
+    """Change the counters of a checkpoint that is being written to one of the three forms.
+
+    Args:
+        trainer: the trainer that writes the checkpoint.
+        loops: state of the fit loop in the checkpoint; changed in place.
+    """
+    epochs, batches = loops["epoch_progress"], loops["epoch_loop.batch_progress"]
+    validation, rest = loops["epoch_loop.val_loop.batch_progress"], loops["epoch_loop.state_dict"]
+    done, batch = epochs["current"]["processed"], batches["current"]
+    between, cut = between_epochs(trainer)
+    _equal(validation["current"], 0)  # each validation counts its batches anew
+    validation["is_last_batch"] = False
+    if between and not cut:
+        for progress in (epochs, batches, validation):
+            _equal(progress["total"], progress["total"]["processed"])
+        _equal(epochs["current"], done)
+        _equal(batches["current"], 0)
+        batches["is_last_batch"] = False
+        return
+    for kind in KINDS:
+        _equal(epochs[kind], epochs[kind]["processed"] - cut)
+        epochs[kind]["ready"] = epochs[kind]["started"] = epochs[kind]["processed"] + 1
+    if batch["processed"] < batch["ready"]:  # within a batch, for example after an exception: Lightning restarts the batch
+        return
+    pending = batch["completed"] < batch["processed"]
+    for kind in KINDS:
+        _equal(batches[kind], batches[kind]["processed"])
+        _equal(validation[kind], validation[kind]["completed"])
+    if pending:  # Lightning treats it as interrupted, and runs it when it is due
+        validation["total"]["ready"] = validation["total"]["started"] = validation["total"]["completed"] + 1
+    rest["_batches_that_stepped"] -= cut
+
+
+def runs_fit(trainer: pl.Trainer | None) -> bool:
+    """Return whether a fit runs, with its sanity check and its validations."""
+    return trainer is not None and trainer.state.fn == "fit" and trainer.state.status == "running"
+
+
+def fit_position(trainer: pl.Trainer) -> tuple[int, int]:
+    """Return the epoch of the last fit, counted from 0, and the number of its batches so far."""
+    between, cut = between_epochs(trainer)
+    epochs: Any = trainer.fit_loop.epoch_progress.current
+    batches: Any = trainer.fit_loop.epoch_loop.batch_progress.current
+    return epochs.processed - cut, 0 if between and not cut else batches.processed
+
+
+def move_batches(trainer: pl.Trainer, number: int) -> None:
+    """Add a number to the counters of the batches of this epoch, whose rest has another number of batches."""
+    batches: Any = trainer.fit_loop.epoch_loop.batch_progress.current
+    for name in ("ready", "started", "processed", "completed"):
+        setattr(batches, name, getattr(batches, name) + number)
+
+
+def describe_progress(trainer: pl.Trainer) -> dict[str, Any]:
+    """Return what a checkpoint needs besides counters: metrics that callbacks read, and whether an epoch's end is pending.
+
+    Args:
+        trainer: the trainer that writes the checkpoint.
+    """
+    loop = trainer.fit_loop.epoch_loop
+    epochs: Any = trainer.fit_loop.epoch_progress.current
+    return {
+        "metrics": {name: value.detach().cpu().clone() for name, value in trainer.callback_metrics.items()},
+        # Lightning steps schedulers that monitor a metric after the epoch-end hooks, where checkpoints are written.
+        "plateau": epochs.completed < epochs.processed and loop._num_ready_batches_reached(),
+    }
+
+
+def continue_training(trainer: pl.Trainer, progress: dict[str, Any]) -> None:
+    """Complete the work that was pending at the checkpoint; call it when training starts again.
+
+    Args:
+        trainer: the trainer of the resumed run, its loops restored.
+        progress: result of :func:`describe_progress`.
+    """
+    fit, loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
+    validations: Any = loop.val_loop.batch_progress.total
+    validations.ready = validations.started = validations.completed  # Lightning has read that one is to come
+    metrics: dict[str, Tensor] = {name: value.to(trainer.strategy.root_device) for name, value in progress["metrics"].items()}
+    trainer.callback_metrics.update(metrics)
+    fit._restarting = False  # otherwise Lightning skips the schedulers that monitor a metric at the end of this epoch
+    if progress["plateau"]:
+        for config in trainer.lr_scheduler_configs:
+            due = config.reduce_on_plateau and config.interval == "epoch" and trainer.current_epoch % config.frequency == 0
+            if due and config.monitor in metrics:
+                loop.scheduler_progress.increment_ready()
+                trainer.lightning_module.lr_scheduler_step(config.scheduler, metrics[config.monitor])
+                loop.scheduler_progress.increment_completed()
+    batch: Any = loop.batch_progress.current
+    if trainer.num_training_batches < float("inf"):
+        loop.batch_progress.is_last_batch &= batch.ready == trainer.num_training_batches
+    if batch.ready == 0:  # with `max_steps`, Lightning assumes that every start is within an epoch
+        loop.restarting = False
+    elif loop.restarting and batch.completed == batch.processed and not _validates(trainer):
+        loop.update_lr_schedulers("step", update_plateau_schedulers=True)
+        loop._batches_that_stepped += not loop._should_accumulate()
+        if loop._num_ready_batches_reached():  # only the epoch's end remains
+
+            def stop(_: Any) -> None:
+                del loop.advance
+                raise StopIteration  # unlike a loop that is done at its start, one that stops is not restarting any more
+
+            loop.advance = stop  # type: ignore[assignment, method-assign]
+
+
+def count_update(trainer: pl.Trainer) -> None:
+    """Count an update that the model made within a step, as Lightning counts its own, and move schedulers that count steps."""
+    loop = trainer.fit_loop.epoch_loop
+    steps = loop.automatic_optimization.optim_progress.optimizer.step
+    steps.increment_ready()
+    steps.increment_completed()
+    loop._batches_that_stepped += 1
+    if trainer.lr_scheduler_configs:
+        loop.update_lr_schedulers("step", update_plateau_schedulers=False)
+
+
+def next_row(trainer: pl.Trainer) -> tuple[dict[str, Any], int] | None:
+    """Return the row of values that Lightning logs next, and its step; call it on all processes."""
+    if not trainer.training:
+        return None
+    loop, connector = trainer.fit_loop.epoch_loop, trainer._logger_connector
+    epochs: Any = trainer.fit_loop.epoch_progress.current
+    batches: Any = loop.batch_progress.current
+    step: int = loop._batches_that_stepped
+    if epochs.completed < epochs.processed:
+        step -= 1
+    elif (
+        not batches.completed < batches.processed == batches.ready
+        or loop._should_accumulate()
+        or not connector.should_update_logs
+    ):
+        return None
+    metrics = {name: value.item() if isinstance(value, Tensor) else value for name, value in connector.metrics["log"].items()}
+    if not metrics:
+        return None
+    step = int(metrics.pop("step", step))
+    return {"epoch": trainer.current_epoch, **metrics}, step
+
+
+def limits_of(trainer: pl.Trainer) -> dict[str, Any]:
+    """Return what may end a training: limits of the trainer, and settings of its callbacks; call it in ``setup``."""
+    limits: dict[str, Any] = {name: getattr(trainer, name) for name in ("max_epochs", "min_epochs", "max_steps", "min_steps")}
+    limits["callbacks"] = [
+        {"callback": type(callback).__name__}
+        | {
+            name.lstrip("_"): getattr(value, "value", value)  # of an enumeration, which no checkpoint may hold
+            for name, value in vars(callback).items()
+            if name not in STATE and isinstance(value, int | float | str | None)
+        }
+        for callback in _stoppers(trainer)
+    ]
+    return limits
+
+
+def why_ended(trainer: pl.Trainer) -> str:
+    """Return what ends a training now, or an empty string if nothing does."""
+    fit = trainer.fit_loop
+    epochs: Any = fit.epoch_progress.current
+    for name, done in (("max_steps", fit.epoch_loop.global_step), ("max_epochs", epochs.processed)):
+        most = getattr(trainer, name)
+        if most is not None and 0 <= most <= done:
+            return f"{name} = {most} was reached"
+    if not trainer.should_stop:
+        return ""
+    for callback in _stoppers(trainer):
+        if isinstance(callback, Timer):
+            if (left := callback.time_remaining()) is not None and left <= 0:
+                return f"max_time = {timedelta(seconds=callback._duration or 0)} was reached"
+        elif callback.stopping_reason is not EarlyStoppingReason.NOT_STOPPED:
+            reason = (callback.stopping_reason_message or callback.stopping_reason.value).removeprefix("Monitored metric ")
+            return f"{type(callback).__name__}: {reason.removesuffix(' Signaling Trainer to stop.').rstrip('.')}"
+    return "a callback or the model set trainer.should_stop"
+
+
+def describe_end(trainer: pl.Trainer, limits: dict[str, Any]) -> dict[str, Any]:
+    """Return whether a training was told to stop, under which limits, and whether only the end of an epoch is to follow.
+
+    Args:
+        trainer: the trainer that writes the checkpoint.
+        limits: result of :func:`limits_of`.
+    """
+    epochs: Any = trainer.fit_loop.epoch_progress.current
+    loop = trainer.fit_loop.epoch_loop
+    ends = (trainer.should_stop and trainer.fit_loop._can_stop_early) or 0 <= loop.max_steps <= loop.global_step
+    return {"stops": trainer.should_stop, "limits": limits, "pending": ends and epochs.processed < epochs.started}
+
+
+def restore_end(trainer: pl.Trainer, end: dict[str, Any], limits: dict[str, Any]) -> None:
+    """Restore that a training was told to stop, unless a limit has changed; call it when the model is restored.
+
+    Args:
+        trainer: the trainer of the resumed run.
+        end: result of :func:`describe_end`.
+        limits: limits of this run.
+    """
+    if end["limits"] != limits:
+        return
+    trainer.should_stop = end["stops"]
+    if end["pending"]:
+
+        def run() -> None:
+            del trainer.fit_loop.run
+            _end_epoch(trainer)
+
+        trainer.fit_loop.run = run  # type: ignore[method-assign]
+
+
+def use_settings(trainer: pl.Trainer, limits: dict[str, Any]) -> None:
+    """Set the patience of this run, after Lightning has restored the checkpoint's; forget why the run had ended.
+
+    Args:
+        trainer: the trainer of the resumed run.
+        limits: limits of this run.
+    """
+    for callback, settings in zip(_stoppers(trainer), limits.get("callbacks", ()), strict=False):
+        if isinstance(callback, EarlyStopping):
+            callback.patience = settings["patience"]
+            if not trainer.should_stop:
+                callback.stopping_reason, callback.stopping_reason_message = EarlyStoppingReason.NOT_STOPPED, None
+
+
+def _stoppers(trainer: pl.Trainer) -> list[EarlyStopping | Timer]:
+    return [callback for callback in trainer.callbacks if isinstance(callback, EarlyStopping | Timer)]  # type: ignore[attr-defined]
+
+
+def _end_epoch(trainer: pl.Trainer) -> None:
+    """Run the fit loop of a training that had ended before the end of its epoch: Lightning's own would do nothing."""
+    fit, loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
+    fit.setup_data()
+    fetcher = fit._data_fetcher
+    assert fetcher is not None
+    fit.reset()
+    fit.on_run_start()
+    fit.on_advance_start()
+    loop.reset()
+    loop.on_run_start(fetcher)
+    if _validates(trainer):
+        loop.advance(fetcher)  # returns at once: validation is next
+        loop.on_advance_end(fetcher)
+    loop.__dict__.pop("advance", None)  # of `continue_training`
+    loop.on_iteration_done()
+    fit.on_advance_end()
+    fit.on_iteration_done()
+    fit.on_run_end()
+
+
+def _validates(trainer: pl.Trainer) -> bool:
+    """Return whether validation is due after the last batch."""
+    fetcher = trainer.fit_loop._data_fetcher
+    return fetcher is not None and trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher)
+
+
+def between_epochs(trainer: pl.Trainer) -> tuple[bool, bool]:
+    """Return whether no epoch has begun since the last one was counted, and whether `max_steps` had cut that one short."""
+    epochs: Any = trainer.fit_loop.epoch_progress.current
+    batches: Any = trainer.fit_loop.epoch_loop.batch_progress
+    between = epochs.started == epochs.processed
+    return between, between and 0 < batches.current.ready < trainer.num_training_batches and not batches.is_last_batch
+
+
+def _equal(counters: Counters, value: int) -> None:
+    counters.update(dict.fromkeys(counters, value))

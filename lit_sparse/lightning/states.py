@@ -1,0 +1,476 @@
+"""States of a training that Lightning's checkpoints lack, so that a run that is continued within an epoch is exact.
+
+Callbacks build parts of a training in hooks, such as a scheduler in place of the model's. Gradients are added up over several
+batches, and so are the values that are logged at the end of an epoch. Parameters are frozen and pruned. Lightning restores
+none of this.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor, nn
+from torch.nn.utils import prune
+from torchmetrics import Metric
+
+from lit_sparse.errors import CheckpointError, ConfigurationError
+from lit_sparse.ground.distributed import gather_objects, rank, world_size
+from lit_sparse.ground.state_checks import (
+    ANY,
+    NUMBER,
+    RATE,
+    SCALAR,
+    DictOf,
+    Kind,
+    ListOf,
+    OneOf,
+    Some,
+    at_most,
+    check_apart,
+    check_state,
+    equal_to,
+    example_of,
+    one_of,
+)
+from lit_sparse.lightning.choice import (
+    ModelCheckpoint,
+    ModelPruning,
+    StochasticWeightAveraging,
+    _call_callback_hooks,
+    _call_lightning_module_hook,
+    move_data_to_device,
+    pl,
+)
+from lit_sparse.lightning.internals import between_epochs
+
+__all__ = ["begin_training", "check_continues", "check_schedulers", "describe_states", "is_tuning", "steps_in", "unmask"]
+
+#: Callbacks of Lightning with which no run continues, why, and what to do.
+REFUSED = {
+    "BatchSizeFinder": ("searches again whenever a run starts", "Give the size that it found: --data.init_args.batch_size N."),
+    "LearningRateFinder": ("searches again whenever a run starts", "The checkpoint holds the rate that it found."),
+    "SpikeDetection": ("cannot restore the mean that it compares losses with", "Start a new run to use it."),
+}
+#: Attribute of a batch normalization that freezing changes.
+STATISTICS = "track_running_stats"
+#: Attributes of a ModelCheckpoint that its own state lacks; the last is a path.
+SAVER = ("_defer_save_until_validation", "_last_global_step_saved", "current_score")
+LAST = "_last_checkpoint_saved"
+#: Attributes of torch's schedulers that are not options.
+PROGRESS = {
+    *("last_epoch", "_step_count", "_last_lr", "_get_lr_called_within_step", "_is_initial"),
+    *("best", "cooldown_counter", "num_bad_epochs", "T_cur", "T_i"),
+}
+#: Counters of schedulers, and the options that they do not exceed; none exceeds the steps, batches and epochs of the run.
+MOST = {"last_epoch": "total_steps", "_step_count": None, "cooldown_counter": "cooldown", "num_bad_epochs": "patience"}
+TENSOR = Kind("a tensor", lambda value: isinstance(value, Tensor))
+#: Example of the states.
+STATES = {
+    "interrupted": False,
+    "flags": DictOf(True),
+    "masks": DictOf(TENSOR),
+    "savers": DictOf({SAVER[0]: True, SAVER[1]: 0, SAVER[2]: OneOf(SCALAR), LAST: ""}),
+    "processes": Kind("a list of dicts, one per process", lambda found: isinstance(found, list) and len(found) > 0),
+}
+#: Attributes of a logged value: how it is logged, and what it is so far.
+META = ("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "add_dataloader_idx", "metric_attribute")
+VALUES = ("value", "cumulated_batch_size", "_forward_cache")
+#: Attribute of DistributedDataParallel: whether the next forward pass takes the statistics of the first process.
+SYNCS = "require_forward_param_sync"
+PARTS = Kind(
+    "a list of tensors that differ in their first size only",
+    lambda found: (
+        isinstance(found, list)
+        and all(isinstance(part, Tensor) for part in found)
+        and len({(part.dtype, part.dim(), part.shape[1:]) for part in found}) <= 1
+    ),
+)
+#: States of torchmetrics with an entry for each example.
+PAIRED = ("preds", "target", "indexes")
+#: Functions that reduce logged values; checkpoints hold their places here.
+REDUCTIONS = (torch.mean, torch.sum, torch.max, torch.min, sum, max, min)
+
+
+def check_continues(trainer: pl.Trainer, checkpoint: dict[str, Any]) -> None:
+    """Check that a run can be continued from a checkpoint, with the callbacks of the trainer.
+
+    Raises:
+        CheckpointError: if the states are damaged, or were stored after an exception, perhaps in the middle of an update.
+        ConfigurationError: if a callback of Lightning cannot be continued.
+    """
+    check_state(repr(str(trainer.ckpt_path)), "states", checkpoint["states"], STATES)
+    if checkpoint["states"]["interrupted"]:
+        raise CheckpointError(
+            f"Expected a checkpoint that was written after a batch but got {str(trainer.ckpt_path)!r}, written after an"
+            " exception, perhaps in the middle of a batch. Continue from checkpoints/last.ckpt, or start a new run from the"
+            " weights: --model.init_args.initial_weights CHECKPOINT"
+        )
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        for name in {kind.__name__ for kind in type(callback).__mro__} & REFUSED.keys():
+            reason, advice = REFUSED[name]
+            raise ConfigurationError(
+                f"Expected callbacks that survive a kill but got {type(callback).__name__}, which {reason}. Leave it out."
+                f" {advice}"
+            )
+
+
+def is_tuning(trainer: pl.Trainer) -> bool:
+    """Return whether Lightning restores a checkpoint that one of its finders wrote before its search."""
+    return re.fullmatch(r"\.(?:lr_find|scale_batch_size)_[0-9a-f-]{36}\.ckpt", Path(str(trainer.ckpt_path)).name) is not None
+
+
+def steps_in(checkpoint: dict[str, Any]) -> int:
+    """Return a number that no counter of a scheduler or callback exceeds: all steps, batches and epochs of a training."""
+    loop = checkpoint["loops"]["fit_loop"]
+    progress = loop["epoch_loop.batch_progress"], loop["epoch_progress"]
+    return int(checkpoint["global_step"] + sum(one["total"]["ready"] for one in progress))
+
+
+def describe_states(trainer: pl.Trainer) -> dict[str, Any]:
+    """Return the states that a checkpoint lacks; call it on all processes.
+
+    Args:
+        trainer: the trainer that writes the checkpoint.
+    """
+    model: Any = trainer.lightning_module
+    before = getattr(model, "_flags_at_start", {})
+    return {
+        "interrupted": trainer.state.status == "interrupted",
+        "flags": {name: flag for name, flag in _flags(model).items() if before.get(name, flag) != flag},
+        "masks": _copied(_masks(model)),
+        "savers": {saver.state_key: _state_of_saver(saver) for saver in _savers(trainer)},
+        "processes": gather_objects(_state_of_process(trainer)),
+    }
+
+
+def begin_training(trainer: pl.Trainer, checkpoint: dict[str, Any] | None) -> None:
+    """Restore the states that Lightning does not restore; call it when training starts, after the callbacks' own hook.
+
+    Args:
+        trainer: the trainer, its loops restored.
+        checkpoint: the checkpoint of a continued run; its ``states`` are the result of :func:`describe_states`.
+    """
+    model: Any = trainer.lightning_module
+    model._flags_at_start = _flags(model)
+    for saver in _savers(trainer):
+        _note_before_writing(saver)
+    if checkpoint is None:
+        return
+    source = repr(str(trainer.ckpt_path))
+    states, tensors = checkpoint["states"], [*model.parameters(), *model.buffers()]
+    values = [tensor.detach().clone() for tensor in tensors]
+    weights = dict(model.named_parameters())
+    for path in states["masks"].keys() & weights.keys():
+        check_state(source, f"states.masks.{path}", states["masks"][path], torch.ones_like(weights[path]))
+    _prune(trainer, states["masks"])
+    _repeat_epoch_start(trainer, checkpoint)
+    for tensor, value in zip(tensors, values, strict=True):
+        tensor.detach().copy_(value)
+    for path in _flags(model).keys() & states["flags"].keys():
+        owner, _, name = path.rpartition(".")
+        part, flag = model.get_submodule(owner), bool(states["flags"][path])
+        if name == STATISTICS:
+            setattr(part, name, flag)
+        else:
+            getattr(part, name).requires_grad_(flag)
+    if len(states["processes"]) == world_size():
+        kept = states["processes"][rank()]
+        check_state(source, f"states.processes.{rank()}", kept, _example_of_process(trainer))
+        check_apart(source, f"states.processes.{rank()}", kept)
+        for name, parts in kept["torchmetrics"].items():
+            sizes = [[one.shape[:1] for one in parts[part]] for part in PAIRED if isinstance(parts.get(part), list)]
+            paired = Kind("lists of as many predictions as targets", lambda found: all(size == found[0] for size in found))
+            check_state(source, f"states.processes.{rank()}.torchmetrics.{name}", sizes, paired)
+        _restore_process(trainer, kept)
+    for saver in _savers(trainer):
+        kept = states["savers"].get(saver.state_key)
+        if kept is not None:
+            place = f"states.savers.{saver.state_key}.{SAVER[1]}"
+            check_state(source, place, kept[SAVER[1]], at_most(checkpoint["global_step"]))
+            vars(saver).update({name: kept[name] for name in SAVER})
+            setattr(saver, LAST, kept[LAST] and str(Path(saver.dirpath, Path(kept[LAST]).name)))
+        _replace_later_files(saver, trainer)
+
+
+def unmask(checkpoint: dict[str, Any]) -> None:
+    """Give pruned weights in a checkpoint the names that they have in a model that is not pruned."""
+    weights = checkpoint.get("state_dict", {})
+    for path in checkpoint.get("states", {}).get("masks", {}):
+        if f"{path}_orig" in weights:
+            weights[path] = weights.pop(f"{path}_orig")
+            del weights[f"{path}_mask"]
+
+
+def _prune(trainer: pl.Trainer, masks: dict[str, Tensor]) -> None:
+    """Prune weights that are not pruned yet; a lottery ticket's share memory with the copies that it goes back to."""
+    model = trainer.lightning_module
+    for path in dict(model.named_parameters()).keys() & masks.keys():
+        owner, _, name = path.rpartition(".")
+        mask = masks[path].to(trainer.strategy.root_device)
+        prune.custom_from_mask(model.get_submodule(owner), name, mask)  # type: ignore[no-untyped-call]
+    for callback in trainer.callbacks if masks else ():  # type: ignore[attr-defined]
+        if isinstance(callback, ModelPruning) and callback._use_lottery_ticket_hypothesis:
+            callback.apply_lottery_ticket_hypothesis()
+
+
+def _repeat_epoch_start(trainer: pl.Trainer, checkpoint: dict[str, Any]) -> None:
+    """Run the hooks of the start of the checkpoint's epoch, then put back what the checkpoint holds besides weights.
+
+    Lightning does not run these hooks again when a run continues within an epoch. Callbacks build parts of a training in them,
+    such as a scheduler in place of the model's, or another number of batches per step.
+    """
+    epochs: Any = trainer.fit_loop.epoch_progress.current
+    if not epochs.started:
+        check_schedulers(trainer, checkpoint)
+        return
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, StochasticWeightAveraging) and callback._scheduler_state is not None:
+            callback._scheduler_state = {}  # checked and restored below
+    results = trainer.fit_loop.epoch_loop._results
+    groups = [[(group, dict(group)) for group in optimizer.param_groups] for optimizer in trainer.optimizers]
+    loggers, completed, logged = trainer.loggers, epochs.completed, set(results)
+    trainer.loggers, epochs.completed = [], epochs.started - 1
+    _call_callback_hooks(trainer, "on_train_epoch_start")
+    _call_lightning_module_hook(trainer, "on_train_epoch_start")
+    trainer.loggers, epochs.completed = loggers, completed
+    for group, options in (pair for pairs in groups for pair in pairs):
+        group.clear()
+        group.update(options)
+    check_schedulers(trainer, checkpoint)
+    for config, state in zip(trainer.lr_scheduler_configs, checkpoint["lr_schedulers"], strict=True):
+        config.scheduler.load_state_dict(copy.deepcopy(state))  # CyclicLR removes an entry
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        changed = type(callback).on_train_epoch_start is not pl.Callback.on_train_epoch_start
+        if changed and callback.state_key in checkpoint["callbacks"]:
+            callback.load_state_dict(copy.deepcopy(checkpoint["callbacks"][callback.state_key]))
+    if between_epochs(trainer)[0]:
+        for name in set(results) - logged:
+            del results[name]
+
+
+def check_schedulers(trainer: pl.Trainer, checkpoint: dict[str, Any]) -> None:
+    """Check that a checkpoint's schedulers are the schedulers of the trainer, with equal options.
+
+    Raises:
+        CheckpointError: naming what differs.
+    """
+    source, stored, most = repr(str(trainer.ckpt_path)), checkpoint["lr_schedulers"], steps_in(checkpoint)
+    check_state(source, "lr_schedulers", stored, [ANY] * len(trainer.lr_scheduler_configs))
+    for number, (config, state) in enumerate(zip(trainer.lr_scheduler_configs, stored, strict=True)):
+        check_state(source, f"lr_schedulers.{number}", state, _example_of_scheduler(config.scheduler, state, most))
+
+
+def _example_of_scheduler(scheduler: Any, state: Any, most: int) -> Any:
+    """Return an example of a scheduler's state; for a class of the user's, its options are what its constructor takes.
+
+    Args:
+        scheduler: the new scheduler.
+        state: the stored state.
+        most: largest number of its steps.
+    """
+    fresh, kind = scheduler.state_dict(), type(scheduler)
+    if kind.__module__.startswith(("torch.optim", "pytorch_lightning", "lightning.")):
+        options = fresh.keys() - PROGRESS
+    else:
+        options = fresh.keys() & signature(kind).parameters.keys() - PROGRESS
+    example = example_of(fresh)
+    example |= {name: equal_to(fresh[name]) for name in options}
+    if "_last_lr" in fresh:
+        example["_last_lr"] = [RATE] * len(fresh["_last_lr"])
+    for name in MOST.keys() & fresh.keys():
+        limit = fresh.get(MOST[name])
+        example[name] = at_most(fresh[name] + most if limit is None else limit, min(0, fresh[name]))
+    kept = state if isinstance(state, dict) else {}
+    if {"T_0", "T_i", "T_mult", "T_cur"} <= fresh.keys():  # each cycle is longer than the one before by a factor
+        lengths = [fresh["T_0"]]
+        while lengths[-1] < lengths[-1] * fresh["T_mult"] <= fresh["T_mult"] * most:
+            lengths.append(lengths[-1] * fresh["T_mult"])
+        example["T_i"] = one_of(f"the lengths {lengths} of the cycles so far", lengths)
+        example["T_cur"] = Kind("a number of steps within the cycle", lambda it: NUMBER.holds(it) and 0 <= it < kept["T_i"])
+    for name in {"scheduler", "_schedulers"} & fresh.keys():  # schedulers within this one
+        inner, found = getattr(scheduler, name), kept.get(name)
+        example[name] = inner
+        if isinstance(inner, list):
+            founds = found if isinstance(found, list) and len(found) == len(inner) else [None] * len(inner)
+            example[name] = [_example_of_scheduler(*pair, most) for pair in zip(inner, founds, strict=True)]
+        elif hasattr(inner, "state_dict"):
+            example[name] = _example_of_scheduler(inner, found, most)
+    return example
+
+
+def _flags(model: nn.Module) -> dict[str, bool]:
+    """Return which parameters are trained, and which batch normalizations keep statistics."""
+    flags = {name: weight.requires_grad for name, weight in model.named_parameters()}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            flags[f"{name}.{STATISTICS}"] = module.track_running_stats
+    return flags
+
+
+def _masks(model: nn.Module) -> dict[str, Tensor]:
+    """Return the masks of pruned weights by the weights' names."""
+    return {
+        f"{name}.{hook._tensor_name}".lstrip("."): getattr(module, f"{hook._tensor_name}_mask")
+        for name, module in model.named_modules()
+        for hook in module._forward_pre_hooks.values()
+        if isinstance(hook, prune.BasePruningMethod)
+    }
+
+
+def _state_of_process(trainer: pl.Trainer) -> dict[str, Any]:
+    """Return what a process holds of an epoch so far: gradients to which more are added, torchmetrics, logged values.
+
+    Between two epochs these are gradients that Lightning uses again while it renews the statistics of averaged weights. Each
+    process has statistics of its own.
+    """
+    model, loop = trainer.lightning_module, trainer.fit_loop.epoch_loop
+    averages = any(isinstance(callback, StochasticWeightAveraging) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+    gradients = averages if between_epochs(trainer)[0] else loop._should_accumulate()
+    logged = [result for result in loop._results.values() if not result.has_reset and result.meta.reduce_fx in REDUCTIONS]
+    return _copied(
+        {
+            "gradients": {
+                name: weight.grad for name, weight in model.named_parameters() if gradients and weight.grad is not None
+            },
+            "syncs": getattr(trainer.model, SYNCS, True),
+            "statistics": {
+                f"{name}.{part}": value
+                for name, module in model.named_modules()
+                if isinstance(module, nn.modules.batchnorm._BatchNorm) and world_size() > 1
+                for part, value in module.named_buffers(recurse=False)
+            },
+            "torchmetrics": {
+                name: {part: getattr(metric, part) for part in (*metric._defaults, "_update_count")}
+                for name, metric in _torchmetrics(model)
+                if metric.update_called
+            },
+            "logged": [
+                {
+                    "meta": {name: getattr(result.meta, name) for name in META},
+                    "sync": {"sync_dist": result.meta.sync.should, "rank_zero_only": result.meta.sync.rank_zero_only},
+                    "reduce_fx": REDUCTIONS.index(result.meta.reduce_fx),
+                    "values": {name: getattr(result, name) for name in VALUES if isinstance(getattr(result, name, 0), Tensor)},
+                }
+                for result in logged
+            ],
+        }
+    )
+
+
+def _example_of_process(trainer: pl.Trainer) -> dict[str, Any]:
+    """Return an example of the result of :func:`_state_of_process`."""
+    model = trainer.lightning_module
+    text, flag = "", True
+    meta: dict[str, Any] = dict.fromkeys(META, flag) | {"fx": text, "name": text, "metric_attribute": None}
+    values = dict.fromkeys(VALUES, SCALAR) | {VALUES[1]: torch.zeros((), dtype=torch.int64)}
+    logged = {
+        "meta": meta,
+        "sync": {"sync_dist": flag, "rank_zero_only": flag},
+        "reduce_fx": Kind("the number of a function", lambda found: type(found) is int and 0 <= found < len(REDUCTIONS)),
+        "values": Some(values),
+    }
+    metrics = [name for name, module in model.named_modules() if isinstance(module, Metric)]
+    of_metric = logged | {
+        "meta": meta | {"metric_attribute": one_of("the metrics of the model", metrics)},
+        "values": Some({name: values[name] for name in VALUES[1:]}),
+    }
+    return {
+        "gradients": Some({name: weight.detach() for name, weight in model.named_parameters()}),
+        "syncs": flag,
+        "statistics": Some(dict(model.named_buffers())),
+        "torchmetrics": Some(
+            {
+                name: {part: _example_of_metric(value) for part, value in metric._defaults.items()} | {"_update_count": 0}
+                for name, metric in _torchmetrics(model)
+            }
+        ),
+        "logged": ListOf(OneOf(logged, of_metric)),
+    }
+
+
+def _example_of_metric(default: Any) -> Any:
+    """Return an example of a state of a torchmetric: a tensor, or tensors that are concatenated."""
+    return default if isinstance(default, Tensor) else PARTS
+
+
+def _restore_process(trainer: pl.Trainer, kept: dict[str, Any]) -> None:
+    """Restore the result of :func:`_state_of_process`, as far as it belongs to the present epoch."""
+    model, results = trainer.lightning_module, trainer.fit_loop.epoch_loop._results
+    kept = move_data_to_device(kept, trainer.strategy.root_device)
+    for name, weight in model.named_parameters():
+        if name in kept["gradients"]:
+            weight.grad = kept["gradients"][name]
+    if hasattr(trainer.model, SYNCS):
+        setattr(trainer.model, SYNCS, bool(kept["syncs"]))
+    for name, buffer in model.named_buffers():
+        if name in kept["statistics"]:
+            buffer.copy_(kept["statistics"][name])
+    if between_epochs(trainer)[0]:
+        return
+    for name, metric in _torchmetrics(model):
+        if name in kept["torchmetrics"]:
+            for part in (*metric._defaults, "_update_count"):
+                setattr(metric, part, kept["torchmetrics"][name][part])
+    for entry in kept["logged"]:
+        meta = {name: entry["meta"][name] for name in META}
+        values = {name: value for name, value in entry["values"].items() if name in VALUES}
+        value = torch.zeros(()) if "value" in values else model.get_submodule(meta["metric_attribute"])
+        options = {**meta, **entry["sync"], "reduce_fx": REDUCTIONS[entry["reduce_fx"]]}
+        results.log(value=value, batch_size=1, sync_dist_fn=trainer.strategy.reduce, **options)
+        vars(results[f"{meta['fx']}.{meta['name']}"]).update(values)
+    trainer._logger_connector._first_loop_iter = True  # as after a batch: the first batch of an epoch resets what was logged
+
+
+def _torchmetrics(model: nn.Module) -> Iterator[tuple[str, Metric]]:
+    """Yield the metrics of training in a model; validation and test begin anew."""
+    for name, module in model.named_modules():
+        if isinstance(module, Metric) and not name.startswith(("val_", "test_")):
+            yield name, module
+
+
+def _savers(trainer: pl.Trainer) -> list[Any]:
+    return [saver for saver in trainer.checkpoint_callbacks if isinstance(saver, ModelCheckpoint)]
+
+
+def _state_of_saver(saver: Any) -> dict[str, Any]:
+    return {name: getattr(saver, name) for name in SAVER} | {LAST: Path(getattr(saver, LAST)).name}
+
+
+def _note_before_writing(saver: Any) -> None:
+    """Let a callback note a file before it writes it, so that the file itself tells that it was written."""
+
+    def noted(trainer: pl.Trainer, path: str) -> None:
+        saver._last_global_step_saved = trainer.global_step
+        setattr(saver, LAST, path)
+        type(saver)._save_checkpoint(saver, trainer, path)
+
+    saver._save_checkpoint = noted
+
+
+def _replace_later_files(saver: Any, trainer: pl.Trainer) -> None:
+    """Let a callback write again the files that it wrote after the checkpoint, not files of other runs."""
+    resumed = Path(str(trainer.ckpt_path)).resolve()
+    times = {path: _time_of(path) for path in resumed.parent.glob("*.ckpt")}
+    exists, later = saver.file_exists, {path: time for path, time in times.items() if time > _time_of(resumed)}
+
+    def exists_before(path: Any, trainer: pl.Trainer) -> bool:
+        found = Path(path).resolve()
+        return exists(path, trainer) and not trainer.strategy.broadcast(later.get(found) == _time_of(found))
+
+    saver.file_exists = exists_before
+
+
+def _time_of(path: Path) -> int:
+    return path.stat().st_mtime_ns if path.is_file() else 0
+
+
+def _copied(found: dict[str, Any]) -> dict[str, Any]:
+    copied: dict[str, Any] = apply_to_collection(found, Tensor, lambda value: value.detach().cpu().clone())
+    return copied

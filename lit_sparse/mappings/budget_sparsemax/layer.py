@@ -1,0 +1,97 @@
+"""Budget sparsemax: the projection onto weights in [0, 1] whose sum has a bound."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from lit_sparse.checks import check_number, check_positive
+from lit_sparse.mappings.base import SparseMapping
+from lit_sparse.mappings.budget_sparsemax.kernel import budget_product, map_budget
+from lit_sparse.mappings.row_function import RowFunction
+
+__all__ = ["BudgetSparsemax", "budget_sparsemax"]
+
+
+class _BudgetSparsemax(RowFunction):
+    """Projection of rows / gamma; labels of the entries are kept from the forward pass."""
+
+    kernel = map_budget
+    product = budget_product
+
+    @staticmethod
+    def product_arguments(*args: Any) -> tuple[Any, ...]:
+        labels, _, gamma = args
+        return labels, gamma
+
+
+def budget_sparsemax(scores: Tensor, k: float, *, gamma: float = 1.0, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+    """Project ``scores / gamma`` onto ``0 <= y <= 1, sum y <= k``.
+
+    ``y = min((x / gamma - tau)_+, 1)`` with tau = 0 if the sum is at most k then, and else the tau at which it is k.
+
+    Args:
+        scores: floating tensor; length d along ``dim``.
+        k: budget, >= 0, not necessarily whole; infinity for none.
+        gamma: strength of the regularizer, > 0.
+        dim: dimension along which to map.
+        mask: boolean, broadcastable to ``scores``; True where an entry is allowed.
+
+    Returns:
+        Tensor of the scores' shape and dtype; exact zeros and ones.
+
+    Raises:
+        ConfigurationError: if ``k`` or ``gamma`` is out of its range, the scores are not floating, or the mask does not fit.
+
+    Source: Blondel (2019), Structured Prediction with Projection Oracles: the budget polytope.
+    """
+    gamma, k = check_positive("gamma", gamma), check_number("k", k, 0.0, math.inf)
+    return _BudgetSparsemax.along(scores, mask, dim, k, gamma=gamma, shift=False)
+
+
+class BudgetSparsemax(SparseMapping):
+    """Budget sparsemax as a layer: weights in [0, 1], of which a row has at most k in all.
+
+    It selects a soft subset: with scores far apart, the k largest of the positive scores get weight 1.
+
+    Args:
+        k: budget, >= 0, not necessarily whole; infinity for none.
+        gamma: strength of the regularizer ``1/2 ||y||^2``, > 0.
+        dim: dimension along which to map.
+
+    Raises:
+        ConfigurationError: if ``k`` or ``gamma`` is out of its range.
+
+    Source: Blondel (2019), Structured Prediction with Projection Oracles.
+
+    Example:
+        >>> import torch
+        >>> BudgetSparsemax(2)(torch.tensor([5.0, 1.0, 0.75, -1.0])).tolist()
+        [1.0, 0.625, 0.375, 0.0]
+    """
+
+    on_simplex = False
+    shift_invariant = False
+
+    def __init__(self, k: float, *, gamma: float = 1.0, dim: int = -1) -> None:
+        super().__init__(gamma=gamma, dim=dim)
+        self.k = check_number("k", k, 0.0, math.inf)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        """Return a budget of whole entries, a fraction, and one that rarely matters."""
+        return [cls(2), cls(0.7, gamma=0.5), cls(50, gamma=2.0)]
+
+    def map(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
+        """See :func:`budget_sparsemax`."""
+        return budget_sparsemax(scores, self.k, gamma=self.gamma, dim=dim, mask=mask)
+
+    def regularizer(self, y: Tensor, dim: int = -1, allowed: Tensor | None = None) -> Tensor:
+        """Return ``1/2 ||y||^2``, inf outside of ``0 <= y <= 1, sum y <= k``."""
+        slack = torch.finfo(y.dtype).eps ** 0.5  # only rounding
+        outside = ((y < -slack) | (y > 1 + slack)).any(dim) | (y.sum(dim) > self.k * (1 + slack))
+        return torch.where(outside, torch.inf, 0.5 * y.square().sum(dim))

@@ -1,0 +1,165 @@
+"""The rows of alpha-entmax for alpha > 2, and of its Jacobian, compiled.
+
+There the derivative of y in its argument is unbounded: float32 would not give its own input's result, so scores are mapped in
+float64, and the smallest entries of the support are computed anew.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from lit_sparse.kernels.cpu.compile import compile_rows, empty
+from lit_sparse.kernels.cpu.rows import SIMD_BLOCK, pad, row_views, top_of, write_invalid
+from lit_sparse.kernels.cpu.vector_math import exponentials, logarithms, workspace
+from lit_sparse.mappings.entmax.backward import gather_support
+from lit_sparse.mappings.entmax.forward import gather_scores, solve, write_normalized
+
+__all__ = ["CEILING_DOUBLE", "CEILING_SINGLE", "map_steep_block", "steep_product_block"]
+
+CEILING_SINGLE, CEILING_DOUBLE = 80.0, 600.0  # logarithms of weights in the Jacobian stay below
+UNSURE, STEEP = 1e-10, 1e-4  # rounding of m = 1 + eps (z - t): its sign is unsure below, its root steep below
+PASSES = 120
+
+
+@compile_rows()
+def sum_from(z: Any, n: Any, eps: Any, last: Any, least: Any) -> Any:
+    """Return the sum and the slope in ``least`` of the y whose smallest, that of the score ``last``, is ``least``."""
+    total, slope, power = 0.0, 0.0, least**eps
+    for j in range(n):
+        if z[j] == last:
+            total += least
+            slope += 1.0
+        elif z[j] > last:
+            y = (power + eps * (z[j] - last)) ** (1.0 / eps)
+            total += y
+            slope += (least / y) ** (eps - 1.0)
+    return total, slope
+
+
+@compile_rows()
+def settle(z: Any, n: Any, eps: Any, t: Any, work: Any) -> None:
+    """Write y anew, for eps > 1, if some of it is close to 0, where it is steep in t.
+
+    Relative to the smallest score of the support, rather than to the largest score, y is known to all digits. A score is in
+    the support if y relative to it would leave something for itself.
+    """
+    unsure, steep, last = 0, False, np.inf
+    for j in range(n):
+        m = 1.0 + eps * (z[j] - t)
+        steep |= abs(m) < STEEP
+        if m > UNSURE:
+            last = min(last, z[j])
+        elif m > -UNSURE:
+            work[1, unsure] = z[j]
+            unsure += 1
+    if not steep:
+        return
+    ranked = np.sort(work[1, :unsure])
+    first, end = 0, unsure  # those from ``end`` are in the support, those before ``first`` are not
+    while first < end:
+        middle = (first + end) // 2
+        if sum_from(z, n, eps, ranked[middle], 0.0)[0] < 1.0:
+            end = middle
+        else:
+            first = middle + 1
+    if end < unsure:
+        last = ranked[end]
+    size = 0
+    for j in range(n):
+        size += z[j] >= last
+    low, high = 0.0, 1.0 / size
+    least = high
+    for _ in range(PASSES):  # Newton's method on a convex sum, from above
+        total, slope = sum_from(z, n, eps, last, least)
+        if total >= 1.0:
+            high = least
+        else:
+            low = least
+        ahead = least - (total - 1.0) / slope
+        if not low < ahead < high:
+            ahead = 0.5 * (low + high)
+        done = abs(ahead - least) <= 1e-15 * high
+        least = ahead
+        if done:
+            break
+    power = least**eps
+    for j in range(n):
+        work[0, j] = 0.0
+        if z[j] == last:
+            work[0, j] = least
+        elif z[j] > last:
+            work[0, j] = (power + eps * (z[j] - last)) ** (1.0 / eps)
+
+
+@compile_rows()
+def map_steep_block(start: Any, stop: Any, out: Any, x: Any, alphas: Any, gamma: Any) -> None:
+    """Map those of the rows ``start .. stop - 1`` whose alpha is above 2."""
+    d = x.shape[1] + SIMD_BLOCK
+    bits, cell, cell_bits = row_views(x)
+    z, places = empty(d, np.float64), empty(d, np.int32)
+    work, work_bits = workspace(z, d)
+    for row in range(start, stop):
+        eps = alphas[row if len(alphas) > 1 else 0] - 1.0
+        if not eps > 1.0 or not top_of(x, bits, row, out, cell, cell_bits):
+            continue
+        if eps == np.inf:
+            write_invalid(x, row, out)
+            continue
+        n = gather_scores(x, row, cell[0], eps, gamma, z, places)
+        padded = pad(z, n)
+        t = solve(z, padded, eps, work, work_bits)
+        settle(z, padded, eps, t, work)
+        write_normalized(row, work, n, padded, places, out)
+
+
+@compile_rows(inline="source")
+def steep_product(
+    v: Any, y: Any, row: Any, power: Any, n: Any, scale: Any, places: Any, u: Any, work: Any, bits: Any, out: Any
+) -> None:
+    """Multiply a row by the Jacobian for a negative power, where weights ``s = y^power`` may be too large for their type.
+
+    With u = v - v_m, m the place of the largest weight, it is ``s u - p sum s u``, p = s / sum s: the largest weight itself
+    is multiplied by zero.
+    """
+    exponent, broken = y.dtype.type(power), y[row, places[0]] != y[row, places[0]] if n > 0 else False
+    most = 0
+    for j in range(n):
+        most = j if work[0, j] < work[0, most] else most
+    origin, ceiling = u[most], y.dtype.type(CEILING_SINGLE if y.itemsize == 4 else CEILING_DOUBLE)
+    logarithms(work, bits, n)
+    top = work[0, most] * exponent
+    for j in range(n):
+        rate = work[0, j] * exponent
+        work[0, j] = rate - top
+        out[row, places[j]] = min(rate, ceiling)
+        u[j] = u[j] - origin
+    exponentials(work, bits, n)
+    mass = 0.0
+    for j in range(n):
+        work[1, j] = work[0, j]
+        mass += work[0, j]
+        work[0, j] = out[row, places[j]]
+    exponentials(work, bits, n)
+    total = 0.0
+    for j in range(n):
+        work[0, j] = work[0, j] * u[j]
+        total += work[0, j]
+    share = y.dtype.type(np.nan if broken else total / mass)
+    for j in range(n):
+        out[row, places[j]] = (work[0, j] - work[1, j] * share) * scale
+
+
+@compile_rows()
+def steep_product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, alphas: Any, gamma: Any) -> None:
+    """Multiply rows of ``v`` by the Jacobian at ``y``, for rows in ``start .. stop - 1`` with alpha above 2."""
+    d = y.shape[1]
+    places, u = empty(d, np.int64), empty(d, y.dtype)
+    work, bits = workspace(y, d)
+    scale = y.dtype.type(1.0 / gamma)
+    for row in range(start, stop):
+        eps = alphas[row if len(alphas) > 1 else 0] - 1.0
+        if eps > 1.0:
+            n = gather_support(v, y, row, places, u, work, out)
+            steep_product(v, y, row, 1.0 - eps, n, scale, places, u, work, bits, out)

@@ -1,0 +1,179 @@
+"""Fusedmax (Niculae & Blondel 2017): sparse attention whose neighbours share one weight."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import Self, override
+
+from lit_sparse.checks import check_number, check_parameter, check_positive, check_shape
+from lit_sparse.kernels.groups import code_of, group_product, group_sums
+from lit_sparse.kernels.simplex import centered
+from lit_sparse.mappings.base import SparseMapping, with_slope
+from lit_sparse.mappings.fusedmax.kernel import map_fused
+from lit_sparse.mappings.row_function import RowFunction
+
+__all__ = ["Fusedmax", "LearnableFusedmax", "fusedmax"]
+
+LARGEST = 1e12
+SOFT = 20.0  # beyond, log(1 + exp(a)) is a
+
+
+class _Fusedmax(RowFunction):
+    """Fusedmax of rows / gamma, differentiable in the scores and in lam; the runs are kept from the forward pass."""
+
+    kernel = map_fused
+    product = group_product
+    has_parameter_gradient = True
+
+    @staticmethod
+    def product_arguments(*args: Any) -> tuple[Any, ...]:
+        labels, _, gamma = args
+        return labels, gamma, False
+
+    @staticmethod
+    def parameter_jvp(y: Tensor, *args: Any) -> Tensor:
+        """Return dy / dlam: each run moves by (s_left - s_right) / n, the signs of the steps at its two ends."""
+        labels = args[0]
+        code = torch.where(labels >= 0, code_of(labels), 0).to(y.dtype)
+        ids = (labels >> 3).clamp_min(0).long()
+        size = group_sums((labels >= 0).to(y.dtype), ids).clamp_min(1)
+        return centered(code / size, y, 1.0)
+
+
+def fusedmax(
+    scores: Tensor, lam: float | Tensor = 0.1, *, gamma: float = 1.0, dim: int = -1, mask: Tensor | None = None
+) -> Tensor:
+    """Return the point of the simplex that maximizes ``<y, x> - gamma (1/2 ||y||^2 + lam sum |y_(i+1) - y_i|)``.
+
+    It is the simplex projection of the total-variation proximal operator of ``x / gamma``, both exact.
+
+    Args:
+        scores: floating tensor; length d along ``dim``, whose order matters.
+        lam: strength of the fusion penalty (lambda in the paper), >= 0; a number, or a tensor that broadcasts to the scores
+            with size 1 along ``dim`` and gets a gradient. A row whose lam is NaN is NaN. So is one whose lam is below 0,
+            where that cannot be read.
+        gamma: strength of the whole regularizer, > 0.
+        dim: dimension along which to map.
+        mask: boolean, broadcastable to ``scores``; True where an entry is allowed. Only neighbours in the original order are
+            fused, never over an entry that is not allowed.
+
+    Returns:
+        Tensor of the scores' shape and dtype; runs of equal weights, and exact zeros.
+
+    Raises:
+        ConfigurationError: if ``lam`` or ``gamma`` is out of its range, the scores are not floating, or the mask or lam does
+            not fit.
+
+    Source: Niculae & Blondel (2017), A Regularized Framework for Sparse and Structured Neural Attention, section 3.2; the
+    signs of the derivative in lam are opposite to those in its proof of Lemma 1.
+    """
+    gamma, lam = check_positive("gamma", gamma), check_parameter("lam", lam, 0.0, LARGEST)
+    return _Fusedmax.along(scores, mask, dim, lam, gamma=gamma)
+
+
+class Fusedmax(SparseMapping):
+    """Fusedmax as a layer: attention to a few contiguous stretches, each with one weight.
+
+    Args:
+        lam: strength of the fusion penalty, >= 0, or a tensor of such values that broadcasts to the scores with size 1 along
+            ``dim``. A ``nn.Parameter`` is learnt; see :class:`LearnableFusedmax` for one that stays positive.
+        gamma: strength of the regularizer ``1/2 ||y||^2 + lam sum |y_(i+1) - y_i|``, > 0.
+        dim: dimension along which to map.
+
+    Raises:
+        ConfigurationError: if ``lam`` or ``gamma`` is out of its range.
+
+    Source: Niculae & Blondel (2017), A Regularized Framework for Sparse and Structured Neural Attention.
+
+    Example:
+        >>> import torch
+        >>> y = Fusedmax(0.5)(torch.tensor([0.0, 1.0, 1.2, 0.9, -1.0]))
+        >>> bool(y[1] == y[2]) and bool(y[2] == y[3]) and bool(y[4] == 0)
+        True
+    """
+
+    ordered = True
+    lam: float | Tensor
+
+    def __init__(self, lam: float | Tensor = 0.1, *, gamma: float = 1.0, dim: int = -1) -> None:
+        super().__init__(gamma=gamma, dim=dim)
+        self.keep_parameter("lam", lam, 0.0, LARGEST)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        """Return weak and strong fusion, none, and a strength to learn."""
+        return [cls(), cls(0.7, gamma=2.0), cls(0.0), cls(nn.Parameter(torch.tensor(0.3)), gamma=0.5)]
+
+    def map(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
+        """See :func:`fusedmax`."""
+        return fusedmax(scores, self.lam, gamma=self.gamma, dim=dim, mask=mask)
+
+    def regularizer(self, y: Tensor, dim: int = -1, allowed: Tensor | None = None) -> Tensor:
+        """Return ``1/2 ||y||^2 + lam sum |y_(i+1) - y_i|``, over neighbours that are both allowed."""
+        steps, lam = _variation(y, dim, allowed), self.lam
+        penalty = lam * steps if not isinstance(lam, Tensor) else (lam * steps.unsqueeze(dim)).squeeze(dim)
+        return 0.5 * y.square().sum(dim) + penalty
+
+    @override
+    def parameter_term(self, y: Tensor, dim: int, allowed: Tensor | None) -> Tensor | None:
+        lam = self.lam
+        if not isinstance(lam, Tensor):
+            return None
+        slope = _variation(y, dim, allowed)
+        return with_slope((lam + torch.zeros_like(slope).unsqueeze(dim)).squeeze(dim), slope)
+
+
+class LearnableFusedmax(Fusedmax):
+    """Fusedmax whose lam is learnt and stays above zero.
+
+    ``lam = log(1 + exp(a))``, one ``a`` for each entry of ``shape``.
+
+    Args:
+        shape: shape of lam; it broadcasts to the scores with size 1 along ``dim``. ``(heads, 1, 1)`` gives each head of an
+            attention layer its own.
+        start: where lam starts, > 0.
+        gamma: strength of the whole regularizer, > 0.
+        dim: dimension along which to map.
+
+    Raises:
+        ConfigurationError: if an argument is out of its range.
+
+    Source: the derivative in lam: Niculae & Blondel (2017), section 3.2, with the signs of :func:`fusedmax`.
+
+    Example:
+        >>> import torch
+        >>> mapping = LearnableFusedmax(start=0.2)
+        >>> mapping(torch.randn(3, 9)).square().sum().backward()
+        >>> mapping.weight.grad.shape
+        torch.Size([])
+    """
+
+    def __init__(self, shape: tuple[int, ...] = (), start: float = 0.1, *, gamma: float = 1.0, dim: int = -1) -> None:
+        SparseMapping.__init__(self, gamma=gamma, dim=dim)
+        self.shape = check_shape("shape", shape)
+        self.start = check_number("start", start, 0.0, LARGEST, open_low=True)
+        raw = self.start if self.start > SOFT else math.log(math.expm1(self.start))
+        self.weight = nn.Parameter(torch.full(self.shape, raw))
+
+    @property
+    def lam(self) -> Tensor:  # type: ignore[override]
+        """The lam of now, of the given shape."""
+        return nn.functional.softplus(self.weight)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        """Return a weak start and a strong one."""
+        return [cls(), cls(start=0.8, gamma=0.5)]
+
+
+def _variation(y: Tensor, dim: int, allowed: Tensor | None) -> Tensor:
+    """Return the sum of the absolute differences of neighbours that are both allowed."""
+    steps = y.diff(dim=dim).abs()
+    if allowed is not None:
+        both = allowed.narrow(dim, 1, y.shape[dim] - 1) & allowed.narrow(dim, 0, y.shape[dim] - 1)
+        steps = torch.where(both, steps, 0.0)
+    return steps.sum(dim)

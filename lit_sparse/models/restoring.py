@@ -1,0 +1,462 @@
+"""Checks that a checkpoint fits a run, state by state, just before Lightning restores each of them.
+
+A state is compared with the state of the new object in its place. Progress is restored; what the config determines is not:
+options of a scheduler must be equal, and options of an optimizer that no scheduler changes are the config's. Whatever else
+fails while a state is restored is one CheckpointError that names it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.ground.state_checks import (
+    AMOUNT,
+    ANY,
+    COUNT,
+    NUMBER,
+    RATE,
+    SCALAR,
+    DictOf,
+    Kind,
+    ListOf,
+    OneOf,
+    Some,
+    at_most,
+    check_apart,
+    check_state,
+    entries,
+    equal_to,
+    example_of,
+    is_plain,
+    one_of,
+    same,
+)
+from lit_sparse.lightning.choice import EarlyStoppingReason, pl, rank_zero_warn
+from lit_sparse.lightning.internals import (
+    continue_training,
+    describe_end,
+    describe_progress,
+    restore_end,
+    settle_counters,
+    skip_sanity_check,
+    use_settings,
+)
+from lit_sparse.lightning.states import begin_training, check_continues, check_schedulers, describe_states, is_tuning, steps_in
+from lit_sparse.runs.checkpoint_files import check_finite, check_removable, check_resumable, restoring_error
+
+__all__ = ["guard_restoring", "prepare_to_continue", "start_training", "store_training"]
+
+State = dict[str, Any]
+#: Options of a group of parameters that schedulers and callbacks change; without a scheduler, only the first five.
+RATES = ("lr", "initial_lr", "swa_lr", "max_lr", "min_lr")
+SCHEDULED = (*RATES, "momentum", "betas", "base_momentum", "max_momentum")
+#: Order of the counters of a progress.
+COUNTERS = ("ready", "started", "processed", "completed")
+SCORE = Kind("a score", lambda value: SCALAR.holds(value) and not bool(value.isnan()))
+MEAN = {"total": torch.zeros(()), "count": torch.zeros((), dtype=torch.int64)}
+REASON = Kind(
+    "a reason to stop", lambda value: type(value) is int and value in {reason.value for reason in EarlyStoppingReason}
+)
+SECONDS = Kind("a time >= 0 in seconds", lambda value: AMOUNT.holds(value) and value < timedelta.max.total_seconds() / 2)
+WHOLE = Kind("an integer >= -1", lambda value: type(value) is int and -1 <= value <= 2**53)
+KEPT = Kind(
+    "values with plain tensors only",
+    lambda value: all(is_plain(one) for _, one in entries("", value) if isinstance(one, Tensor)),
+)
+#: Entries of callbacks' states of which a new callback's own state is no example, by names of Lightning's classes.
+CALLBACKS: dict[str, State] = {
+    "EarlyStopping": {
+        "best_score": SCORE,
+        "stopping_reason": REASON,
+        "stopping_reason_message": OneOf(""),
+    },
+    "ModelCheckpoint": {
+        "best_model_score": OneOf(SCORE),
+        "current_score": OneOf(SCALAR),
+        "dirpath": OneOf(""),
+        "best_k_models": DictOf(SCORE),
+        "kth_value": SCORE,
+    },
+    "Timer": {"time_elapsed": dict.fromkeys(("train", "sanity_check", "validate", "test", "predict"), SECONDS)},
+    "StochasticWeightAveraging": {"scheduler_state": OneOf(DictOf(ANY))},
+    "BaseFinetuning": {"internal_optimizer_metadata": DictOf(ListOf(DictOf(ANY)), int)},
+    "BackboneFinetuning": {"previous_backbone_lr": OneOf(AMOUNT)},
+}
+
+
+@contextmanager
+def restoring(trainer: pl.Trainer, what: str) -> Iterator[None]:
+    """Raise any error of the block as a CheckpointError that names what is restored in it."""
+    try:
+        yield
+    except Exception as error:
+        found = restoring_error(repr(str(trainer.ckpt_path)), error, what)
+        if found is error:
+            raise
+        raise found from error
+
+
+def store_training(trainer: pl.Trainer, checkpoint: State, limits: State) -> None:
+    """Add what continues a training from any step to a checkpoint of Lightning; call it on all processes.
+
+    Args:
+        trainer: the trainer that writes the checkpoint.
+        checkpoint: the checkpoint; its counters change.
+        limits: result of :func:`lit_sparse.lightning.internals.limits_of`.
+    """
+    checkpoint["end"] = describe_end(trainer, limits)
+    settle_counters(trainer, checkpoint["loops"]["fit_loop"])
+    checkpoint["progress"] = describe_progress(trainer)
+    checkpoint["states"] = describe_states(trainer)
+
+
+def prepare_to_continue(trainer: pl.Trainer, checkpoint: State, limits: State) -> None:
+    """Prepare a trainer to continue from a checkpoint of :func:`store_training`; call it when the model is restored.
+
+    Raises:
+        CheckpointError: if the run cannot be continued from it.
+    """
+    check_continues(trainer, checkpoint)
+    skip_sanity_check(trainer)
+    restore_end(trainer, checkpoint["end"], limits)
+
+
+def start_training(trainer: pl.Trainer, checkpoint: State | None, limits: State) -> None:
+    """Begin to train, or continue from a checkpoint; call it when training starts, after the callbacks' own hook.
+
+    Raises:
+        CheckpointError: if the run cannot be continued from it.
+    """
+    with restoring(trainer, "states"):
+        begin_training(trainer, checkpoint)
+        if checkpoint is not None:
+            use_settings(trainer, limits)
+            continue_training(trainer, checkpoint["progress"])
+
+
+def guard_restoring(trainer: pl.Trainer) -> None:
+    """Check each state of a checkpoint before Lightning restores it; call it in ``setup`` of a training."""
+    connector: Any = trainer._checkpoint_connector
+    for name, (what, check) in CHECKS.items():
+        setattr(connector, name, _guarded(trainer, name, what, check))
+
+
+def _guarded(trainer: pl.Trainer, name: str, what: str, check: Callable[[str, pl.Trainer, State], None]) -> Callable[[], None]:
+    connector: Any = trainer._checkpoint_connector
+    restore = getattr(type(connector), name)
+
+    def guarded() -> None:
+        checkpoint = connector._loaded_checkpoint
+        if not checkpoint or trainer.state.fn != "fit" or is_tuning(trainer):
+            restore(connector)
+            return
+        with restoring(trainer, what):
+            check(repr(str(trainer.ckpt_path)), trainer, checkpoint)
+            if name == "restore_lr_schedulers":  # CyclicLR removes an entry, and the states are restored again later
+                connector._loaded_checkpoint = {**checkpoint, "lr_schedulers": copy.deepcopy(checkpoint["lr_schedulers"])}
+            restore(connector)
+            connector._loaded_checkpoint = checkpoint
+
+    return guarded
+
+
+def _check_model(source: str, trainer: pl.Trainer, checkpoint: State) -> None:
+    """Check what needs no part of the run besides the model."""
+    check_resumable(source, checkpoint)
+    if "state_dict" in checkpoint:  # else a strategy that shards models has restored it
+        check_finite(source, checkpoint)
+    model: Any = trainer.lightning_module
+    check_state(source, "train_means", checkpoint.get("train_means"), DictOf(MEAN))
+    limits, theirs = model._limits, checkpoint["end"]["limits"]
+    setting = OneOf("", OneOf(True, OneOf(NUMBER)))
+    check_state(source, "end.limits", theirs, {**dict.fromkeys(limits, OneOf(WHOLE)), "callbacks": ListOf(DictOf(setting))})
+
+
+def _check_callbacks(source: str, trainer: pl.Trainer, checkpoint: State) -> None:
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    stored = checkpoint.get("callbacks")
+    check_state(source, "callbacks", stored, DictOf(DictOf(ANY)))
+    assert stored is not None
+    for callback in callbacks:
+        kinds = [kind.__name__ for kind in type(callback).__mro__ if kind.__module__.startswith(("pytorch_l", "lightning."))]
+        known = {key: value for name in reversed(kinds) for key, value in CALLBACKS.get(name, {}).items()}
+        if hasattr(callback, "state_example"):
+            known |= callback.state_example(trainer.lightning_module)
+        own = type(callback).__module__.startswith(("lit_sparse.", "pytorch_lightning.", "lightning."))
+        if callback.state_key not in stored:
+            continue
+        place, state = f"callbacks.{callback.state_key}", stored[callback.state_key]
+        fresh = callback.state_dict()
+        expected = {**example_of(fresh), **known} if fresh else {}
+        if not own:  # a user's class may store anything
+            expected = {name: known.get(name, ANY) for name in expected}
+        check_state(source, place, state, expected)
+        for name in kinds:
+            if name in RELATIONS:
+                RELATIONS[name](source, place, trainer, callback, state, checkpoint)
+
+
+def _check_stopping(source: str, place: str, trainer: pl.Trainer, callback: Any, state: State, checkpoint: State) -> None:
+    check_state(source, f"{place}.best_score", state["best_score"], _score_from(callback.best_score))
+    check_state(source, f"{place}.wait_count", state["wait_count"], at_most(steps_in(checkpoint)))
+    check_state(source, f"{place}.stopped_epoch", state["stopped_epoch"], at_most(checkpoint["epoch"]))
+
+
+def _score_from(worst: Tensor) -> Kind:
+    """Return the example of scores, of which only the worst one may be infinite: no score exceeds the best one."""
+    return Kind(f"a score, finite or {float(worst)}", lambda it: SCORE.holds(it) and (bool(it.isfinite()) or it == worst))
+
+
+def _check_saver(source: str, place: str, trainer: pl.Trainer, saver: Any, state: State, checkpoint: State) -> None:
+    check_state(source, f"{place}.monitor", state["monitor"], equal_to(saver.monitor))
+    if state["dirpath"] != saver.dirpath:  # then Lightning restores one path alone, and removes no file elsewhere
+        latest = state["best_model_path"]
+        if "://" in latest or "::" in latest or Path(saver.dirpath) in Path(latest).absolute().parents:
+            check_removable(source, {"best_model_path": latest}, saver.dirpath)
+        return
+    check_removable(source, state, saver.dirpath)
+    best, kth = state["best_k_models"], state["kth_best_model_path"]
+    check_state(source, f"{place}.best_k_models", best, DictOf(_score_from(saver.kth_value)))
+    check_state(source, f"{place}.kth_value", state["kth_value"], _score_from(saver.kth_value))
+    full = bool(best) and 0 < saver.save_top_k <= len(best)
+    if kth or full:
+        check_state(source, f"{place}.kth_best_model_path", kth, one_of("`best_k_models`", best))
+        check_state(source, f"{place}.kth_value", state["kth_value"], equal_to(best[kth]))
+    if best:
+        check_state(source, f"{place}.best_model_path", state["best_model_path"], one_of("`best_k_models`", best))
+        check_state(source, f"{place}.best_model_score", state["best_model_score"], equal_to(best[state["best_model_path"]]))
+
+
+def _check_averages(source: str, place: str, trainer: pl.Trainer, callback: Any, state: State, checkpoint: State) -> None:
+    epochs = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["started"]
+    check_state(source, f"{place}.n_averaged", state["n_averaged"], at_most(epochs))
+    check_state(source, f"{place}.latest_update_epoch", state["latest_update_epoch"], at_most(epochs - 1, -1))
+    if state["scheduler_state"] is not None:
+        check_state(source, f"{place}.scheduler_state", [state["scheduler_state"]], equal_to(checkpoint["lr_schedulers"]))
+
+
+def _check_weight_averages(source: str, place: str, trainer: pl.Trainer, _: Any, state: State, checkpoint: State) -> None:
+    for name in ("current_model_state", "averaging_state"):
+        check_state(source, name, checkpoint.get(name), DictOf(ANY))
+    most = checkpoint["global_step"]
+    check_state(source, f"{place}.latest_update_step", state["latest_update_step"], at_most(most))
+
+
+def _check_finetuning(source: str, place: str, trainer: pl.Trainer, _: Any, state: State, checkpoint: State) -> None:
+    names = dict(trainer.lightning_module.named_parameters()).keys()
+    parameter = Kind("the name of a parameter", lambda name: isinstance(name, str) and name in names)
+    for number, groups in state["internal_optimizer_metadata"].items():
+        for at, group in enumerate(groups):
+            params = f"{place}.internal_optimizer_metadata.{number}.{at}.params"
+            check_state(source, params, group.get("params"), ListOf(parameter))
+
+
+RELATIONS: dict[str, Callable[..., None]] = {
+    "EarlyStopping": _check_stopping,
+    "ModelCheckpoint": _check_saver,
+    "StochasticWeightAveraging": _check_averages,
+    "WeightAveraging": _check_weight_averages,
+    "BaseFinetuning": _check_finetuning,
+}
+
+
+def _check_precision(source: str, trainer: pl.Trainer, checkpoint: State) -> None:
+    plugin = trainer.precision_plugin
+    name, fresh = type(plugin).__qualname__, plugin.state_dict()
+    if fresh and name in checkpoint:
+        options = {key: equal_to(value) for key, value in fresh.items() if key.endswith(("_factor", "_interval"))}
+        check_state(source, name, checkpoint[name], {**example_of(fresh), "scale": AMOUNT, **options})
+
+
+def _check_loops(source: str, trainer: pl.Trainer, checkpoint: State) -> None:
+    """Check the counters: each of a form that :mod:`lit_sparse.lightning.internals` writes."""
+    loops: State = checkpoint["loops"]
+    fresh = {f"{name}_loop": getattr(trainer, f"{name}_loop").state_dict() for name in ("fit", "validate", "test", "predict")}
+    expected = example_of(fresh)
+    expected["fit_loop"]["state_dict"] = Some({"combined_loader": ListOf(ANY)})
+    check_state(source, "loops", loops, expected)
+    loop = loops["fit_loop"]
+    epochs, batches = loop["epoch_progress"], loop["epoch_loop.batch_progress"]
+    between = epochs["current"]["started"] == epochs["current"]["processed"]
+    for kind in ("total", "current"):
+        ended, begun = epochs[kind]["processed"], epochs[kind]["processed"] + (not between)
+        place = "loops.fit_loop.epoch_progress"
+        check_state(
+            source, f"{place}.{kind}", epochs[kind], equal_to(dict(zip(COUNTERS, (begun, begun, ended, ended), strict=True)))
+        )
+        count = 0 if between and kind == "current" else batches[kind]["processed"]
+        place = "loops.fit_loop.epoch_loop.batch_progress"
+        check_state(source, f"{place}.{kind}", batches[kind], equal_to(dict.fromkeys(COUNTERS, count)))
+    if between:
+        check_state(source, f"{place}.is_last_batch", batches["is_last_batch"], equal_to(False))
+    if hasattr(trainer.datamodule, "position_example"):  # type: ignore[attr-defined]
+        batch = 0 if between else batches["current"]["processed"]
+        position = trainer.datamodule.position_example(epochs["current"]["processed"], batch)  # type: ignore[attr-defined]
+        example: Any = Some({"combined_loader": ListOf(position)})
+        if not between and type(trainer.datamodule).train_dataloader.__module__.startswith("lit_sparse."):  # type: ignore[attr-defined]
+            example = {"combined_loader": [position]}
+        check_state(source, "loops.fit_loop.state_dict", loop["state_dict"], example)
+    step = "automatic_optimization.optim_progress.optimizer.step"
+    if not trainer.lightning_module.automatic_optimization:
+        step = "manual_optimization.optim_step_progress"
+    steps = (
+        loop[f"epoch_loop.{step}"]
+        if f"epoch_loop.{step}" in loop
+        else loop["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]["step"]
+    )
+    check_state(source, "global_step", checkpoint["global_step"], equal_to(steps["total"]["completed"]))
+    ended = epochs["current"]["processed"]
+    if trainer.max_epochs is not None and -1 != trainer.max_epochs < ended:
+        raise ConfigurationError(
+            f"Expected `max_epochs` to be at least {ended}, the epochs that {source} has behind it, but got"
+            f" {trainer.max_epochs}. Increase it, or start a new run from the weights: --model.init_args.initial_weights"
+            " CHECKPOINT"
+        )
+    if checkpoint["epoch"] not in (ended - 1, ended, ended + 1):  # Lightning counts an epoch between the hooks at its end
+        check_state(source, "epoch", checkpoint["epoch"], equal_to(ended))
+
+
+def _check_optimizers(source: str, trainer: pl.Trainer, checkpoint: State) -> None:
+    """Check the states of optimizers, and replace options that no scheduler changes by the config's."""
+    if type(trainer.strategy).load_optimizer_state_dict is not pl.strategies.Strategy.load_optimizer_state_dict:
+        return  # states of sharded models have other names
+    stored = checkpoint["optimizer_states"]
+    check_state(source, "optimizer_states", stored, [ANY] * len(trainer.optimizers))
+    for number, (optimizer, state) in enumerate(zip(trainer.optimizers, stored, strict=True)):
+        place = f"optimizer_states.{number}"
+        own = optimizer.state_dict()
+        if any(getattr(callback, "_internal_optimizer_metadata", None) for callback in trainer.callbacks):  # type: ignore[attr-defined]
+            for at, group in enumerate(own["param_groups"]):  # a callback has restored them
+                _check_restored_group(
+                    source, f"{place}.param_groups.{at}", group, optimizer.defaults, bool(checkpoint["lr_schedulers"])
+                )
+        check_state(source, place, state, {**dict.fromkeys(own, ANY), "param_groups": [DictOf(ANY)] * len(own["param_groups"])})
+        for at, (group, fresh) in enumerate(zip(state["param_groups"], own["param_groups"], strict=True)):
+            _check_group(source, f"{place}.param_groups.{at}", group, fresh, bool(checkpoint["lr_schedulers"]))
+        steps = Kind("a number of steps", lambda it: _is_step(it, checkpoint["global_step"]))
+        check_state(source, f"{place}.state", state["state"], DictOf(DictOf(ANY), int))
+        expected = _example_of_steps(optimizer, own["param_groups"], steps, state["state"])
+        for key, entry in state["state"].items():
+            check_state(source, f"{place}.state.{key}", key, one_of("the parameters", expected))
+            check_state(source, f"{place}.state.{key}", entry, expected[key])
+        if type(optimizer).step.__module__.startswith("torch.optim"):
+            check_apart(source, f"{place}.state", state["state"])
+        weights = [value for group in optimizer.param_groups for value in group["params"]]
+        fill = [
+            key
+            for key, value in zip(expected, weights, strict=False)
+            if value.requires_grad and isinstance(expected[key], dict)
+        ]
+        absent = [key for key in fill if checkpoint["global_step"] and expected[key] and key not in state["state"]]
+        if absent and not state["state"]:
+            check_state(source, f"{place}.state", None, DictOf(ANY))
+        if absent:  # a weight without gradient has no entry either
+            rank_zero_warn(f"`{place}.state` has no entry {absent[0]} in {source}. The optimizer begins anew with that weight.")
+
+
+def _check_group(source: str, place: str, group: State, fresh: State, scheduled: bool) -> None:
+    added = [name for name in SCHEDULED if name in group and name not in fresh]  # by a scheduler that began later
+    example: State = {**dict.fromkeys((*fresh, *added), ANY), "params": equal_to(fresh["params"])}
+    for name in SCHEDULED if scheduled else RATES:
+        if name in group:
+            its = fresh.get(name, 0.0)
+            example[name] = [RATE] * len(its) if isinstance(its, list | tuple) else RATE
+    check_state(source, place, group, example)
+    for name in fresh.keys() - {"params"}:
+        if name not in (SCHEDULED if scheduled else RATES) and not same(group[name], fresh[name]):
+            rank_zero_warn(f"`{place}.{name}` is {group[name]!r} in {source}. The run continues with {fresh[name]!r}, its own.")
+            group[name] = fresh[name]
+
+
+def _check_restored_group(source: str, place: str, group: State, defaults: State, scheduled: bool) -> None:
+    """Check options that BaseFinetuning has taken from the checkpoint against the options of the optimizer's constructor."""
+    changing = {*(SCHEDULED if scheduled else RATES), "weight_decay"}
+    example = {
+        name: ([RATE] * len(its) if isinstance(its, tuple) else RATE) if name in changing else equal_to(its)
+        for name, its in defaults.items()
+    }
+    check_state(source, place, group, {**dict.fromkeys(group, ANY), **example})
+
+
+def _is_step(value: Any, most: int) -> bool:
+    number = float(value) if isinstance(value, Tensor) and value.numel() == 1 else value
+    return type(number) in (int, float) and 0 <= number <= most and number == int(number)
+
+
+def _example_of_steps(optimizer: torch.optim.Optimizer, groups: list[State], steps: Kind, stored: State) -> dict[int, Any]:
+    """Return examples of what an optimizer keeps of each parameter: what one of torch's keeps after a step of its own.
+
+    Args:
+        optimizer: the new optimizer.
+        groups: groups of the numbers of its parameters.
+        steps: example of a number of steps.
+        stored: what is stored of each parameter.
+    """
+    numbers = [number for group in groups for number in group["params"]]
+    pairs = [(group, value) for group in optimizer.param_groups for value in group["params"]]
+    if not type(optimizer).step.__module__.startswith("torch.optim"):  # a user's class may keep anything
+        return dict.fromkeys(numbers, DictOf(KEPT))
+    if isinstance(optimizer, torch.optim.LBFGS):  # which keeps what it knows of all under the first one
+        return dict.fromkeys(numbers[:1], _example_of_lbfgs(optimizer, stored.get(numbers[0])))
+    kept = [_kept_after_step(optimizer, group, value) for group, value in pairs]
+    return {
+        number: entries and {name: steps if name == "step" else value for name, value in entries.items()}
+        for number, entries in zip(numbers, kept, strict=True)
+    }
+
+
+def _kept_after_step(optimizer: torch.optim.Optimizer, group: State, value: Tensor) -> State:
+    """Return what an optimizer keeps of a parameter after a step without values, or on zeros if it reads them."""
+    shadow = copy.copy(optimizer)
+    shadow.state = type(optimizer.state)(dict)
+    options: State = {name: False for name in ("foreach", "fused", "capturable") if name in group}
+    for device, sparse in (("meta", False), ("cpu", False), ("cpu", True)):
+        without = torch.zeros_like(value, device=device).requires_grad_()
+        without.grad = torch.zeros_like(without).to_sparse() if sparse else torch.zeros_like(without)
+        shadow.param_groups = [{**group, **options, "params": [without]}]
+        with suppress(Exception):  # Adafactor and ASGD read values, SparseAdam needs sparse gradients
+            type(optimizer).step(shadow)
+            return dict(shadow.state.get(without, {}))
+        shadow.state.clear()
+    raise ValueError(f"{type(optimizer).__name__} makes no step on zeros")
+
+
+def _example_of_lbfgs(optimizer: torch.optim.LBFGS, stored: Any) -> State:
+    """Return an example of the state of LBFGS, with as many past directions as are stored."""
+    (group,) = optimizer.param_groups
+    example: State = {"func_evals": COUNT, "n_iter": COUNT}
+    if not isinstance(stored, dict) or (stored.keys() == example.keys() and stored["n_iter"] == 0):
+        return example
+    first = group["params"][0]
+    flat = first.new_empty(sum(value.numel() for value in group["params"]), device="meta")
+    past = min(len(list(stored.get("ro") or ())), group["history_size"])
+    example |= {"d": flat, "prev_flat_grad": flat, "t": RATE, "H_diag": RATE, "prev_loss": OneOf(NUMBER, SCALAR)}
+    example |= {"old_dirs": [flat] * past, "old_stps": [flat] * past, "ro": [SCALAR] * past}
+    return example | ({"al": [OneOf(SCALAR)] * group["history_size"]} if "al" in stored else {})
+
+
+def _check_first_schedulers(source: str, trainer: pl.Trainer, checkpoint: State) -> None:
+    check_state(source, "lr_schedulers", checkpoint["lr_schedulers"], ListOf(DictOf(ANY)))
+    if trainer.lr_scheduler_configs:  # else a callback replaces them when an epoch starts
+        check_schedulers(trainer, checkpoint)
+
+
+#: Methods of Lightning's connector -> name and check of what each restores.
+CHECKS: dict[str, tuple[str, Callable[[str, pl.Trainer, State], None]]] = {
+    "restore_model": ("model", _check_model),
+    "restore_datamodule": ("data module", lambda *_: None),
+    "restore_callbacks": ("callbacks", _check_callbacks),
+    "restore_precision_plugin_state": ("precision", _check_precision),
+    "restore_loops": ("loops", _check_loops),
+    "restore_optimizers": ("optimizer_states", _check_optimizers),
+    "restore_lr_schedulers": ("lr_schedulers", _check_first_schedulers),
+}

@@ -1,0 +1,1 @@
+"""Categorical distributions that share their network: the layer and its rows."""

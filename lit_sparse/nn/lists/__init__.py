@@ -1,0 +1,1 @@
+"""Products with rows that are lists of few positions: their operations and kernels."""

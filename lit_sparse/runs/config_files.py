@@ -1,0 +1,94 @@
+"""Configs by name: a file on disk comes first, then the package's config of that name."""
+
+from __future__ import annotations
+
+import os.path
+from collections.abc import Iterator
+from pathlib import Path
+
+from lit_sparse.errors import ConfigurationError, did_you_mean
+
+__all__ = ["FOLDER", "HERE", "config_names", "find_config", "first_line"]
+
+#: Folder of the package's configs.
+FOLDER = Path(__file__).parents[1] / "configs"
+#: Folder of configs in the current folder.
+HERE = Path("configs")
+
+
+def config_names(kind: str = "") -> list[str]:
+    """Return the names of the package's configs, such as ``ssvae/digits``.
+
+    Args:
+        kind: subfolder, such as ``studies``; names are relative to it.
+    """
+    return sorted(path.relative_to(FOLDER / kind).with_suffix("").as_posix() for path in (FOLDER / kind).rglob("*.yaml"))
+
+
+def first_line(config: Path) -> str:
+    """Return the first line of a config, without the sign of a comment."""
+    with config.open(encoding="utf-8") as file:
+        return file.readline().lstrip("# ").rstrip()
+
+
+def find_config(name: str | Path, *, folder: Path | None = Path(), kind: str = "") -> Path:
+    """Return the file of a config: a file on disk, or else the package's.
+
+    The names ``ssvae/digits``, ``ssvae/digits.yaml`` and ``configs/ssvae/digits.yaml`` are equal.
+
+    Args:
+        name: path of a file, or name of a config.
+        folder: folder that the path is relative to; None to find only the package's configs.
+        kind: subfolder of the configs that names are relative to, such as ``studies``.
+
+    Raises:
+        ConfigurationError: if there is no such config.
+
+    Example:
+        >>> find_config("ssvae/digits").name
+        'digits.yaml'
+        >>> find_config("ssvae/digit")
+        Traceback (most recent call last):
+            ...
+        lit_sparse.errors.ConfigurationError: Expected a file or the name of a config but got 'ssvae/digit'. Did you mean \
+'ssvae/digits'? `lit-sparse configs` lists the names.
+    """
+    for path in _candidates(Path(name), folder, kind):
+        if _exists(path) and not path.is_dir():  # a pipe is read, too
+            return path
+    raise ConfigurationError(_refusal(Path(name), folder, kind))
+
+
+def _candidates(name: Path, folder: Path | None, kind: str) -> Iterator[Path]:
+    """Yield the paths that a name may stand for; those in a folder of configs never lead out of it."""
+    if folder is not None:
+        yield from (folder / name, folder / f"{name}.yaml")
+    for place in (FOLDER,) if folder is None else (HERE, FOLDER):
+        for inside in (kind, "") if kind else ("",):
+            for spelled in (_short(name), f"{_short(name)}.yaml"):
+                path = Path(os.path.normpath(Path(inside) / spelled))
+                if not path.is_absolute() and ".." not in path.parts:
+                    yield place / path
+
+
+def _short(name: Path) -> str:
+    """Return a name without the folder of configs."""
+    return str(name.relative_to(HERE) if name.is_relative_to(HERE) else name)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # too long
+        return False
+
+
+def _refusal(name: Path, folder: Path | None, kind: str) -> str:
+    """Return the message for an unknown name, with a near file or config."""
+    names = config_names(kind)
+    parent = None if folder is None else (folder / name).parent
+    files = [path.name for path in parent.glob("*.yaml")] if parent is not None and _exists(parent) else []
+    near = did_you_mean(name.name, files) or did_you_mean(_short(name).removesuffix(".yaml"), names)
+    listed = f" Choose from: {', '.join(names)}." if kind else " `lit-sparse configs` lists the names."
+    expected = f"{'' if folder is None else 'a file or '}the name of a {'study' if kind else 'config'}"
+    return f"Expected {expected} but got {str(name)!r}.{near}{listed}"

@@ -1,0 +1,209 @@
+"""Run folders: their location and numbers, the run that a command continues, its files and the changes of its options."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+from argparse import Namespace
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from lit_sparse.errors import CheckpointError, ConfigurationError
+from lit_sparse.ground.files import not_plain
+
+__all__ = [
+    "CHECKPOINTS",
+    "NUMBER",
+    "claim_folder",
+    "differences",
+    "discard_if_unused",
+    "experiment_folder",
+    "experiment_name",
+    "find_checkpoint",
+    "inside",
+    "next_command",
+    "run_of",
+]
+
+CHECKPOINTS = "checkpoints"
+#: Environment variable with the folder that the first process claimed, for the processes of the other ranks.
+FOLDER_VARIABLE = "LIT_SPARSE_RUN_FOLDER"
+#: Number in the name of a folder or file, in one spelling.
+NUMBER = re.compile(r"0|[1-9][0-9]*")
+
+
+def experiment_name(config: str | None, model: str) -> str:
+    """Name an experiment after its config (``configs/ssvae/digits.yaml`` -> ``ssvae/digits``), or after its model."""
+    if config is None:
+        return model.rsplit(".", 1)[-1]
+    path = Path(config).with_suffix("")
+    parts = path.parts
+    if "configs" in parts:
+        return "/".join(parts[len(parts) - parts[::-1].index("configs") :])
+    return path.name
+
+
+def experiment_folder(output_dir: str, name: str) -> Path:
+    """Return the folder of all runs of an experiment.
+
+    Raises:
+        ConfigurationError: if the folder is outside the output folder.
+    """
+    parts = Path(name).parts
+    if not parts or Path(name).is_absolute() or ".." in parts or "\0" in name:
+        raise ConfigurationError(
+            f"Expected an experiment folder within --output_dir, such as ssvae/digits, but got {name!r}."
+            " Give another --name, or another --output_dir."
+        )
+    return Path(output_dir) / name
+
+
+def numbered(folder: Path) -> list[Path]:
+    """Return the numbered subfolders in order, the newest last; ``00`` and links, which lead elsewhere, are none of them."""
+    if not folder.is_dir():
+        return []
+    return sorted(
+        (path for path in folder.iterdir() if NUMBER.fullmatch(path.name) and path.is_dir() and not path.is_symlink()),
+        key=lambda path: int(path.name),
+    )
+
+
+def claim_folder(parent: Path, command: str = "", *, first_process: bool) -> Path:
+    """Make the next numbered folder on the first process; return the same folder on the others.
+
+    Args:
+        parent: folder of all runs of an experiment, or a run folder.
+        command: name of the folder in it for a command other than ``fit``.
+        first_process: whether this is rank 0.
+
+    Raises:
+        ConfigurationError: if the folder cannot be made, or a link with the name of the command leads elsewhere.
+    """
+    parent = parent / command
+    if command and parent.is_symlink():
+        raise not_plain(parent, "folder")
+    if not first_process and FOLDER_VARIABLE in os.environ:
+        return Path(os.environ[FOLDER_VARIABLE])
+    number = int(numbered(parent)[-1].name) + 1 if numbered(parent) else 0
+    while True:
+        folder = parent / str(number)
+        if not first_process:
+            return folder  # a cluster scheduler started this process: only the first process writes
+        try:
+            folder.mkdir(parents=True, exist_ok=False)
+        except FileExistsError:
+            number += 1
+            continue
+        except OSError as error:
+            raise ConfigurationError(
+                f"Expected to make the run folder {str(folder)!r} but got: {error}. Choose another --output_dir."
+            ) from error
+        os.environ[FOLDER_VARIABLE] = str(folder)
+        return folder
+
+
+def discard_if_unused(folder: Path) -> None:
+    """Remove a run folder that holds only files from before the first step: the config and empty logs."""
+    files = [path.name for path in folder.rglob("*") if not path.is_dir()]
+    early = ("config.yaml", "hparams.yaml", "status.json")
+    if folder.is_dir() and all(name in early or name.startswith("events.out.") for name in files):
+        shutil.rmtree(folder)
+
+
+def find_checkpoint(
+    wanted: str, parent: Path, config: str | None = None, note: Callable[[str], None] = lambda text: None
+) -> Path:
+    """Return the checkpoint file for ``--ckpt_path``.
+
+    Args:
+        wanted: a path; or ``"last"`` or ``"best"`` for a checkpoint of the newest run that has it, or of the run that
+            ``config`` belongs to.
+        parent: folder of all runs of the experiment.
+        config: path of the config of the command.
+        note: is called with a text if that run has no such checkpoint, so another run's is returned.
+
+    Raises:
+        CheckpointError: if there is no such file.
+    """
+    if wanted in ("last", "best"):
+        own = run_of(Path(config).parent / CHECKPOINTS / f"{wanted}.ckpt") if config is not None else None
+        runs = [*([own] if own else []), *reversed(numbered(parent))]
+        for run in runs:
+            path = run / CHECKPOINTS / f"{wanted}.ckpt"
+            if path.is_file():
+                if run != runs[0]:
+                    which = "the run of the config" if own else "the newest run"
+                    note(f"{which}, {runs[0]}, has no {wanted} checkpoint; the older run {run} is used")
+                return inside(path, run)
+        other = "last" if wanted == "best" else "best"
+        for run in runs:
+            if (path := run / CHECKPOINTS / f"{other}.ckpt").is_file():
+                raise CheckpointError(
+                    f"--ckpt_path {wanted}: no run in {str(parent)!r} holds a {wanted} checkpoint, but {str(path)!r} exists."
+                    f" Give --ckpt_path {other}."
+                )
+        raise CheckpointError(
+            f"--ckpt_path {wanted}: no run in {str(parent)!r} holds a {wanted} checkpoint. Start a run by `fit` without"
+            " --ckpt_path, or give the folder of the run by --output_dir and --name."
+        )
+    path = Path(wanted)
+    try:
+        exists = path.is_file()
+    except OSError:  # too long
+        exists = False
+    if not exists:
+        raise CheckpointError(
+            f"--ckpt_path {wanted}: there is no such file. Give the path of a checkpoint, or `last` or `best` for a checkpoint"
+            " of the newest run."
+        )
+    return path
+
+
+def run_of(checkpoint: Path) -> Path | None:
+    """Return the run folder of a checkpoint, or None if it is elsewhere."""
+    run = checkpoint.parent.parent
+    return run if checkpoint.parent.name == CHECKPOINTS and (run / "config.yaml").is_file() else None
+
+
+def next_command(run: Path, command: str, names: Iterable[str]) -> str:
+    """Return a line with the command that continues or uses a run, or an empty string if the run has no checkpoint.
+
+    Args:
+        run: the run folder.
+        command: ``"fit"`` to continue, or another command.
+        names: names of checkpoints; the first that exists is used.
+    """
+    checkpoints = [path for name in names if (path := run / CHECKPOINTS / f"{name}.ckpt").is_file()]
+    if not checkpoints:
+        return ""
+    config, checkpoint = shlex.quote(str(run / "config.yaml")), shlex.quote(str(checkpoints[0]))
+    return f"{'continue' if command == 'fit' else command} it with: lit-sparse {command} -c {config} --ckpt_path {checkpoint}"
+
+
+def differences(old: Any, new: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:
+    """List the keys whose values differ between two configs, with both values; None stands for an absent key."""
+    old, new = (vars(value) if isinstance(value, Namespace) else value for value in (old, new))
+    if isinstance(old, dict) and isinstance(new, dict):
+        changes = []
+        for key in dict.fromkeys([*old, *new]):
+            changes += differences(old.get(key), new.get(key), f"{prefix}.{key}" if prefix else str(key))
+        return changes
+    if isinstance(old, list | tuple) and isinstance(new, list | tuple):
+        old, new = list(old), list(new)
+    return [] if old == new else [(prefix, old, new)]
+
+
+def inside(path: Path, folder: Path) -> Path:
+    """Return a path in a folder, unless a link leads out of the folder.
+
+    Raises:
+        CheckpointError: naming the link.
+    """
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise CheckpointError(
+            f"Expected {str(path)!r} to be in its run folder but it is a link out of it. Copy the file there."
+        )
+    return path

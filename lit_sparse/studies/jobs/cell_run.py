@@ -1,0 +1,357 @@
+"""A run of a study: a cell with a seed that is trained, tested and stored, or called."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import reprlib
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.ground.files import replaced
+from lit_sparse.ground.stored import read_json
+from lit_sparse.runs.folders import CHECKPOINTS, numbered
+from lit_sparse.runs.status import logged
+from lit_sparse.studies.jobs.cluster import forget_job
+from lit_sparse.studies.jobs.logged import summarized
+from lit_sparse.studies.jobs.processes import JobFailedError, call
+from lit_sparse.studies.jobs.rows import provenance
+from lit_sparse.studies.jobs.workspace import Workspace
+from lit_sparse.studies.plan.study import Cell, Change, changes, digest
+
+__all__ = ["RunOf"]
+
+
+@dataclass(frozen=True)
+class RunOf:
+    """A cell of a study with a seed. Its configs are read once, when its settings are asked for.
+
+    Attributes:
+        workspace: the study with its schedule and folders.
+        name: name of the cell.
+        seed: the seed.
+    """
+
+    workspace: Workspace
+    name: str
+    seed: int
+
+    @property
+    def place(self) -> str:
+        """The run in messages, and its path in the study's folder."""
+        return f"{self.name}/seed_{self.seed}"
+
+    @property
+    def log(self) -> Path:
+        """File with the output of its commands."""
+        return self.workspace.folder / f"{self.place}.log"
+
+    @property
+    def folder(self) -> Path:
+        """Its run folder."""
+        return self.workspace.folder / self.place / "0"
+
+    @property
+    def cell(self) -> Cell:
+        """Its cell."""
+        return self.workspace.study.cells[self.name]
+
+    @cached_property
+    def change(self) -> Change:
+        """What the study, the cell and the schedule change."""
+        return self.workspace.study.change_of(self.name, self.workspace.schedule)
+
+    @cached_property
+    def settings(self) -> Any:
+        """What decides its numbers, as JSON has it."""
+        workspace = self.workspace
+        return json.loads(json.dumps(workspace.study.settings(self.name, workspace.schedule, workspace.extra), default=str))
+
+    @property
+    def begun(self) -> Any:
+        """The settings that it was begun with, or None."""
+        return read_json(self._begun, self.workspace.output)
+
+    @property
+    def _begun(self) -> Path:
+        return self.workspace.folder / f"{self.place}.json"
+
+    def checkpoint(self, which: str = "last") -> Path:
+        """Return a checkpoint."""
+        return self.folder / CHECKPOINTS / f"{which}.ckpt"
+
+    def continued(self) -> list[str]:
+        """Return the options that continue a killed training, none if it begins anew."""
+        return ["--ckpt_path", "last"] if self.checkpoint().is_file() else []
+
+    def logged(self, folder: Path | None = None) -> list[dict[str, float]]:
+        """Return what its training logged, or a test in a folder of its own."""
+        return logged(folder or self.folder)
+
+    @property
+    def trained(self) -> bool:
+        """Whether it was trained to its end."""
+        return self.checkpoint().is_file() and (self.folder / "finished").is_file()
+
+    @property
+    def usable(self) -> bool:
+        """Whether it was trained to its end with the settings of now."""
+        return self.trained and self.begun in (None, self.settings)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all its rows are stored, or it is trained and hidden."""
+        return self.trained if self.cell.hidden else not self.missing()
+
+    def missing(self) -> list[dict[str, Any]]:
+        """Return the points of the cell's grid that have no row."""
+        rows = self.workspace.rows.read()
+        stored = [row for row in rows if row["cell"] == self.name and row["seed"] == str(self.seed)]
+        return [
+            point
+            for point in self.cell.points
+            if not any(all(row.get(k) == str(v) for k, v in point.items()) for row in stored)
+        ]
+
+    def sources(self) -> list[RunOf]:
+        """Return the runs whose checkpoints it needs."""
+        return [replace(self, name=other) for other in dict.fromkeys(self.cell.checkpoints.values())]
+
+    def begin(self) -> None:
+        """Store the settings that it begins with.
+
+        Raises:
+            JobFailedError: if it was begun with others.
+        """
+        begun = self.begun
+        if begun is not None and begun != self.settings and (self.trained or self.checkpoint().is_file()):
+            raise JobFailedError(
+                f"{self.folder.parent} was begun with other settings: {'; '.join(changes(begun, self.settings))}."
+                f" Choose another --output, or remove it with {self._begun}."
+            )
+        if begun != self.settings:
+            with replaced(self._begun, "w") as file:
+                json.dump(self.settings, file)
+
+    def run(self, threads: int, held: Sequence[int]) -> None:
+        """Train and test it, or call its function, as far as this is not done."""
+        if self.cell.function is not None:
+            self._call(threads, held)
+            return
+        finished = self.finished
+        self.train(threads, held)
+        if not finished and not self.cell.hidden:
+            self._store(threads, held)
+
+    def train(self, threads: int, held: Sequence[int], stops: Callable[[], bool] | None = None) -> None:
+        """Train it to its end, from its last checkpoint if there is one, or until ``stops`` returns True.
+
+        Raises:
+            JobFailedError: if it fails.
+        """
+        folder = self.folder
+        forget_job(self.log)
+        if (folder / "finished").is_file():
+            return
+        continued = self.continued()
+        if folder.is_dir() and not continued:  # killed before there was anything to continue
+            names = (folder.parent / f"killed_{number}" for number in itertools.count())
+            folder.rename(next(path for path in names if not os.path.lexists(path)))
+        self._run_command([*self.command("fit"), *continued], threads, held, stops)
+        self._check_end()
+        with replaced(folder / "finished", "w"):
+            pass
+
+    def _check_end(self) -> None:
+        """Check that a training left its last checkpoint.
+
+        Raises:
+            JobFailedError: if it did not.
+        """
+        if not self.checkpoint().is_file():
+            raise JobFailedError(f"{self.folder} has no last checkpoint at its end; see {self.log}")
+
+    def command(self, command: str) -> list[str]:
+        """Return a command with the config and options of the cell: the study's, not those that a run folder holds."""
+        program = [sys.executable, "-m", "lit_sparse"]
+        return [*program, command, *self._options(), "--output_dir", str(self.workspace.folder), "--name", self.place]
+
+    def printing(self) -> list[str]:
+        """Return the command that prints its config."""
+        return [*self.command("fit"), "--print_config"]
+
+    def _options(self) -> list[str]:
+        study, change = self.workspace.study, self.change
+        options = {option: self.filled(value) for option, value in change.options.items()}
+        options |= {
+            option: str(replace(self, name=other).checkpoint().resolve()) for option, other in self.cell.checkpoints.items()
+        }
+        options |= dict.fromkeys(study.seed_options, str(self.seed))
+        words = [word for path in (change.config, *change.overlays) if path is not None for word in ("-c", path)]
+        words += [word for option, value in options.items() for word in (f"--{option}", value)]
+        return [*words, "--trainer.enable_progress_bar", "false", *self.workspace.extra]
+
+    def filled(self, value: Any) -> str:
+        """Return an option's value as a word of a command, with the paths of inputs.
+
+        Raises:
+            ConfigurationError: if an input is missing.
+        """
+        text = value if isinstance(value, str) else json.dumps(value)
+        inputs = self.workspace.inputs
+        for name in re.findall(r"\{(\w+)\}", text):
+            if name in self.workspace.study.inputs and name not in inputs:
+                raise ConfigurationError(f"Give --input {name}=PATH: {self.workspace.study.inputs[name]}.")
+            text = text.replace(f"{{{name}}}", inputs.get(name, f"{{{name}}}"))
+        return text
+
+    def check_options(self) -> None:
+        """Refuse options that cannot be given to it.
+
+        Raises:
+            ConfigurationError: if an input is missing, or a function would get options of a training.
+        """
+        study = self.workspace.study
+        tested = [value for options in study.tests.values() for value in options.values()]
+        for value in (*self.change.options.values(), *self.change.arguments.values(), *tested):
+            self.filled(value)
+        if self.workspace.extra and self.cell.function is not None:
+            raise ConfigurationError(
+                f"Options after -- are for trainings, but cell {self.name!r} of {study.path} calls a function. Change its"
+                " `arguments` in a copy of the study file."
+            )
+
+    def _store(self, threads: int, held: Sequence[int]) -> None:
+        """Test what is trained, and store its numbers and curves."""
+        workspace, study = self.workspace, self.workspace.study
+        key = {"cell": self.name, "seed": self.seed}
+        numbers: dict[str, Any] = {}
+        for test, options in study.tests.items():
+            words = [word for option, value in options.items() for word in (f"--{option}", self.filled(value))]
+            words += ["--ckpt_path", str(self.checkpoint(study.checkpoint))]
+            self._run_command([*self.command("test"), *words], threads, held)
+            found = self.logged([self.folder / "test", *numbered(self.folder / "test")][-1])
+            numbers |= {name if test == "test" else f"{test}/{name}": line[name] for line in found for name in line}
+        numbers = {name: value for name, value in numbers.items() if self.measures(name)}
+        if study.scores:
+            self._call(threads, held)
+            numbers |= self.read_scores()
+        lines = self.logged()
+        for column in study.columns.values():
+            if column.value not in numbers and (value := summarized(lines, column.value)) is not None:
+                numbers[column.value] = value
+        panels = [panel for figure in study.figures for panel in figure.panels if study.over_training(panel)]
+        shown = {name for panel in panels for name in (panel.value, panel.cumulative, *panel.band_keys)}
+        axis = "step" if any(panel.x == "step" for panel in panels) else "epoch"
+        points: dict[float, dict[str, Any]] = {}
+        for line in lines:
+            kept = {name: line[name] for name in sorted(shown) if name in line}
+            if kept and axis in line:
+                epoch = int(line.get("epoch", 0)) + 1
+                at = {"epoch": epoch, axis: epoch if axis == "epoch" else int(line[axis])}
+                points.setdefault(at[axis], key | at).update(kept)
+        workspace.curves.append(list(points.values()), ["cell", "seed"], replace=True)
+        lists = {name: numbers.pop(name) for name in list(numbers) if isinstance(numbers[name], list)}
+        texts = {name: " ".join(format(value, ".6g") for value in values) for name, values in lists.items()}
+        workspace.samples.append(
+            [{**key, "name": name, "values": text} for name, text in texts.items()], ["cell", "seed"], replace=True
+        )
+        labels = {name: str(value) for name, value in self.cell.labels.items()}
+        self._append([{**key, **labels, **numbers}], summarized(lines, "train/seconds"))
+
+    @staticmethod
+    def measures(name: str) -> bool:
+        """Return whether a number that a test logged belongs to the row."""
+        return "test/" in name
+
+    def _append(self, rows: Sequence[Mapping[str, Any]], seconds: float | None) -> None:
+        made = provenance(digest(self.begun or self.settings), seconds)  # a config may have changed since
+        study = self.workspace.study
+        keys = study.row_keys
+        if len({tuple(str(row.get(key)) for key in keys) for row in rows}) < len(rows):
+            raise ConfigurationError(
+                f"Expected {self.cell.function} to return rows that differ in {', '.join(keys)} but got two with the same."
+                f" Name what tells them apart in `series` of {study.path}."
+            )
+        self.workspace.rows.append([{**row, **made} for row in rows], keys)
+
+    def _call(self, threads: int, held: Sequence[int]) -> None:
+        """Call :meth:`call_functions` in a process of its own."""
+        workspace = self.workspace
+        job = {
+            "study": str(workspace.study.path.absolute()),
+            "schedule": workspace.schedule,
+            "output": str(workspace.output),
+            "results": str(workspace.results),
+            "inputs": workspace.inputs,
+            "extra": workspace.extra,
+        }
+        command = [sys.executable, "-m", "lit_sparse.studies.jobs.engine", json.dumps(job), self.name, str(self.seed)]
+        self._run_command(command, threads, held)
+
+    def _run_command(
+        self, command: Sequence[str], threads: int, held: Sequence[int], stops: Callable[[], bool] | None = None
+    ) -> None:
+        cluster = self.workspace.cluster
+        call(command, self.log, threads, held, stops, None if cluster is None else cluster.start)
+
+    @property
+    def _scores(self) -> Path:
+        return self.folder / "scores.json"
+
+    def read_scores(self) -> dict[str, Any]:
+        """Return the numbers that :meth:`call_functions` stored.
+
+        Raises:
+            ConfigurationError: if the file has no such numbers.
+        """
+        scores = self.workspace.study.scores
+        found = read_json(self._scores, self.workspace.output) or {}
+        for key, value in found.items():
+            values = value if isinstance(value, list) else [value]
+            if key.split("/")[0] not in scores or not {*map(type, values)} <= {int, float}:
+                raise ConfigurationError(
+                    f"Expected numbers of the scores {', '.join(scores)} in {str(self._scores)!r} but got {key!r}:"
+                    f" {reprlib.repr(value)}. Remove the file with its run, or let the functions return numbers."
+                )
+        return found
+
+    def call_functions(self) -> None:
+        """Call the function of the cell at each point of its grid that has no row, and store what it returns; or its scores."""
+        if self.cell.function is None:
+            checkpoint = self.checkpoint(self.workspace.study.checkpoint)
+            found = {score: _function(path)(checkpoint) for score, path in self.workspace.study.scores.items()}
+            numbers = {f"{score}/{key}": value for score, values in found.items() for key, value in values.items()}
+            with replaced(self._scores, "w") as file:
+                json.dump(numbers, file)
+            return
+        function = _function(self.cell.function)
+        given = self.change.arguments
+        filled = {key: self.filled(value) if isinstance(value, str) else value for key, value in given.items()}
+        for point in self.missing():
+            began = time.monotonic()
+            found = function(seed=self.seed, **filled, **point)
+            several = [found] if isinstance(found, Mapping) else list(found)
+            if not several:
+                raise ConfigurationError(f"{self.cell.function} returned no numbers for {point}.")
+            labels = {key: str(value) for key, value in (self.cell.labels | point).items()}
+            keys = {"cell": self.name, "seed": self.seed} | labels
+            self._append([keys | numbers | keys for numbers in several], time.monotonic() - began)
+
+
+def _function(path: str) -> Callable[..., Any]:
+    module, _, name = path.rpartition(".")
+    try:
+        function: Callable[..., Any] = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigurationError(f"Expected `function` to be the path of a function but got {path!r}: {error}") from error
+    return function

@@ -1,0 +1,148 @@
+"""The runs of a study: each cell once with each seed, continued where it was killed."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from lit_sparse.runs.status import check_plain
+from lit_sparse.studies.jobs.cell_run import RunOf
+from lit_sparse.studies.jobs.processes import locked, naming_failure, run_all, say, try_lock
+from lit_sparse.studies.jobs.program import ProgramRun
+from lit_sparse.studies.jobs.workspace import Workspace
+from lit_sparse.studies.plan.load import check_names, load_study
+from lit_sparse.studies.plan.study import changes, digest, written
+
+__all__ = ["Runner"]
+
+
+@dataclass
+class Runner(Workspace):
+    """Runs what is not finished of a study.
+
+    Args:
+        jobs: number of cells at a time.
+    """
+
+    jobs: int = 1
+
+    def of(self, name: str, seed: int) -> RunOf:
+        """Return the run of a cell with a seed."""
+        return (ProgramRun if self.study.program else RunOf)(self, name, seed)
+
+    def run(self, cells: Sequence[str] | None = None, seeds: Sequence[int] | None = None) -> list[str]:
+        """Run what is not finished; return the messages of what failed.
+
+        Args:
+            cells: names of cells; by default all. The name of a cell with a grid stands for all points.
+            seeds: seeds in place of those of the study.
+        """
+        known = dict.fromkeys(part for name in self.study.cells for part in (written(name), name))
+        check_names(cells or (), known, f"--cells of {self.study.path}")
+        chosen = self.study.schedules[self.schedule].cells if self.schedule in self.study.schedules else []
+        visible = [name for name, cell in self.study.cells.items() if not cell.hidden and written(name) in (chosen or known)]
+        asked = visible if not cells else [name for name in self.study.cells if {name, written(name)} & set(cells)]
+        runs = [self.of(name, seed) for name in asked for seed in seeds or self.study.seeds_of(name, self.schedule)]
+        runs.sort(key=lambda run: run.seed)  # all cells with the first seed come first
+        pending = [run for run in runs if not run.finished]
+        changed = self.changed(asked)
+        if changed:
+            return changed
+        if self.folder.is_dir():
+            check_plain(self.folder)
+        levels: list[list[RunOf]] = []  # whose checkpoints others need, those that need none first
+        above = pending
+        while above := list({run.place: run for below in above for run in below.sources()}.values()):
+            levels.insert(0, above)
+        for run in {run.name: run for level in (*levels, pending) for run in level}.values():
+            run.check_options()
+        if len(pending) < len(runs):
+            say(f"{len(runs) - len(pending)} of {len(runs)} runs have rows in {self.rows.path}")
+        if not pending:
+            say("Give --results and --output with other folders to run them anew.")
+        failed: list[str] = []
+        for level in levels:
+            failed += self._run_each(level, source=True)
+        ready: list[RunOf] = []
+        lost: list[RunOf] = []
+        for run in pending:
+            (ready if all(source.usable for source in run.sources()) else lost).append(run)
+        failed += [f"{run.place}: needs a checkpoint of {', '.join(one.name for one in run.sources())}" for run in lost]
+        return failed + self._run_each([run for run in ready if not run.finished])
+
+    def _run_each(self, runs: Sequence[RunOf], *, source: bool = False) -> list[str]:
+        """Run cells, first those that no other process runs."""
+        held: list[RunOf] = []
+        failed = run_all([partial(self.run_cell, run.name, run.seed, source=source, held=held) for run in runs], self.jobs)
+        return failed + run_all([partial(self.run_cell, run.name, run.seed, source=source) for run in held], self.jobs)
+
+    def run_cell(self, name: str, seed: int, threads: int, *, source: bool = False, held: list[RunOf] | None = None) -> None:
+        """Run one cell with one seed, unless it is finished.
+
+        Args:
+            name: name of the cell.
+            seed: its seed.
+            threads: number of threads of its commands.
+            source: whether others need its checkpoint: it is trained again if its run is gone.
+            held: receives the run if another process runs it; None to wait for that process.
+
+        Raises:
+            JobFailedError: if it fails, or was begun with other settings.
+        """
+        run = self.of(name, seed)
+        path = self.folder / f"{run.place}.lock"
+        if held is not None:
+            file = try_lock(path)
+            if file is None:
+                held.append(run)
+                return
+            file.close()
+        waits = f"{run.place}: another process runs it, or a killed one left its training; waiting"
+        with locked(path, partial(say, waits)) as descriptors:
+            finished = run.finished
+            if finished and not run.cell.hidden and (not source or run.trained):
+                return
+            with naming_failure(run.place):
+                run.begin()
+                if finished and run.trained:
+                    return
+                say(f"{run.place}: runs; output in {run.log}")
+                began = time.monotonic()
+                run.run(threads, descriptors)
+            say(f"{run.place}: finished, {(time.monotonic() - began) / 60:.1f} min")
+
+    def changed(self, cells: Iterable[str] | None = None) -> list[str]:
+        """Return a message for each cell, by default of all, with rows that were made with other settings."""
+        return [text for name in (self.study.cells if cells is None else cells) if (text := self._changed(name))]
+
+    def settings_of(self, name: str, rows: Iterable[Mapping[str, str]]) -> dict[str, Any]:
+        """Return the settings that rows of a cell were made with; empty if neither the study nor a run folder has them now."""
+        made = {row["settings"]: self.of(name, int(row["seed"])) for row in rows}
+        found = [self.of(name, 0).settings, *(run.begun for run in made.values())]
+        return next((settings for settings in found if settings and digest(settings) in made), {})
+
+    def _changed(self, name: str) -> str:
+        """Return a message if rows of a cell were made with other settings, or an empty string."""
+        stored = {row["settings"]: row["seed"] for row in self.rows.read() if row["cell"] == name and row["settings"]}
+        asked = self.of(name, 0).settings
+        other = next((seed for settings, seed in stored.items() if settings != digest(asked)), None)
+        if other is None:
+            return ""
+        begun = self.of(name, int(other)).begun
+        which = f": {'; '.join(changes(begun, asked))}" if begun and begun != asked else ""
+        return (
+            f"{self.rows.path} has rows of cell {name!r} that were made with other settings{which}. Remove these rows and"
+            f" {self.folder / name} to run it again, or give other folders by --results and --output."
+        )
+
+
+if __name__ == "__main__":
+    given = json.loads(sys.argv[1])
+    given |= {"study": load_study(given["study"]), "output": Path(given["output"]), "results": Path(given["results"])}
+    Runner(**given).of(sys.argv[2], int(sys.argv[3])).call_functions()

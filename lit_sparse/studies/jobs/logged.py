@@ -1,0 +1,50 @@
+"""What runs have logged: the files of a program, and summaries of the values over a training."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from lit_sparse.ground.stored import read_lines
+from lit_sparse.studies.plan.study import Study
+
+__all__ = ["SUMMARY", "by_age", "logged_by_program", "summarized"]
+
+#: ``sum(train/NAME)`` and its like.
+SUMMARY = re.compile(r"(first|last|sum|min|max|count|argmax|argmin)\((.+)\)")
+
+
+def logged_by_program(folder: Path, pattern: str = Study.metric_files, within: Path | None = None) -> list[dict[str, float]]:
+    """Return what a program logged: each process has a file, and repeats the steps after the checkpoint it continued from."""
+    found: list[dict[str, float]] = []
+    for path in by_age(folder, pattern):
+        lines = read_lines(path, within or folder)
+        first = min((line.get("step", 0.0) for line in lines), default=math.inf)
+        found = [line for line in found if line.get("step", 0.0) < first] + lines
+    return found
+
+
+def by_age(folder: Path, pattern: str | None) -> list[Path]:
+    """Return the files of a folder that match a pattern, the newest last."""
+    found = [path for path in folder.glob(pattern) if path.is_file()] if pattern else []
+    return sorted(found, key=lambda path: (path.stat().st_mtime_ns, path))
+
+
+def summarized(lines: Sequence[Mapping[str, float]], value: str) -> float | None:
+    """Return the last logged value of a name, or a summary of all of them; None if nothing was logged."""
+    given = SUMMARY.fullmatch(value)
+    kind, name = (given[1], given[2]) if given else ("last", value)
+    found = [(line.get("epoch", 0.0) + 1, line[name]) for line in lines if name in line]
+    if not found:
+        return None
+    values = pd.Series([number for _, number in found], [epoch for epoch, _ in found])
+    if kind in ("first", "last"):
+        return float(values.iloc[0 if kind == "first" else -1])
+    if kind in ("sum", "count"):
+        return float(values.sum(skipna=False) if kind == "sum" else len(values))
+    known = values.dropna()
+    return float(known.agg(kind.replace("arg", "idx"))) if len(known) else math.nan

@@ -1,0 +1,224 @@
+"""Commands in processes of their own: one at a time for each cell, some cells at a time, their output in log files."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import IO, Protocol, TextIO
+
+from lit_sparse.errors import LitSparseError, Terminated, terminable
+from lit_sparse.ground.files import open_to_append
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = [
+    "JobFailedError",
+    "JobInterruptedError",
+    "Process",
+    "call",
+    "descriptors",
+    "locked",
+    "naming_failure",
+    "run_all",
+    "say",
+    "try_lock",
+]
+
+
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Print text at once, by default to standard output; nothing goes to a terminal that is closed."""
+    stream = sys.stdout if stream is None else stream
+    try:
+        print(text, file=stream, flush=True)
+    except OSError:  # Python would write the rest at its end, and exit with 120
+        with Path(os.devnull).open("wb") as nothing:
+            os.dup2(nothing.fileno(), stream.fileno())
+
+
+class JobFailedError(LitSparseError):
+    """A command failed, or is not the one that was begun."""
+
+
+class JobInterruptedError(JobFailedError):
+    """A command was interrupted by Ctrl-C or SIGTERM."""
+
+
+#: Path -> lock between the threads of this process, on systems without locks of files.
+_LOCKS: defaultdict[Path, threading.Lock] = defaultdict(threading.Lock)
+#: Bytes at the end of a log that a message is made of.
+TAIL = 10_000
+#: Commands that run on this machine.
+_RUNNING: set[subprocess.Popen[bytes]] = set()
+#: Whether the tasks are being interrupted, so that a command fails for it, whatever its exit status is.
+_INTERRUPTED = threading.Event()
+
+
+def try_lock(path: Path) -> IO[str] | None:
+    """Return the open file whose lock this process holds now, or None if another process holds it.
+
+    A command that inherits the file keeps the lock when this process is killed, so no second command works on the same cell.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = open_to_append(path)
+    if fcntl is not None:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            return None
+        except OSError:  # a file system without locks
+            pass
+    return file
+
+
+@contextmanager
+def locked(path: Path, waiting: Callable[[], None] | None = None) -> Iterator[tuple[int, ...]]:
+    """Hold the lock of a file, and give the file descriptors that a command inherits to hold it, too.
+
+    Args:
+        path: file of the lock.
+        waiting: is called once if another process holds the lock, before this one waits.
+    """
+    while (file := try_lock(path)) is None:
+        if waiting is not None:
+            waiting()
+            waiting = None
+        time.sleep(0.1)
+    with file, nullcontext() if fcntl is not None else _LOCKS[path]:
+        yield descriptors(file)
+
+
+def descriptors(file: IO[str]) -> tuple[int, ...]:
+    """Return what a command inherits to hold the lock of a file."""
+    return () if fcntl is None else (file.fileno(),)
+
+
+class Process(Protocol):
+    """A running command."""
+
+    def wait(self, timeout: float) -> int:
+        """Return the exit status, or raise subprocess.TimeoutExpired."""
+
+    def terminate(self) -> None:
+        """End the command."""
+
+
+def call(
+    arguments: Sequence[str],
+    log: Path,
+    threads: int,
+    inherited: Sequence[int] = (),
+    stops: Callable[[], bool] | None = None,
+    start: Callable[[Sequence[str], Path], Process] | None = None,
+) -> None:
+    """Run a command with its output appended to a file; it inherits some open files.
+
+    Args:
+        arguments: the command.
+        log: path of the file.
+        threads: number of its threads.
+        inherited: descriptors of open files.
+        stops: is called now and then; True ends the command by SIGTERM.
+        start: function that starts the command elsewhere; by default it runs on this machine.
+
+    Raises:
+        JobFailedError: if it fails.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with open_to_append(log) as output:
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        if start is not None:
+            status, stopped = _wait(start(arguments, log), stops)
+        else:
+            local = subprocess.Popen(
+                arguments, stdout=output, stderr=subprocess.STDOUT, env=environment, pass_fds=tuple(inherited)
+            )
+            _RUNNING.add(local)
+            try:
+                status, stopped = _wait(local, stops)
+            finally:
+                _RUNNING.discard(local)
+    if status != 0 and not stopped:
+        with log.open("rb") as written:
+            written.seek(max(0, written.seek(0, os.SEEK_END) - TAIL))
+            tail = "\n".join(written.read(TAIL).decode(errors="replace").splitlines()[-5:])
+        interrupted = status in (130, 143, -2, -15) or _INTERRUPTED.is_set()
+        kind = JobInterruptedError if interrupted else JobFailedError
+        raise kind(f"{' '.join(arguments)}\nfailed; the end of {log}:\n{tail}")
+
+
+def _wait(process: Process, stops: Callable[[], bool] | None) -> tuple[int, bool]:
+    """Return the exit status of a command, and whether it was ended because ``stops`` said so."""
+    stopped = False
+    while True:
+        try:
+            return process.wait(timeout=2), stopped
+        except subprocess.TimeoutExpired:
+            if stops is not None and not stopped and stops():
+                process.terminate()
+                stopped = True
+
+
+@contextmanager
+def naming_failure(place: str) -> Iterator[None]:
+    """Print at once that a command failed; the others go on, and its message comes at the end."""
+    try:
+        yield
+    except JobInterruptedError:
+        raise
+    except Exception:
+        say(f"{place}: failed")
+        raise
+
+
+def run_all(tasks: Sequence[Callable[[int], None]], at_once: int) -> list[str]:
+    """Run tasks, some at a time, each with its share of the cores; return the messages of those that failed.
+
+    The environment variable ``OMP_NUM_THREADS`` gives each another number of threads. At SIGTERM, commands on this machine get
+    it, too.
+    """
+    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    threads = int(asked) if asked.isdigit() and int(asked) else max(1, (os.cpu_count() or 1) // at_once)
+    failed: list[str] = []
+
+    def attempt(task: Callable[[int], None]) -> None:
+        try:
+            task(threads)
+        except LitSparseError as error:
+            failed.append(str(error))
+        except Exception as error:  # the others go on
+            failed.append(f"{type(error).__name__}: {error}")
+
+    _INTERRUPTED.clear()
+    pool = ThreadPoolExecutor(at_once)
+    try:
+        with terminable():
+            futures = [pool.submit(attempt, task) for task in tasks]
+            while not all(future.done() for future in futures):
+                time.sleep(0.1)  # Ctrl-C is received between two waits
+    except KeyboardInterrupt as interrupt:  # commands stop after their last step; they have received Ctrl-C, too
+        _INTERRUPTED.set()
+        ending = threading.Thread(target=pool.shutdown, kwargs={"cancel_futures": True})
+        ending.start()
+        ended: set[subprocess.Popen[bytes]] = set()
+        while isinstance(interrupt, Terminated) and ending.is_alive():
+            for process in {*_RUNNING} - ended:  # some may start only now
+                process.terminate()
+                ended.add(process)
+            time.sleep(0.1)
+        say("interrupted: give the same command again to continue", sys.stderr)
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return failed

@@ -1,0 +1,80 @@
+"""The runs of a study whose program is a LightningCLI of the user."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lit_sparse.runs.folders import numbered
+from lit_sparse.studies.jobs.cell_run import RunOf
+from lit_sparse.studies.jobs.logged import by_age, logged_by_program
+from lit_sparse.studies.jobs.processes import JobFailedError
+
+__all__ = ["ProgramRun"]
+
+
+class ProgramRun(RunOf):
+    """A run of a LightningCLI of the user. Training writes to ``fit``, tests to ``test/NUMBER``."""
+
+    def checkpoint(self, which: str = "last") -> Path:
+        """Return the newest checkpoint, or the newest that matches a pattern."""
+        pattern = self.workspace.study.checkpoint_files if which == "last" else which
+        return _newest(self.folder / "fit", pattern) or self.folder / "fit" / str(pattern)
+
+    def continued(self) -> list[str]:
+        """Return the options that continue a killed training from a checkpoint before which everything was logged."""
+        checkpoint, metrics = self.checkpoint(), _newest(self.folder / "fit", self.workspace.study.metric_files)
+        if metrics is None or not checkpoint.is_file():
+            return []
+        names: dict[float, set[str]] = {}
+        for line in self.logged():
+            names.setdefault(line.get("epoch", 0.0), set()).update(line)
+        before, last = [set(), *names.values()][-2:]
+        # A logger may write what an epoch has logged only after the checkpoint of the epoch.
+        whole = checkpoint.stat().st_mtime_ns <= metrics.stat().st_mtime_ns or (before and before <= last)
+        return ["--ckpt_path", str(checkpoint.resolve())] if whole else []
+
+    def logged(self, folder: Path | None = None) -> list[dict[str, float]]:
+        """Return what was logged; see :func:`logged_by_program`."""
+        return logged_by_program(folder or self.folder / "fit", self.workspace.study.metric_files)
+
+    @property
+    def trained(self) -> bool:
+        """Whether it was trained to its end."""
+        return (self.folder / "finished").is_file()
+
+    def _check_end(self) -> None:
+        study = self.workspace.study
+        tested = self.checkpoint(study.checkpoint)
+        if study.tests and not tested.is_file():
+            raise JobFailedError(
+                f"{tested} does not exist at the end of the training. Give {study.path} `tests: {{}}`, or another `checkpoint`;"
+                f" see {self.log}"
+            )
+        if not by_age(self.folder / "fit", study.metric_files):
+            raise JobFailedError(
+                f"{self.folder / 'fit'} has no {study.metric_files} at the end of the training. Give the program a CSVLogger"
+                f" with save_dir {{folder}}, or {study.path} another `metric_files`; see {self.log}"
+            )
+
+    def command(self, command: str) -> list[str]:
+        """Return a command with the config and options of the cell, by which the program writes into the run's folder."""
+        study, folder = self.workspace.study, self.folder / command
+        folder = folder / str(len(numbered(folder))) if command == "test" else folder
+        options = ["--trainer.default_root_dir", "{folder}"]
+        if not any(option.startswith("trainer.logger") for option in self.change.options):
+            options += ["--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", "{folder}"]
+        words = [word.replace("{folder}", str(folder)) for word in [*options, *self._options()]]
+        return [*study.command, command, *words]
+
+    def printing(self) -> list[str]:
+        """Return the command that prints its config, without its folder."""
+        return [*self.workspace.study.command, "fit", *self._options(), "--print_config"]
+
+    @staticmethod
+    def measures(name: str) -> bool:
+        """Return whether a number that a test logged belongs to the row."""
+        return name.rpartition("/")[2] not in ("epoch", "step")
+
+
+def _newest(folder: Path, pattern: str | None) -> Path | None:
+    return next(reversed(by_age(folder, pattern)), None)

@@ -1,0 +1,1 @@
+"""Tables, figures and statistics from rows."""

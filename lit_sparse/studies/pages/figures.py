@@ -1,0 +1,241 @@
+"""Figures of a study from its rows and curves."""
+
+from __future__ import annotations
+
+import io
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure as Canvas
+
+from lit_sparse.ground.figure_text import literal
+from lit_sparse.ground.files import result_file
+from lit_sparse.studies.jobs.rows import Row
+from lit_sparse.studies.pages.tables import head, least, selected
+from lit_sparse.studies.plan.study import Figure, Panel, Study
+
+__all__ = ["COLORS", "STYLES", "draw", "draw_front", "history_svg", "svg_of"]
+
+#: Okabe and Ito's palette, whose colours are distinct for colour-blind readers.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+STYLES = ("-", "--", ":")
+#: x -> middle, low and high.
+Points = dict[float, tuple[float, float, float]]
+#: Number of points below which each is marked.
+FEW = 20
+
+
+def draw(study: Study, figure: Figure, rows: Sequence[Row], curves: Sequence[Row], path: Path) -> bool:
+    """Draw a figure to a PNG file; return False if there is nothing to draw.
+
+    Args:
+        study: the study.
+        figure: the figure.
+        rows: rows of the study.
+        curves: logged values of its runs, a row an epoch.
+        path: path of the file.
+    """
+    canvas = canvas_of(study, figure, rows, curves)
+    if canvas is not None:
+        with result_file(path, "wb") as file:
+            canvas.savefig(file, format="png", dpi=110, metadata={"Software": None, "Description": figure.alt or study.title})
+    return canvas is not None
+
+
+def svg_of(
+    study: Study, figure: Figure, rows: Sequence[Row], curves: Sequence[Row], looks: dict[str, int] | None = None
+) -> str:
+    """Return a figure as an SVG element with text, the same one for the same rows; empty if there is nothing to draw.
+
+    Args:
+        study: the study.
+        figure: the figure.
+        rows: rows of the study.
+        curves: logged values of its runs, a row an epoch.
+        looks: see :func:`canvas_of`.
+    """
+    return _svg(lambda: canvas_of(study, figure, rows, curves, looks))
+
+
+def _svg(drawing: Callable[[], Canvas | None]) -> str:
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "lit_sparse"}):
+        canvas, file = drawing(), io.StringIO()
+        if canvas is None:
+            return ""
+        canvas.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+    text = file.getvalue()
+    return text[text.index("<svg") :]
+
+
+def canvas_of(
+    study: Study, figure: Figure, rows: Sequence[Row], curves: Sequence[Row], looks: dict[str, int] | None = None
+) -> Canvas | None:
+    """Return a drawn figure of the panels that have values, or None if none has.
+
+    Args:
+        study: the study.
+        figure: the figure.
+        rows: rows of the study.
+        curves: logged values of its runs, a row an epoch.
+        looks: title of a line -> number of its color and style, to which new titles are added; such a figure has no legend, and
+            the elements of line N have ids that begin with ``runN-``. None for a legend.
+    """
+    if figure.least is not None:
+        rows = least(study, rows, study.columns[figure.least])
+        curves = selected(curves, {"cell": [row["cell"] for row in rows]})
+    labels = {name: {key: str(value) for key, value in cell.labels.items()} for name, cell in study.cells.items()}
+    rows, curves = (selected([labels[row["cell"]] | row for row in some], figure.where) for some in (rows, curves))
+    parts = list(dict.fromkeys(row[figure.by] for row in rows if row.get(figure.by))) if figure.by else [None]
+    found = []
+    for panel in figure.panels:
+        some = curves if study.over_training(panel) else _placed(study, rows, panel.x)
+        pieces = [[row for row in some if part is None or row.get(str(figure.by)) == part] for part in parts]
+        each = [_lines(study, figure, piece, panel) for piece in pieces]
+        if any(each):
+            found.append((panel, each))
+    if not found:
+        return None
+    shape = (1, len(parts)) if len(found) == 1 else (len(parts), len(found))
+    legend, looks = looks is None, {} if looks is None else looks
+    canvas = Canvas(figsize=(4.4 * shape[1] + 1.8 * legend, 3.4 * shape[0]), layout="constrained")
+    FigureCanvasAgg(canvas)
+    axes = canvas.subplots(*shape, squeeze=False).reshape(len(parts), len(found))
+    drawn: dict[str, Any] = {}
+    for place, part in enumerate(parts):
+        for axis, (panel, each) in zip(axes[place], found, strict=True):
+            for title, points in each[place].items():
+                drawn[title] = _plot(axis, points, panel, looks.setdefault(title, len(looks)))
+            _describe(axis, panel, head(str(figure.by), part) if part else "")
+    if legend and len(drawn) > 1:
+        canvas.legend([*drawn.values()], map(literal, drawn), loc="outside right center", frameon=False)
+    return canvas
+
+
+def draw_front(points: Sequence[Sequence[float]], best: Sequence[bool], labels: Sequence[str], path: Path) -> None:
+    """Draw two values of each trial, and the front of those that no other trial beats in both.
+
+    Args:
+        points: two values of each trial.
+        best: whether a trial is on the front.
+        labels: labels of the axes.
+        path: path of the picture.
+    """
+    canvas = Canvas(figsize=(5.0, 4.0), layout="constrained")
+    FigureCanvasAgg(canvas)
+    axis = canvas.subplots()
+    front = sorted(tuple(point) for point, on_front in zip(points, best, strict=True) if on_front)
+    axis.scatter(*zip(*points, strict=True), color="0.6", label="trials")
+    axis.plot(*zip(*front, strict=True), color=COLORS[0], marker="o", label="front")
+    axis.set(xlabel=literal(labels[0]), ylabel=literal(labels[1]))
+    axis.legend(frameon=False)
+    with result_file(path, "wb") as file:
+        canvas.savefig(file, format="png", dpi=110, metadata={"Software": None})
+
+
+def history_svg(values: Sequence[tuple[int, float]], metric: str, mode: str) -> str:
+    """Return an SVG element with the value of each trial of a sweep, and the best so far.
+
+    Args:
+        values: number and value of each trial.
+        metric: name of the value.
+        mode: ``"min"`` or ``"max"``.
+    """
+
+    def drawing() -> Canvas:
+        canvas = Canvas(figsize=(4.4, 3.4), layout="constrained")
+        FigureCanvasAgg(canvas)
+        axis: Any = canvas.subplots()
+        numbers, found = zip(*values, strict=True)
+        axis.plot(numbers, found, "o", color="0.6", label="trials")
+        so_far = [*accumulate(found, min if mode == "min" else max)]
+        axis.step(numbers, so_far, where="post", color=COLORS[0], label="best so far")
+        axis.set(xlabel="trial", ylabel=literal(metric))
+        axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.legend(frameon=False)
+        return canvas
+
+    return _svg(drawing)
+
+
+def _lines(study: Study, figure: Figure, rows: Sequence[Row], panel: Panel) -> dict[str, Points]:
+    """Return title -> points of each line of a panel that has any."""
+    lines: dict[str, list[Row]] = {}
+    for row in rows:
+        title = study.title_of(row["cell"]) if figure.lines == "title" else row.get(figure.lines or "", "")
+        lines.setdefault(title, []).append(row)
+    return {title: points for title, some in lines.items() if (points := series(some, panel))}
+
+
+def _placed(study: Study, rows: Sequence[Row], x: str) -> Sequence[Row]:
+    """Return rows whose measured number x is its median over the seeds of a cell, so that a cell is one point."""
+    if study.stores(x):
+        return rows
+    found: dict[str, list[float]] = {}
+    for row in (row for row in rows if row.get(x)):
+        found.setdefault(row["cell"], []).append(float(row[x]))
+    return [row | {x: str(statistics.median(found[row["cell"]]))} for row in rows if row.get(x)]
+
+
+def series(rows: Sequence[Row], panel: Panel) -> Points:
+    """Return x -> middle, low and high of what a panel shows of one cell."""
+    found: dict[float, list[list[float]]] = {}
+    needed = [panel.value, *panel.band_keys, *([] if panel.cumulative else [panel.x])]
+    for seed in dict.fromkeys(row["seed"] for row in rows):
+        total = 0.0
+        for row in (row for row in rows if row["seed"] == seed):
+            total += float(row.get(panel.cumulative) or 0.0) if panel.cumulative else 0.0
+            if all(row.get(key) for key in needed):
+                texts = [row[panel.value], *(row[key] for key in panel.band_keys)]
+                x = total if panel.cumulative else float(row[panel.x])
+                found.setdefault(x, []).append([_number(panel.factor * float(text) + panel.offset) for text in texts])
+    if panel.cumulative and len({row["seed"] for row in rows}) > 1:  # each seed has costs of its own: the first is drawn
+        return series([row for row in rows if row["seed"] == rows[0]["seed"]], panel)
+    points = {}
+    for x, values in sorted(found.items()):
+        middle, *band = (sorted(each) for each in zip(*values, strict=True))
+        ends = [statistics.median(each) for each in band] or [_quantile(middle, float(share)) for share in panel.band]
+        points[x] = (statistics.median(middle), ends[0], ends[-1])
+    return points
+
+
+def _number(value: float) -> float:
+    """Return a number, inf for NaN, so that numbers have an order."""
+    return math.inf if math.isnan(value) else value
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    if place == low or ordered[low] == ordered[high]:
+        return ordered[low]
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+
+def _plot(axis: Any, points: Points, panel: Panel, number: int) -> Any:
+    look = {"color": COLORS[number % len(COLORS)], "linestyle": STYLES[number // len(COLORS) % len(STYLES)]}
+    middle, low, high = zip(*points.values(), strict=True)
+    (line,) = axis.plot(list(points), middle, marker="." if len(points) < FEW else None, gid=f"run{number}-line", **look)
+    if low != middle or high != middle:
+        axis.fill_between(list(points), low, high, color=look["color"], alpha=0.15, linewidth=0, gid=f"run{number}-band")
+    return line
+
+
+def _describe(axis: Any, panel: Panel, title: str) -> None:
+    axis.set(xlabel=literal(panel.x_label or panel.x), ylabel=literal(panel.label or panel.value), title=literal(title))
+    if panel.log in (True, "both"):
+        axis.set_yscale("log")
+    if panel.log in ("x", "both"):
+        axis.set_xscale("log")
+    elif panel.x in ("epoch", "step"):
+        axis.xaxis.get_major_locator().set_params(integer=True)
+    if panel.limits is not None:
+        axis.set_ylim(*panel.limits)
+    axis.spines[["top", "right"]].set_visible(False)

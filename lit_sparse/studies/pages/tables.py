@@ -1,0 +1,251 @@
+"""Tables of a study from its rows."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+import pandas as pd
+
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.studies.jobs.rows import Row
+from lit_sparse.studies.plan.study import Column, Study, Table, written
+
+__all__ = ["head", "least", "markdown", "numbers", "page", "selected"]
+
+MISSING = "-"
+BOOTSTRAP = (
+    "Differences by a paired bootstrap over the test sentences (Koehn, 2004) of one trained model each, of the seed of median"
+    " value, the lower one of two: they tell nothing of other seeds. The interval is two-sided. The last column is the share of"
+    " resamples in which a model is at least as good as the best."
+)
+
+
+def numbers(rows: Iterable[Row], column: Column) -> list[float]:
+    """Return a column's numbers of some rows; empty cells are left out."""
+    found = [row[column.value] for row in rows if row.get(column.value)]
+    return [column.factor * float(value) + column.offset for value in found]
+
+
+def cell_text(values: Sequence[float], column: Column) -> str:
+    """Return the text of a table's cell: a summary of the numbers of several seeds."""
+    if not values:
+        return MISSING
+    if column.show.startswith("above "):
+        return str(sum(not value <= float(column.show.split()[1]) for value in values))
+    text = format(summary(values, column), column.form)
+    if len(values) > 1 and column.show == "range":
+        low, high = (format(end, column.form) for end in _by_size(values, column).agg(["min", "max"]))
+        return f"{text} ({low} to {high})"
+    if len(values) > 1 and column.show == "mean" and all(map(math.isfinite, values)):
+        return f"{text} ± {format(pd.Series(values).std(), column.form)}"
+    return text
+
+
+def summary(values: Sequence[float], column: Column) -> float:
+    """Return the number that a column shows of several seeds, and is compared by."""
+    if len(values) == 1 or column.show == "mean":
+        return float(pd.Series(values).mean(skipna=False))
+    return float(_by_size(values, column).agg({"min": "min", "max": "max"}.get(column.show, "median")))
+
+
+def _by_size(values: Iterable[float], column: Column) -> pd.Series:
+    """Return numbers of which NaN is the worst."""
+    return pd.Series([*values], dtype=float).fillna(-math.inf if column.best == "max" else math.inf)
+
+
+def markdown(lines: Sequence[Sequence[str]], left: int = 1) -> list[str]:
+    """Return the lines of a table in markdown; the first one is its head.
+
+    Args:
+        lines: cells of each line.
+        left: number of columns that are aligned to the left.
+    """
+    shown = [[" ".join(cell.replace("|", r"\|").splitlines()) for cell in line] for line in lines]
+    texts = ["|" + "".join(f" {cell} |" if cell else " |" for cell in line) for line in shown]
+    texts.insert(1, "|" + " --- |" * left + " ---: |" * (len(lines[0]) - left))
+    return texts
+
+
+def machines(rows: Iterable[Row]) -> list[str]:
+    """Return the different machines and versions of torch that rows come from, the most frequent first."""
+    built = ((row.get("machine", ""), word) for row in rows for word in row.get("versions", "").split())
+    texts = [f"{machine}, {word}" for machine, word in built if word.startswith("torch=")]
+    return [name for name, _ in Counter(texts).most_common()]
+
+
+def by_cell(study: Study, rows: Sequence[Row], names: Sequence[str], keys: Sequence[str] = ()) -> list[list[str]]:
+    """Return a table with a line for each cell; ``keys`` of the rows are shown as they are.
+
+    Columns without values are left out. The best line is in bold unless the rows come from several machines or versions.
+    """
+    alike = len(machines(rows)) < 2
+    cells = [(name, cell) for name, cell in study.cells.items() if any(row["cell"] == name for row in rows)]
+    labels = list(dict.fromkeys(label for _, cell in cells for label in cell.labels if label not in study.series))
+    columns = {name: study.columns[name] for name in names if numbers(rows, study.columns[name])}
+    published = {(cell, name): study.published_value(cell, name) for cell, _ in cells for name in columns}
+    shown = [name for name in columns if any(published[cell, name] for cell, _ in cells)]
+    first = ["", *labels, *keys, "seeds"]
+    for name, column in columns.items():
+        first += [column.title or name, *([f"{column.title or name}, published"] if name in shown else [])]
+    lines = [first]
+    values = {(cell, name): numbers(_of(rows, cell), column) for cell, _ in cells for name, column in columns.items()}
+    for name, cell in cells:
+        line = [cell.title or name, *(str(cell.labels.get(label, "")) for label in labels)]
+        line += [", ".join(dict.fromkeys(row.get(key, "") for row in _of(rows, name))) for key in keys]
+        line.append(str(len({row["seed"] for row in _of(rows, name)})))
+        for key, column in columns.items():
+            text = cell_text(values[name, key], column)
+            if alike and column.best is not None and values[name, key]:
+                summaries = {other: summary(values[other, key], column) for other, _ in cells if values[other, key]}
+                best = _by_size(summaries.values(), column).agg(column.best)
+                text = f"**{text}**" if summaries[name] == best and len(summaries) > 1 else text
+            line += [text, *([published[name, key] or MISSING] if key in shown else [])]
+        lines.append(line)
+    return lines
+
+
+def bootstrap_table(study: Study, rows: Sequence[Row], samples: Sequence[Row]) -> list[list[str]]:
+    """Return a table of the differences between each cell and the best one, for the seed of median value.
+
+    Cells of other machines or versions of torch than most are left out.
+    """
+    from lit_sparse.metrics.bleu import compare_resampled
+
+    assert study.compare is not None
+    common = machines(rows)[:1]
+    rows = [row for row in rows if machines([row]) in ([], common)]
+    column, chosen = study.columns[study.compare.column], {}
+    for name in study.cells:
+        ordered = sorted((numbers([row], column)[0], row["seed"]) for row in _of(rows, name) if row.get(column.value))
+        found = {row["seed"]: row["values"] for row in _of(samples, name) if row["name"] == study.compare.samples}
+        if ordered and (middle := ordered[(len(ordered) - 1) // 2])[1] in found:
+            chosen[name] = [float(text) for text in found[middle[1]].split()]
+    if not chosen:
+        return []
+    lengths = {len(values) for values in chosen.values()}
+    if len(lengths) > 1 or lengths <= {0, 1}:
+        raise ConfigurationError(
+            f"Expected equally many resampled scores {study.compare.samples!r} of all cells, two at least, but got"
+            f" {', '.join(map(str, sorted(lengths)))}. Run the cells with fewer again."
+        )
+    best = max(chosen, key=lambda name: chosen[name][0])
+    lines = [
+        ["", f"{column.title or study.compare.column}, difference to the best", "95 % interval", "resamples at least as good"]
+    ]
+    for name, values in chosen.items():
+        one = compare_resampled(values, chosen[best])
+        texts = [f"{one.difference:.2f}", f"{one.low:.2f} to {one.high:.2f}", f"{one.one_sided:.3f}"]
+        lines.append([study.title_of(name), *(texts if name != best else ["best", MISSING, MISSING])])
+    return lines
+
+
+def selected(rows: Iterable[Row], where: Mapping[str, Sequence[object]]) -> list[Row]:
+    """Return the rows whose keys have some of the given values."""
+    return [row for row in rows if all(row.get(key, "") in map(str, values) for key, values in where.items())]
+
+
+def least(study: Study, rows: Sequence[Row], column: Column) -> list[Row]:
+    """Return the rows of each cell at the point of its grid where the median of a column is least.
+
+    A cell with one point keeps it, also without numbers of the column.
+    """
+    kept = []
+    for name in dict.fromkeys(map(written, study.cells)):
+        points: dict[tuple[str, ...], list[Row]] = {}
+        for row in rows:
+            if written(row["cell"]) == name:
+                grid = study.cells[row["cell"]].grid
+                points.setdefault((row["cell"], *(row.get(key, "") for key in grid)), []).append(row)
+        medians = {point: statistics.median(found) for point, some in points.items() if (found := numbers(some, column))}
+        chosen = medians if len(points) > 1 else dict.fromkeys(points, 0.0)
+        kept += points[min(chosen, key=chosen.__getitem__)] if chosen else []
+    return kept
+
+
+def _of(rows: Iterable[Row], cell: str) -> list[Row]:
+    return [row for row in rows if row["cell"] == cell]
+
+
+def _ordered(values: Iterable[str]) -> list[str]:
+    """Return values once each, numbers in their order."""
+    found = list(dict.fromkeys(values))
+    try:
+        return sorted(found, key=float)
+    except ValueError:
+        return found
+
+
+def head(key: str, value: str) -> str:
+    """Return a value as the head of a column; a number with its key."""
+    return f"{key} {value}" if value.replace(".", "", 1).isdigit() else value
+
+
+def seeds_text(rows: Iterable[Row]) -> str:
+    """Return the number of seeds of rows as text, such as ``3 seeds``."""
+    count = len({row["seed"] for row in rows})
+    return f"{count} seed{'s' * (count != 1)}"
+
+
+def pivot(study: Study, rows: Sequence[Row], table: Table, column: Column) -> list[list[str]]:
+    """Return a table of one column over two keys of the rows. Lines and columns with fewer seeds than the table say so."""
+
+    def values(key: str) -> list[str]:
+        there = [row.get(key, "") for row in rows]
+        return [name for name in study.cells if name in there] if key == "cell" else _ordered(there)
+
+    def title(key: str, value: str) -> str:
+        text = study.title_of(value) if key == "cell" else head(key, value) if key == table.across else value
+        seeds = seeds_text(row for row in rows if row.get(key, "") == value)
+        return text if seeds == seeds_text(rows) else f"{text} ({seeds})"
+
+    lines_of, across = str(table.lines), str(table.across)
+    lines = [["" if lines_of == "cell" else lines_of, *(title(across, value) for value in values(across))]]
+    for name in values(lines_of):
+        texts = []
+        for other in values(across):
+            found = [row for row in rows if row.get(lines_of, "") == name and row.get(across, "") == other]
+            texts.append(cell_text(numbers(found, column), column))
+        lines.append([title(lines_of, name), *texts])
+    return lines
+
+
+def page(study: Study, rows: Sequence[Row], samples: Sequence[Row] = (), ranks: Sequence[str] = ()) -> list[str]:
+    """Return the lines of a study's page in markdown: its tables and notes.
+
+    Args:
+        study: the study.
+        rows: its rows.
+        samples: scores of resampled test inputs.
+        ranks: lines of the comparison by ranks.
+    """
+    lines = [f"# {study.title or study.path.stem}"]
+    for table in study.tables:
+        kept = selected(rows, table.where)
+        if not kept:
+            continue
+        if table.least is not None:
+            kept = least(study, kept, study.columns[table.least])
+        lines += ["", f"## {table.title}"] if table.title else []
+        if table.lines is None:
+            lines += ["", *markdown(by_cell(study, kept, table.columns or list(study.columns), table.keys))]
+            continue
+        for part in _ordered(row.get(table.by, "") for row in kept) if table.by else [None]:
+            of_part = [row for row in kept if part is None or row.get(str(table.by), "") == part]
+            for name in table.value:
+                column = study.columns[name]
+                shown = study.title_of(part) if table.by == "cell" and part else part
+                title = ", ".join(text for text in (shown, column.title or name, seeds_text(of_part)) if text)
+                lines += ["", f"{'###' if table.title else '##'} {title}"]
+                lines += ["", *markdown(pivot(study, of_part, table, column), left=int(table.lines == "cell"))]
+    if study.compare is not None and (compared := bootstrap_table(study, rows, samples)):
+        lines += ["", *markdown(compared), "", BOOTSTRAP]
+        if others := machines(rows)[1:]:
+            here = (study.title_of(name) for name in study.cells if {*machines(_of(rows, name))} & {*others})
+            lines[-1] += f" Not compared, because they ran on another machine or version of torch: {', '.join(here)}."
+    lines += ranks
+    lines += ["", "± is the standard deviation over the seeds."] if any("±" in line for line in lines) else []
+    notes = [*study.notes, *([f"Published values: {study.source}."] if study.source else [])]
+    return [*lines, *(line for note in notes for line in ("", note))]

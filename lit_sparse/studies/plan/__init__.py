@@ -1,0 +1,1 @@
+"""Studies as data: their cells and options, read from YAML."""

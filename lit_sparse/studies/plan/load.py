@@ -1,0 +1,146 @@
+"""Reads study files, and refuses names that do not exist."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import ArgumentError, ArgumentParser
+
+from lit_sparse.errors import ConfigurationError, did_you_mean
+from lit_sparse.ground.stored import read_yaml
+from lit_sparse.studies.plan.study import Cell, Column, Compare, Figure, Panel, Ranks, Study, Table
+
+__all__ = ["check_names", "load_study", "study_of"]
+
+
+def load_study(path: str | Path) -> Study:
+    """Read a study file.
+
+    Args:
+        path: path of a YAML file.
+
+    Raises:
+        ConfigurationError: if there is no such file, a key in it is unknown, or a value has another type.
+    """
+    path = Path(path)
+    content = read_yaml(path)
+    if content is None:
+        raise ConfigurationError(f"There is no study file {str(path)!r}.")
+    return study_of(content, path)
+
+
+def study_of(content: dict[str, Any], path: Path) -> Study:
+    """Return the study of a file's content; see :func:`load_study`."""
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(Study, skip={"path"})
+    try:
+        given = _written_options(_for_each_test(content))
+        if given.get("program"):
+            given = {"seed_options": ["seed_everything"]} | given
+        study = Study(**parser.instantiate(parser.parse_object(given, defaults=False)).as_dict(), path=path)
+    except (ArgumentError, TypeError, ValueError, AttributeError) as error:
+        unknown = re.search(r"Option '([^']+)' is not accepted", str(error))
+        known = {
+            entry.name for kind in (Study, Cell, Column, Table, Panel, Figure, Ranks, Compare) for entry in fields(kind)
+        } - {"path"}
+        hint = did_you_mean(unknown[1].split(".")[0], known) if unknown else ""
+        raise ConfigurationError(f"{path} is not a study file: {str(error).rstrip('.')}.{hint}") from error
+    _check(study)
+    return study
+
+
+def _written_options(given: Any) -> Any:
+    """Return a study with lists and mappings among its options as text: they are for the commands to read."""
+    if isinstance(given, list):
+        return [_written_options(entry) for entry in given]
+    if not isinstance(given, dict):
+        return given
+    found = {key: _written_options(value) for key, value in given.items()}
+    if isinstance(options := given.get("options"), dict):
+        found["options"] = {key: json.dumps(v) if isinstance(v, dict | list) else v for key, v in options.items()}
+    return found
+
+
+def _for_each_test(given: Any) -> Any:
+    """Repeat the columns and tables that hold ``{test}`` for each test."""
+
+    def filled(entry: Any, test: str) -> Any:
+        return json.loads(json.dumps(entry).replace("{test}", test))
+
+    tests = list(given.get("tests") or ())
+    columns, tables = dict(given.get("columns") or {}), list(given.get("tables") or ())
+    if any("{test}" in name for name in columns):
+        each = [filled({name: column}, test) for test in tests for name, column in columns.items()]
+        given["columns"] = {name: column for entry in each for name, column in entry.items()}
+    if any("{test}" in json.dumps(table) for table in tables):
+        given["tables"] = [filled(table, test) for test in tests for table in tables]
+    return given
+
+
+def _check(study: Study) -> None:
+    """Refuse names that do not exist.
+
+    Raises:
+        ConfigurationError: if a cell has nothing to run, or a cell, schedule or column is unknown.
+    """
+    if not study.cells:
+        raise ConfigurationError(f"{study.path} needs at least one entry in `cells`.")
+    for name, cell in study.cells.items():
+        if (
+            cell.function is None
+            and not study.program
+            and all(study.change_of(name, schedule).config is None for schedule in (None, *study.schedules))
+        ):
+            raise ConfigurationError(f"{study.path}: cell {name!r} needs a `config` or a `function`, or the study a `program`.")
+        check_names(cell.checkpoints.values(), study.cells, f"`checkpoints` of cell {name!r} in {study.path}")
+        above = list(cell.checkpoints.values())
+        for _ in study.cells:
+            above = [other for source in above for other in study.cells[source].checkpoints.values()]
+        if above:
+            raise ConfigurationError(f"{study.path}: cell {name!r} needs checkpoints in a circle.")
+        check_names(cell.schedules, study.schedules, f"`schedules` of cell {name!r} in {study.path}")
+        for change in (cell, *cell.schedules.values()):
+            check_names(change.published, study.columns, f"`published` of cell {name!r} in {study.path}")
+    for name, given in study.schedules.items():
+        check_names(given.published, study.columns, f"`published` of schedule {name!r} in {study.path}")
+        check_names(given.cells, study.cells, f"`cells` of schedule {name!r} in {study.path}")
+    for schedule in (None, *study.schedules):
+        cells = study.scheduled(schedule).cells
+        for name, cell in cells.items():
+            check_names(cell.checkpoints.values(), cells, f"`checkpoints` of cell {name!r} in {study.path}")
+    for key, pattern in (("metric_files", study.metric_files), ("checkpoint_files", study.checkpoint_files or ".")):
+        if not pattern or Path(pattern).is_absolute() or ".." in Path(pattern).parts:
+            raise ConfigurationError(
+                f"Expected `{key}` of {study.path} to be a pattern within a run's folder but got {pattern!r}."
+            )
+    columns, shows, ends = study.columns.values(), ("mean", "median", "min", "max", "range"), ("best", "last")
+    compared = [comparison.column for comparison in (study.ranks, study.compare) if comparison is not None]
+    least = [name for name in (*(table.least for table in study.tables), *(one.least for one in study.figures)) if name]
+    shown = [name for table in study.tables for name in (*(table.columns or ()), *table.value)]
+    for asked, known, where in (
+        (compared, study.columns, "a comparison"),
+        ([column.show for column in columns if column.show.split()[0] != "above"], shows, "`show` of a column"),
+        ([column.best for column in columns if column.best], ("min", "max"), "`best` of a column"),
+        ([] if study.program else [study.checkpoint], ends, "`checkpoint`"),
+        (least, study.columns, "`least` of a table or figure"),
+        (shown, study.columns, "a table"),
+    ):
+        check_names(asked, known, f"{where} of {study.path}")
+
+
+def check_names(asked: Iterable[str], known: Collection[str], where: str) -> None:
+    """Refuse names that are not known.
+
+    Raises:
+        ConfigurationError: with the names there are.
+    """
+    for name in asked:
+        if name not in known:
+            raise ConfigurationError(
+                f"Expected {where} to be among {', '.join(known) or 'none'} but got {name!r}.{did_you_mean(name, known)}"
+            )

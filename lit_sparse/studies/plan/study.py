@@ -1,0 +1,448 @@
+"""Studies: grids of runs as data. A study file names configs, options, seeds, columns, figures and published values."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from itertools import product
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.ground.stored import read_table, read_yaml
+from lit_sparse.runs.config_files import find_config
+from lit_sparse.runs.folders import differences
+
+__all__ = [
+    "Cell",
+    "CellChange",
+    "Change",
+    "Column",
+    "Compare",
+    "Figure",
+    "Panel",
+    "Ranks",
+    "Study",
+    "Table",
+    "changes",
+    "digest",
+    "written",
+]
+
+Scalar: TypeAlias = str | int | float | bool | None
+
+
+@dataclass(frozen=True)
+class Change:
+    """A config and changes of it.
+
+    Attributes:
+        config: path of a config, relative to the study file, or name of a config of the package.
+        overlays: paths or names of configs that follow it.
+        options: option of the command line -> value, such as ``trainer.max_epochs: 2``.
+        arguments: arguments of a function that differ.
+        grid: option, or argument of a function -> values; a cell is run at each combination.
+        seeds: seeds in place of those of the study.
+    """
+
+    config: str | None = None
+    overlays: list[str] = field(default_factory=list)
+    options: dict[str, Scalar] = field(default_factory=dict)
+    arguments: dict[str, Scalar | list[Scalar]] = field(default_factory=dict)
+    grid: dict[str, list[Scalar]] = field(default_factory=dict)
+    seeds: list[int] | None = None
+
+
+@dataclass(frozen=True)
+class Schedule(Change):
+    """Changes of all runs.
+
+    Attributes:
+        published: column -> key of the published values, in place of the column's own.
+        cells: names of the cells to run if no others are asked for; by default all.
+    """
+
+    published: dict[str, str] = field(default_factory=dict)
+    cells: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class CellChange(Change):
+    """A config and changes of it, and what was published for them.
+
+    Attributes:
+        published: column -> published value.
+    """
+
+    published: dict[str, Scalar] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Cell(CellChange):
+    """A line of a table: a config with changes, or a function, run with each seed.
+
+    Attributes:
+        title: text in tables and figures; by default the cell's name.
+        function: path of a function ``f(seed, **arguments)`` that returns a dictionary of numbers or a list of such, used in
+            place of a config.
+        checkpoints: option -> name of the cell whose last checkpoint of the same seed is its value.
+        schedules: schedule -> changes of this cell.
+        hidden: whether the cell is only trained, for the checkpoints of others.
+        labels: column -> text or number, a column of tables and a key of the rows.
+    """
+
+    title: str = ""
+    function: str | None = None
+    checkpoints: dict[str, str] = field(default_factory=dict)
+    schedules: dict[str, CellChange] = field(default_factory=dict)
+    hidden: bool = False
+    labels: dict[str, Scalar] = field(default_factory=dict)
+
+    @property
+    def points(self) -> list[dict[str, Scalar]]:
+        """The combinations of the grid."""
+        return [dict(zip(self.grid, values, strict=True)) for values in product(*self.grid.values())]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table: ``factor * value + offset`` of the rows of a cell.
+
+    Attributes:
+        value: name of a number in the rows: ``test/NAME``, ``SCORE/NAME``, or the last value of a logged ``train/NAME`` or
+            ``val/NAME``. ``first``, ``sum``, ``min``, ``max``, ``count``, ``argmin`` and ``argmax`` (the epoch, from 1) of a
+            logged value are written as in ``sum(train/decoder_calls_total)``.
+        title: heading.
+        factor: factor.
+        offset: added to it.
+        form: format of a number.
+        show: how the seeds are summarized: ``mean`` (with the standard deviation), ``median``, ``min``, ``max``, ``range``
+            (median, least to most), or ``above X``, the number of seeds above X.
+        published: key of the published values in the study's file of such, a column for each cell.
+        best: ``min`` or ``max`` if the best line is set in bold.
+    """
+
+    value: str
+    title: str = ""
+    factor: float = 1.0
+    offset: float = 0.0
+    form: str = ".2f"
+    show: str = "mean"
+    published: str | None = None
+    best: str | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table: a line for each cell, or one value over two keys of the rows.
+
+    Attributes:
+        title: heading.
+        columns: names of columns; by default all.
+        value: name of the column that is shown over ``lines`` and ``across``, for each value of ``by``.
+        lines: key of the rows.
+        across: key of the rows, or ``cell``.
+        by: key of the rows.
+        where: key of the rows -> values; other rows are left out.
+        keys: keys of the rows that are shown in the line of a cell.
+        least: column; each cell is shown at the point of its grid where the column's median over the seeds is least.
+    """
+
+    title: str = ""
+    columns: list[str] | None = None
+    keys: list[str] = field(default_factory=list)
+    least: str | None = None
+    value: list[str] = field(default_factory=list)
+    lines: str | None = None
+    across: str = "cell"
+    by: str | None = None
+    where: dict[str, list[Scalar]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A panel of a figure: a column's value for each cell, against epochs or against a key of the rows.
+
+    Attributes:
+        value: name of a logged value, or of a number in the rows.
+        label: label of the axis.
+        x: ``epoch``, ``step``, ``cumulative NAME`` for the sum of a logged value up to an epoch, a key of the rows, or a
+            number in the rows, whose median over the seeds of a cell is drawn.
+        x_label: label of the horizontal axis; by default x.
+        factor: factor of the value.
+        offset: added to it.
+        log: whether the axis of the value is logarithmic; ``x`` for the other axis, ``both`` for both.
+        band: quantiles of the seeds between which an area is filled; two names of logged values draw theirs.
+        limits: limits of the axis.
+    """
+
+    value: str
+    label: str = ""
+    x: str = "epoch"
+    x_label: str = ""
+    factor: float = 1.0
+    offset: float = 0.0
+    log: bool | str = False
+    band: list[float | str] = field(default_factory=lambda: [0.0, 1.0])
+    limits: list[float | None] | None = None
+
+    @property
+    def cumulative(self) -> str:
+        """Name of the logged value whose sum is x, or an empty string."""
+        return self.x.removeprefix("cumulative ") if self.x.startswith("cumulative ") else ""
+
+    @property
+    def band_keys(self) -> list[str]:
+        """Names of the logged values that the band is between, or none for quantiles."""
+        return [end for end in self.band if isinstance(end, str)]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of some panels next to each other, in a row for each value of ``by``.
+
+    Attributes:
+        panels: the panels.
+        by: key of the rows.
+        lines: key of the rows with a line for each value, by default the titles of the cells; None for one line.
+        suffix: end of the file's name.
+        where: key of the rows -> values; other rows are left out.
+        least: column; each cell is drawn at the point of its grid where the column's median over the seeds is least.
+        alt: description of the figure for screen readers.
+    """
+
+    panels: list[Panel]
+    by: str | None = None
+    lines: str | None = "title"
+    suffix: str = ""
+    where: dict[str, list[Scalar]] = field(default_factory=dict)
+    least: str | None = None
+    alt: str = ""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """A comparison of the cells by ranks.
+
+    Attributes:
+        column: column that is compared.
+        trim: number of best and worst seeds of each cell that are left out.
+        level: level of significance.
+    """
+
+    column: str
+    trim: int = 4
+    level: float = 0.05
+
+
+@dataclass(frozen=True)
+class Compare:
+    """A comparison of each cell with the best one by a paired bootstrap.
+
+    Attributes:
+        column: column that is compared.
+        samples: name of the scores of resampled test inputs.
+    """
+
+    column: str
+    samples: str
+
+
+@dataclass(frozen=True)
+class Study(Change):
+    """A study; what it changes holds for all cells, then that of a cell, of the schedule, and of a cell for the schedule.
+
+    Attributes:
+        title: heading of its tables.
+        cells: name -> cell.
+        source: where the published values stand.
+        program: command of a LightningCLI that is run in place of ``lit-sparse``, such as ``[python, -m, torchgeo]``; files are
+            relative to the study file.
+        metric_files: pattern of the ``metrics.csv`` files in a program's folder.
+        checkpoint_files: pattern of the checkpoints in a program's folder, from whose newest file a killed training is
+            continued; None to begin it anew.
+        seed_options: options that a seed sets; of a program, by default ``seed_everything`` alone.
+        schedules: schedule -> changes of all runs; the first one is the default. Files of the schedule "" have no suffix.
+        inputs: name -> description of a path that ``--input NAME=PATH`` gives; options refer to it as ``{NAME}``.
+        published: path of a CSV file of published values, relative to the study file: a column ``key`` and one for each cell.
+        tests: test -> options of ``lit-sparse test``; the numbers of one that is not called ``test`` begin with its name. A
+            column or table with ``{test}`` in it stands for one of each test.
+        scores: score -> path of a function ``f(checkpoint)`` that returns a dictionary of numbers; their names begin with it.
+        checkpoint: which checkpoint is tested, ``best`` or ``last``; of a program ``last``, or a pattern.
+        columns: name -> column.
+        tables: tables; by default one with a line for each cell.
+        figures: figures.
+        series: keys of rows besides those of grids, where a function returns several rows, such as ``iterations``.
+        ranks: comparison of the cells by ranks.
+        compare: comparison with the best cell by a paired bootstrap.
+        notes: sentences below the tables.
+    """
+
+    title: str = ""
+    cells: dict[str, Cell] = field(default_factory=dict)
+    source: str = ""
+    program: list[str] = field(default_factory=list)
+    metric_files: str = "**/metrics.csv"
+    checkpoint_files: str | None = "**/*.ckpt"
+    seed_options: list[str] = field(default_factory=lambda: ["seed_everything", "data.init_args.seed"])
+    schedules: dict[str, Schedule] = field(default_factory=dict)
+    inputs: dict[str, str] = field(default_factory=dict)
+    published: str | None = None
+    tests: dict[str, dict[str, Scalar]] = field(default_factory=lambda: {"test": {}})
+    scores: dict[str, str] = field(default_factory=dict)
+    checkpoint: str = "last"
+    columns: dict[str, Column] = field(default_factory=dict)
+    tables: list[Table] = field(default_factory=lambda: [Table()])
+    figures: list[Figure] = field(default_factory=list)
+    series: list[str] = field(default_factory=list)
+    ranks: Ranks | None = None
+    compare: Compare | None = None
+    notes: list[str] = field(default_factory=list)
+    path: Path = Path()
+
+    def file(self, path: str) -> str:
+        """Return the file of a path that is relative to the study file, or of a config of the package.
+
+        Raises:
+            ConfigurationError: if there is no such file.
+        """
+        try:
+            return str(find_config(path, folder=self.path.parent, kind="studies").absolute())
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{self.path} names {path!r}, but there is no such file or config.") from error
+
+    @property
+    def command(self) -> list[str]:
+        """The program, with the paths of files beside the study file."""
+        folder = self.path.parent
+        words = [str((folder / word).resolve()) if (folder / word).is_file() else word for word in self.program]
+        return [sys.executable if words[0] == "python" else words[0], *words[1:]]
+
+    def seeds_of(self, name: str, schedule: str | None) -> list[int]:
+        """Return the seeds of a cell."""
+        cell = self.cells[name]
+        changes = (cell.schedules.get(schedule or ""), self.schedules.get(schedule or ""), cell, self)
+        return next((change.seeds for change in changes if change is not None and change.seeds is not None), [0])
+
+    def change_of(self, name: str, schedule: str | None) -> Change:
+        """Return the changes of a cell: the study's, the cell's, the schedule's, and the cell's for this schedule."""
+        cell = self.cells[name]
+        changes = [self, cell, self.schedules.get(schedule or ""), cell.schedules.get(schedule or "")]
+        found = [change for change in changes if change is not None]
+        return Change(
+            config=next((self.file(change.config) for change in reversed(found) if change.config), None),
+            overlays=[self.file(path) for change in found for path in change.overlays],
+            options={key: value for change in found for key, value in change.options.items()},
+            arguments={key: value for change in found for key, value in change.arguments.items()},
+            grid={key: values for change in found for key, values in change.grid.items()},
+        )
+
+    def scheduled(self, schedule: str | None) -> Study:
+        """Return the study with the grids and published values of a schedule.
+
+        A cell of a config becomes one cell for each point of its grid, with the point's values as labels. Hidden cells have no
+        grid.
+        """
+        cells: dict[str, Cell] = {}
+        for name, cell in self.cells.items():
+            change = cell.schedules.get(schedule or "", CellChange())
+            grid = {} if cell.hidden else self.change_of(name, schedule).grid
+            cell = replace(cell, grid=grid, published=cell.published | change.published)
+            if cell.function is not None or not grid:
+                cells[name] = cell
+                continue
+            for point in cell.points:
+                labels = _short(point)
+                last = replace(change, options=change.options | point)
+                cells[f"{name}/{','.join(f'{key}={value}' for key, value in labels.items())}"] = replace(
+                    cell,
+                    title=cell.title or name,
+                    grid={},
+                    labels=cell.labels | labels,
+                    schedules=cell.schedules | {schedule or "": last},
+                )
+        keys = self.schedules.get(schedule or "", Schedule()).published
+        columns = {name: replace(self.columns[name], published=key) for name, key in keys.items()}
+        return replace(self, cells=cells, columns=self.columns | columns)
+
+    def published_value(self, cell: str, column: str) -> str | None:
+        """Return the published value of a cell in a column, or None."""
+        if column in self.cells[cell].published:
+            return str(self.cells[cell].published[column])
+        key = self.columns[column].published
+        if self.published is None or key is None:
+            return None
+        lines = read_table(Path(self.file(self.published)), needed=["key"])
+        return next((line.get(written(cell)) or None for line in lines if line["key"] == key), None)
+
+    @property
+    def keys(self) -> list[str]:
+        """The columns that identify a row, but for series."""
+        return ["cell", "seed", *dict.fromkeys(key for cell in self.cells.values() for key in cell.grid)]
+
+    @property
+    def row_keys(self) -> list[str]:
+        """The columns that identify a row, of a series too."""
+        return [*self.keys, *self.series]
+
+    def stores(self, key: str) -> bool:
+        """Return whether a column of the rows is a key, not a measured number."""
+        return key in self.row_keys or any(key in cell.labels for cell in self.cells.values())
+
+    def over_training(self, panel: Panel) -> bool:
+        """Return whether a panel draws logged values over training, which are stored apart from the rows."""
+        return not self.stores(panel.x) and (panel.x in ("epoch", "step") or bool(panel.cumulative))
+
+    @property
+    def numbers(self) -> set[str]:
+        """Columns of the rows and curves that have numbers."""
+        panels = [panel for figure in self.figures for panel in figure.panels]
+        drawn = {key for panel in panels for key in (panel.value, panel.cumulative or panel.x, *panel.band_keys)}
+        return {"seconds", "epoch", "step"} | drawn | {column.value for column in self.columns.values()}
+
+    def title_of(self, name: str) -> str:
+        """Return the title of a cell."""
+        return self.cells[name].title or name
+
+    def settings(self, name: str, schedule: str | None, extra: list[str]) -> dict[str, Any]:
+        """Return what decides the numbers of a cell, besides the seed: the content of its configs, options and arguments."""
+        cell, change = self.cells[name], self.change_of(name, schedule)
+        if cell.function is not None:
+            return {"function": cell.function, "arguments": change.arguments}
+        files = [Path(path) for path in (change.config, *change.overlays) if path is not None]
+        settings = {
+            "configs": {f"{place}. {path.name}": read_yaml(path) for place, path in enumerate(files, 1)},
+            "options": change.options,
+            "checkpoints": {option: self.settings(other, schedule, extra) for option, other in cell.checkpoints.items()},
+            "seed_options": self.seed_options,
+            "extra": extra,
+        }
+        if self.program:
+            settings["program"] = self.program
+        if not cell.hidden:
+            settings |= {"tests": self.tests, "scores": self.scores, "checkpoint": self.checkpoint}
+        return settings
+
+
+def written(name: str) -> str:
+    """Return the name of a cell in the study file, for a point of its grid."""
+    return name.partition("/")[0]
+
+
+def _short(point: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Return the values of a point by the last parts of their options, or by the whole options where these are equal."""
+    last = [key.rpartition(".")[2] for key in point]
+    return {(end if last.count(end) == 1 else key): value for end, (key, value) in zip(last, point.items(), strict=True)}
+
+
+def changes(begun: Any, asked: Any) -> list[str]:
+    """Return the keys in which two settings differ, with both values."""
+    return [f"{key}: {old}, now {new}" for key, old, new in differences(begun, asked)]
+
+
+def digest(settings: Mapping[str, Any]) -> str:
+    """Return ten characters that tell settings apart."""
+    return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:10]

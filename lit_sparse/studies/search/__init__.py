@@ -1,0 +1,1 @@
+"""Sweeps: the space, the storage and the search."""

@@ -1,0 +1,95 @@
+"""The space that a sweep searches, and the parts of Optuna that search it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jsonargparse import ArgumentError, ArgumentParser
+
+from lit_sparse.errors import ConfigurationError, MissingExtraError
+
+__all__ = ["distribution_of", "import_optuna", "matching", "pruner_of", "sampler_of"]
+
+
+def import_optuna() -> Any:
+    """Return Optuna.
+
+    Raises:
+        MissingExtraError: if it is not installed.
+    """
+    try:
+        import optuna
+    except ImportError as error:
+        raise MissingExtraError("Sweeps", "sweep") from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+def distribution_of(key: str, values: Any) -> Any:
+    """Return Optuna's distribution of an option's values.
+
+    Raises:
+        ConfigurationError: unless the values are a list, or a range.
+    """
+    distributions = import_optuna().distributions
+    if isinstance(values, list) and values:
+        return distributions.CategoricalDistribution(values)
+    if isinstance(values, dict) and {"low", "high"} <= set(values) <= {"low", "high", "log", "step"}:
+        kind = distributions.IntDistribution if _is_whole(values) else distributions.FloatDistribution
+        try:
+            return kind(**values)
+        except ValueError as error:
+            raise ConfigurationError(f"The space of {key!r} is wrong: {error}") from error
+    raise ConfigurationError(
+        f"Expected a list of values, or low and high with log or step, for {key!r} of the space but got {values!r}."
+    )
+
+
+def matching(values: Any, stored: Any) -> list[Any]:
+    """Return the value of an option's space that a stored one equals, in a list, or an empty list."""
+    if isinstance(values, list):
+        return [value for value in values if type(value) is type(stored) and value == stored]
+    low, high, step = values["low"], values["high"], values.get("step")
+    kinds = (int,) if _is_whole(values) else (int, float)
+    if isinstance(stored, bool) or not isinstance(stored, kinds) or not low <= stored <= high:
+        return []
+    steps = (stored - low) / step if step else 0.0
+    return [stored] if abs(steps - round(steps)) < 1e-6 else []
+
+
+def sampler_of(given: Any, space: Mapping[str, Any]) -> Any:
+    """Return a sampler of Optuna by its name, or by a class and its arguments, as ``Sweep`` takes them."""
+    samplers = import_optuna().samplers
+    if given == "grid":
+        found = samplers.GridSampler(space)
+        found.after_trial = lambda *_: None  # it would stop `optimize`, which is not called here
+        return found
+    return _part(samplers.BaseSampler, "--sampler", {"tpe": "TPESampler", "random": "RandomSampler"}, given)
+
+
+def pruner_of(given: Any) -> Any:
+    """Return a pruner of Optuna, as :func:`sampler_of`; None for one that prunes nothing."""
+    names = {"median": "MedianPruner", "hyperband": "HyperbandPruner"}
+    return _part(import_optuna().pruners.BasePruner, "--prune", names, given or "NopPruner")
+
+
+def _part(base: type, option: str, names: Mapping[str, str], given: Any) -> Any:
+    """Build a part of Optuna.
+
+    Raises:
+        ConfigurationError: if there is no such class, or it refuses its arguments.
+    """
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("part", type=base)
+    try:
+        described = {"class_path": names.get(given, given)} if isinstance(given, str) else given
+        return parser.instantiate(parser.parse_object({"part": described})).part
+    except (ArgumentError, TypeError, ValueError) as error:
+        known = f"{', '.join(names)}, or a class of {base.__module__.rpartition('.')[0]} with its init_args"
+        raise ConfigurationError(f"Expected {option} to be {known}, but got {given!r}: {error}") from error
+
+
+def _is_whole(values: Mapping[str, Any]) -> bool:
+    """Return whether a range is one of integers."""
+    return all(isinstance(values[end], int) for end in ("low", "high"))

@@ -1,0 +1,212 @@
+"""The storage of a sweep: the lock of a journal, and what it may hold, since whoever can write to it may have changed it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from threading import Timer
+from typing import Any
+
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.ground.stored import open_plain
+from lit_sparse.studies.jobs.processes import locked
+from lit_sparse.studies.search.space import import_optuna
+
+__all__ = ["JournalLock", "check_database", "read_journal"]
+
+#: Largest journal or database in bytes, largest number of rows of a table, and of characters of an option's choices.
+LARGEST, ROWS, LONGEST = 2**28, 100_000, 2**20
+#: Longest time in seconds that the checks of a database take.
+LONGEST_CHECK = 30
+#: Largest number of trials of a database that are not finished, which Optuna reads again and again.
+UNFINISHED = 5000
+#: Largest sum of the squared numbers of a journal's entries of one kind for one trial. Each copies those before it.
+MOST_COPIED = 10**9
+#: Last bytes of a journal of SQLite that names a journal of several databases, which SQLite reads and may remove.
+ENDING = bytes.fromhex("d9d505f920a163d7")
+#: Number of a journal's entries that change the state of a trial, and the numbers of the states in which it is finished.
+ENDS, ENDED = 6, (1, 2, 3)
+
+
+class JournalLock:
+    """Lock of a journal that ends with its process; Optuna's own is a link that a killed process leaves.
+
+    Args:
+        path: file of the lock.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def acquire(self) -> bool:
+        """Wait for the lock, and hold it."""
+        held = locked(self._path)
+        held.__enter__()
+        self._held = held
+        return True
+
+    def release(self) -> None:
+        """Release it."""
+        self._held.__exit__(None, None, None)
+
+
+def read_journal(journal: Path) -> Iterator[dict[str, Any]]:
+    """Yield the entries of a journal, none if there is no file.
+
+    It is checked that the journal fits into memory, is read in time proportional to its length, and can be appended to.
+
+    Raises:
+        ConfigurationError: with its largest size, its most frequent entry, or if its last line is cut off, or it changes a
+            finished trial, which Optuna ignores.
+    """
+    if not journal.is_file():
+        return
+    with open_plain(journal, journal.parent) as file:
+        if (size := os.fstat(file.fileno()).st_size) > LARGEST:
+            raise ConfigurationError(f"Expected {str(journal)!r} to have at most {LARGEST:,} bytes. Choose another --output.")
+        file.seek(max(0, size - 1))
+        if file.read(1) not in (b"", b"\n"):  # Optuna would append to what a full disk has cut off
+            raise ConfigurationError(f"Expected whole lines in {str(journal)!r} but the last one is cut off. Remove it.")
+        file.seek(0)
+        counts: Counter[str] = Counter()
+        ended = set()
+        for number, line in enumerate(file, 1):
+            entry = json.loads(line)
+            trial = str(entry.get("trial_id"))
+            if "trial_id" in entry and trial in ended:
+                raise ConfigurationError(
+                    f"Expected no change of the finished trial {trial:.80} in {str(journal)!r} but got one in line {number}."
+                    " Remove the line, or choose another --output."
+                )
+            if entry["op_code"] == ENDS and entry.get("state") in ENDED:
+                ended.add(trial)
+            counts[f"{entry['op_code']} {trial}"] += 1
+            yield entry
+        if sum(count**2 for count in counts.values()) > MOST_COPIED:
+            raise ConfigurationError(
+                f"Expected fewer entries of one kind for a trial in {str(journal)!r} but got up to {max(counts.values()):,}."
+                " Choose another --output."
+            )
+
+
+def check_database(storage: str) -> None:
+    """Check that a database of SQLite has Optuna's own tables, which compute nothing, and fits into memory.
+
+    Args:
+        storage: URL of the database; others than SQLite's are not checked.
+
+    Raises:
+        ConfigurationError: naming what it has, or if the URL has a second one in it.
+    """
+    url = import_module("sqlalchemy").make_url(storage)
+    if url.get_backend_name() != "sqlite":
+        return
+    path = Path(url.database or "")
+    if (url.database or ":memory:").startswith(("file:", ":memory:")):
+        raise ConfigurationError(f"Expected the path of a database but got {storage!r}. Give sqlite:///PATH.")
+    if not path.is_file():
+        return
+    _check_beside(path.resolve())
+    own = _own_tables()
+    # SQLite undoes what a killed sweep has begun to write
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True)) as database, _limited(database):
+        (pages,), (size,) = (database.execute(f"pragma page_{what}").fetchone() for what in ("count", "size"))
+        if max(pages * size, path.stat().st_size) > LARGEST:
+            raise ConfigurationError(f"Expected {str(path)!r} to have at most {LARGEST:,} bytes. Choose another --storage.")
+        listed = _listed(database)
+        for kind, name, text in listed:
+            if (kind, name, text) not in own:
+                raise ConfigurationError(
+                    f"Expected Optuna's own tables and indices in {str(path)!r} but got a {kind} {name[:80]!r}, which Optuna"
+                    " never makes. Choose another --storage."
+                )
+        (state,) = database.execute("pragma quick_check(1)").fetchone()
+        if state != "ok":  # pages that refer to pages again and again are read without end
+            raise ConfigurationError(f"Expected a whole database in {str(path)!r} but got: {state}. Choose another --storage.")
+        for name in (name for kind, name, _ in listed if kind == "table"):
+            (rows,) = database.execute(f"select count(*) from {name}").fetchone()
+            if rows > ROWS:
+                raise ConfigurationError(
+                    f"Expected at most {ROWS:,} rows in table {name} of {str(path)!r} but got {rows:,}. Choose another"
+                    " --storage."
+                )
+        if "trials" in {name for _, name, _ in listed}:
+            (rows,) = database.execute("select count(*) from trials where state in ('RUNNING', 'WAITING')").fetchone()
+            if rows > UNFINISHED:
+                raise ConfigurationError(
+                    f"Expected at most {UNFINISHED:,} unfinished trials in {str(path)!r} but got {rows:,}. Choose another"
+                    " --storage."
+                )
+            query = "select number from trials group by study_id, number having count(*) > 1"
+            if twice := database.execute(query).fetchone():
+                raise ConfigurationError(
+                    f"Expected one trial of each number in {str(path)!r} but got several of number {twice[0]!r:.80}. Choose"
+                    " another --storage."
+                )
+        if "trial_params" in {name for _, name, _ in listed}:
+            (longest,) = database.execute("select max(length(distribution_json)) from trial_params").fetchone()
+            if (longest or 0) > LONGEST:
+                raise ConfigurationError(
+                    f"Expected at most {LONGEST:,} characters for the choices of an option in {str(path)!r} but got"
+                    f" {longest:,}. Choose another --storage."
+                )
+
+
+def _check_beside(path: Path) -> None:
+    """Check the files that SQLite reads, writes and removes with a database: plain ones, of which none names another file."""
+    for file in (path, *(path.with_name(path.name + ending) for ending in ("-journal", "-wal", "-shm"))):
+        try:
+            with open_plain(file, path.parent) as opened:
+                found = os.fstat(opened.fileno())
+                opened.seek(max(0, found.st_size - len(ENDING)))
+                if file != path and (found.st_nlink > 1 or opened.read() == ENDING):
+                    raise OSError(errno.EINVAL, "it refers to another file")
+            if found.st_size > LARGEST:
+                raise OSError(errno.EFBIG, f"it has more than {LARGEST:,} bytes")
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise ConfigurationError(
+                f"Expected a file of SQLite in {str(file)!r} but got: {error.strerror}. Choose another --storage."
+            ) from error
+
+
+@contextmanager
+def _limited(database: sqlite3.Connection) -> Iterator[None]:
+    """Interrupt what takes longer than the checks of any database of Optuna."""
+    timer = Timer(LONGEST_CHECK, database.interrupt)
+    timer.start()
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        if timer.is_alive():
+            raise
+        raise ConfigurationError(
+            f"Expected a database that is checked within {LONGEST_CHECK} s but this one is damaged. Choose another --storage."
+        ) from error
+    finally:
+        timer.cancel()
+
+
+@cache
+def _own_tables() -> set[tuple[str, str, str]]:
+    """Return what Optuna makes in an empty database."""
+    storage = import_optuna().storages.RDBStorage("sqlite://")
+    found = set(_listed(storage.engine.raw_connection()))
+    storage.remove_session()
+    storage.engine.dispose()
+    return found
+
+
+def _listed(database: Any) -> list[tuple[str, str, str]]:
+    """Return kind, name and definition of what a database of SQLite has."""
+    found = database.cursor().execute("select type, name, sql from sqlite_master").fetchall()
+    return [(str(kind), str(name), " ".join(str(text).split())) for kind, name, text in found]

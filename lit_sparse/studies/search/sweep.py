@@ -1,0 +1,501 @@
+"""The command ``lit-sparse sweep``: a search over the values of a config, by Optuna."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+import re
+import reprlib
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import IO, Any
+
+import yaml
+
+from lit_sparse.checks import check_count
+from lit_sparse.errors import ConfigurationError, LitSparseError, did_you_mean, printable
+from lit_sparse.ground.files import replaced
+from lit_sparse.ground.stored import read_yaml
+from lit_sparse.runs.config_files import find_config
+from lit_sparse.runs.folders import experiment_name
+from lit_sparse.runs.status import check_plain
+from lit_sparse.studies.jobs.cluster import Cluster
+from lit_sparse.studies.jobs.engine import Runner
+from lit_sparse.studies.jobs.logged import summarized
+from lit_sparse.studies.jobs.processes import (
+    JobFailedError,
+    JobInterruptedError,
+    descriptors,
+    locked,
+    naming_failure,
+    run_all,
+    say,
+    try_lock,
+)
+from lit_sparse.studies.pages.figures import draw_front
+from lit_sparse.studies.pages.tables import markdown
+from lit_sparse.studies.plan.load import check_names, study_of
+from lit_sparse.studies.plan.study import Cell, Study
+from lit_sparse.studies.search.space import distribution_of, import_optuna, matching, pruner_of, sampler_of
+from lit_sparse.studies.search.storage import JournalLock, check_database, read_journal
+
+__all__ = ["Sweep", "main", "parser"]
+
+#: Direction -> parts of the names of metrics that have it.
+DIRECTIONS = {
+    "minimize": r"loss|nelbo|nll|bits|rate|distortion|perplexity|classification|calls|error",
+    "maximize": r"success|accuracy|similarity|bleu|rouge",
+}
+#: Keys of the file of a program's space.
+PROGRAM = ("program", "metric_files", "checkpoint_files", "options")
+
+
+@dataclass
+class Sweep:
+    """A search over values of a config, or of the options of a program. It opens its storage when the study is asked for.
+
+    Args:
+        configs: a config and its overlays.
+        space: option -> values, or ``low`` and ``high`` with ``log`` or ``step``.
+        metrics: one or two logged values, such as ``val/nelbo`` or ``min(val/nelbo)``.
+        directions: ``minimize`` or ``maximize`` for each.
+        folder: folder of the sweep.
+        storage: URL of an Optuna storage; None for a file in the folder.
+        sampler: ``tpe``, ``random``, ``grid``, or a class of ``optuna.samplers`` as ``class_path`` and ``init_args``.
+        prune: ``median``, ``hyperband``, or a class of ``optuna.pruners``: it stops trials that are worse than others; None
+            for none.
+        cluster: cluster that runs the trials; None for this machine.
+        folds: number of folds of the training and validation data; a trial has one run for each, and their mean values.
+        extra: options of every training.
+        base: study without cells, whose program, if it has one, runs the trials with its options.
+
+    Raises:
+        ConfigurationError: if options contradict each other.
+    """
+
+    configs: Sequence[str]
+    space: dict[str, Any]
+    metrics: Sequence[str]
+    directions: Sequence[str]
+    folder: Path
+    _: KW_ONLY
+    storage: str | None = None
+    sampler: Any = "tpe"
+    prune: Any = None
+    folds: int = 1
+    cluster: Cluster | None = None
+    extra: Sequence[str] = ()
+    base: Study = field(default_factory=Study)
+
+    def __post_init__(self) -> None:
+        if self.folds < 1:
+            raise ConfigurationError(
+                f"Expected --folds to be at least 1 but got {self.folds}. Leave it out to train each trial once."
+            )
+        if self.prune and self.folds > 1:
+            raise ConfigurationError("Expected either --prune or --folds but got both: a trial's folds run one after another.")
+        if self.base.program and self.folds > 1:
+            raise ConfigurationError("Expected either a program or --folds but got both. Let an option divide its data.")
+        if self.sampler == "grid" and not all(isinstance(values, list) for values in self.space.values()):
+            raise ConfigurationError("Expected a list of values for each option of a grid. Give --sampler tpe or random.")
+
+    @property
+    def place(self) -> str:
+        """The storage in messages."""
+        return repr(self.storage or str(self.folder))
+
+    @property
+    def grid_size(self) -> int:
+        """Number of combinations of the values of a grid."""
+        return math.prod(map(len, self.space.values()))
+
+    @cached_property
+    def distributions(self) -> dict[str, Any]:
+        """Optuna's distributions of the options."""
+        return {key: distribution_of(key, values) for key, values in self.space.items()}
+
+    @cached_property
+    def study(self) -> Any:
+        """The Optuna study, made or opened when it is first asked for, and checked.
+
+        Raises:
+            ConfigurationError: if the storage cannot be reached, or the sweep was begun with other settings.
+            MissingExtraError: without Optuna.
+        """
+        options = {
+            "sampler": sampler_of(self.sampler, self.space),
+            "pruner": pruner_of(self.prune),
+            "study_name": self.folder.name if self.base.program else experiment_name(self.configs[0], ""),
+        }
+        _ = self.distributions  # a space that is wrong is refused before anything is made
+        self.folder.mkdir(parents=True, exist_ok=True)
+        check_plain(self.folder)
+        try:
+            try:
+                found = self._open(options)
+            except Exception:  # two machines may have begun to make the same tables
+                time.sleep(1)
+                found = self._open(options)
+        except Exception as error:  # of any database
+            reason = str(error) or type(error).__name__
+            raise ConfigurationError(f"The storage {self.place} cannot be used: {reason}") from error
+        if [direction.name.lower() for direction in found.directions] != list(self.directions):
+            raise ConfigurationError(f"{self.folder} was begun with other metrics. Choose another --output.")
+        self._check_settings(found)
+        for place, trial in enumerate(found.get_trials(deepcopy=False)):
+            self._check_trial(place, trial)
+        return found
+
+    def _open(self, options: dict[str, Any]) -> Any:
+        """Make the Optuna study, or open it if it is there."""
+        optuna = import_optuna()
+        storage: Any = self.storage
+        for _ in read_journal(self.folder / "journal.log"):  # whose checks Optuna does not make
+            pass
+        if storage is None:
+            lock = JournalLock(self.folder / "journal.lock")
+            backend = optuna.storages.journal.JournalFileBackend(str(self.folder / "journal.log"), lock)
+            storage = optuna.storages.JournalStorage(backend)
+        else:
+            check_database(storage)
+        found = optuna.create_study(directions=self.directions, storage=storage, load_if_exists=True, **options)
+        found.get_trials(deepcopy=False), found.user_attrs  # all that is stored can be read
+        return found
+
+    def _check_settings(self, study: Any) -> None:
+        asked: dict[str, Any] = {"configs": [read_yaml(Path(path)) for path in self.configs], "metrics": self.metrics}
+        asked |= {"extra": self.extra, "folds": self.folds}
+        asked |= {key: getattr(self.base, key) for key in PROGRAM if self.base.program}
+        asked = json.loads(json.dumps(asked, default=str))
+        begun = study.user_attrs.get("settings")
+        if begun is None:
+            study.set_user_attr("settings", asked)
+        elif begun != asked:
+            key = next((key for key in asked if not isinstance(begun, dict) or begun.get(key) != asked[key]), "settings")
+            raise ConfigurationError(f"{self.folder} was begun with other {key}. Choose another --output, or remove it.")
+
+    def _check_trial(self, place: int, trial: Any) -> None:
+        """Check a stored trial, which whoever can write to the storage may have changed."""
+        attributes = trial.system_attrs
+        point = attributes.get("grid_id") if self.sampler == "grid" else None
+        if (
+            trial.number != place
+            or any(key.startswith("constraints") for key in attributes)  # a sweep has none
+            or not isinstance(attributes.get("fixed_params", {}), dict)
+            or not all(isinstance(value, int | float) for value in trial.intermediate_values.values())
+            or (point is not None and (attributes.get("search_space") != self.space or point not in range(self.grid_size)))
+        ):
+            raise ConfigurationError(
+                f"Expected trial {place} in {self.place} to be one of a sweep but got number {trial.number!r:.80} with"
+                f" {reprlib.repr(attributes)}. The storage was changed: choose another --output."
+            )
+        self.params(trial, whole=trial.state.name == "COMPLETE")
+        numbers = [value for value in trial.values or () if isinstance(value, int | float) and not math.isnan(value)]
+        if trial.state.name == "COMPLETE" and len(numbers) != len(self.metrics):
+            raise ConfigurationError(
+                f"Expected trial {trial.number} in {self.place} to have {len(self.metrics)} numbers"
+                f" but got {trial.values!r:.80}. The storage was changed: choose another --output."
+            )
+
+    def params(self, trial: Any, *, whole: bool = True) -> dict[str, Any]:
+        """Return the values of a stored trial by option; whoever can write to the storage may have changed them.
+
+        Args:
+            trial: trial of the storage.
+            whole: whether it has to have a value for each option of the space.
+
+        Raises:
+            ConfigurationError: if a name or a value is not in the declared space.
+        """
+        found = {}
+        missing = [key for key in self.space if whole and key not in trial.params]
+        for key in (*missing, *trial.params):
+            stored = trial.params.get(key, "nothing")
+            accepted = matching(self.space[key], stored) if key in self.space and key not in missing else []
+            if not accepted:
+                raise ConfigurationError(
+                    f"Expected trial {trial.number} in {self.place} to have values of the space but got"
+                    f" {key[:80]!r} = {stored!r:.80}. The storage was changed, or the space: choose another --output."
+                )
+            found[key] = accepted[0]
+        return {key: found[key] for key in self.space if key in found}
+
+    def run(self, trials: int, jobs: int = 1) -> list[str]:
+        """Run trials until there are so many, some at a time; return the messages of those that failed.
+
+        At the end it waits for trials that another process works on, such as the training that a killed sweep has left.
+        """
+        failed: list[str] = []
+        _ = self.study  # refused before anything runs
+
+        def work(threads: int) -> None:
+            while (taken := self._take(trials)) is not None:
+                with taken[1] as lock:
+                    try:
+                        with naming_failure(f"trial_{taken[0]}"):
+                            self._finish(taken[0], threads, lock)
+                    except JobInterruptedError:  # the trial is left for the next command
+                        return
+                    except LitSparseError as error:
+                        failed.append(str(error))
+
+        others = run_all([work] * jobs, jobs)
+        while held := self._held():
+            say(f"{', '.join(held)}: another process runs it, or a killed one left its training; waiting")
+            while set(held) == set(self._held()):
+                time.sleep(0.5)
+            others += run_all([work] * jobs, jobs)
+        return others + failed
+
+    def _here(self, trial: Any) -> bool:
+        """Return whether a trial is not finished, and was begun on this machine."""
+        return trial.state.name == "RUNNING" and (self.storage is None or self._lock(trial.number).is_file())
+
+    def _held(self) -> list[str]:
+        """Return the names of the trials that other processes work on."""
+        found = []
+        with locked(self.folder / "queue.lock"):
+            for trial in filter(self._here, self.study.get_trials(deepcopy=False)):
+                if (lock := try_lock(self._lock(trial.number))) is None:
+                    found.append(f"trial_{trial.number}")
+                else:
+                    lock.close()
+        return found
+
+    def _take(self, trials: int) -> tuple[int, IO[str]] | None:
+        """Return the number and the held lock of a trial that no living process works on, or of a new one."""
+        import optuna
+
+        with locked(self.folder / "queue.lock"):
+            known = self.study.get_trials(deepcopy=False)
+            for trial in known:
+                if self._here(trial) and (lock := try_lock(self._lock(trial.number))) is not None:
+                    if len(trial.params) < len(self.space):  # killed while its values were drawn
+                        begun = optuna.trial.Trial(self.study, trial._trial_id)
+                        for key, distribution in self.distributions.items():
+                            begun._suggest(key, distribution)  # as `ask` does
+                    return trial.number, lock
+            if sum(trial.state != optuna.trial.TrialState.WAITING for trial in known) >= trials:
+                return None
+            try:
+                number = self.study.ask(self.distributions).number
+            except ValueError as error:
+                raise ConfigurationError(
+                    f"{self.folder} was begun with other values: {error} Choose another --output."
+                ) from error
+            lock = try_lock(self._lock(number))
+            assert lock is not None
+            return number, lock
+
+    def _trial(self, number: int) -> Any:
+        """Return the stored trial of a number."""
+        trials = self.study.get_trials(deepcopy=False)
+        if number >= len(trials):
+            raise ConfigurationError(
+                f"Expected trial {number} in {self.place} but it has {len(trials)} trials. The storage"
+                " was changed: choose another --output."
+            )
+        return trials[number]
+
+    def _lock(self, number: int) -> Path:
+        return self.folder / f"trial_{number}" / "lock"
+
+    def runner(self, number: int, folds: int | None = None) -> Runner:
+        """Return what trains a trial: a study with one cell, or with one for each fold."""
+        folds = self.folds if folds is None else folds
+        params = self.params(self._trial(number))
+        paths = [str(Path(path).resolve()) for path in self.configs]
+        options = {f"trial_{number}": params}
+        if folds > 1:
+            options = {f"trial_{number}/fold_{fold}": params | {"data.init_args.fold": [fold, folds]} for fold in range(folds)}
+        cells = {name: Cell(overlays=paths, options=each) for name, each in options.items()}
+        study = replace(self.base, cells=cells, seed_options=[], path=self.base.path.parent / f"{self.folder.name}.yaml")
+        return Runner(study, output=self.folder.parent, results=self.folder, extra=list(self.extra), cluster=self.cluster)
+
+    def _finish(self, number: int, threads: int, lock: IO[str]) -> None:
+        """Train a trial to its end, and store its values."""
+        import optuna
+
+        name, runner = f"trial_{number}", self.runner(number)
+        runs = [runner.of(cell, 0) for cell in runner.study.cells]
+        frozen = self._trial(number)
+        if frozen.state != optuna.trial.TrialState.RUNNING:
+            return  # another process has finished it
+        trial = optuna.trial.Trial(self.study, frozen._trial_id)
+        shown = ", ".join(f"{key.rsplit('.', 1)[-1]} {value}" for key, value in self.params(frozen).items())
+        say(f"{name}: runs with {shown}; output in {runs[0].log}")
+        reported = len(frozen.intermediate_values)
+
+        def stops() -> bool:
+            nonlocal reported
+            points = [line for line in runs[0].logged() if self.metrics[0] in line]
+            for line in points[reported:]:
+                trial.report(line[self.metrics[0]], int(line.get("epoch", 0)))
+            reported = max(reported, len(points))
+            return trial.should_prune()
+
+        try:
+            for run in runs:
+                run.begin()
+                run.train(threads, descriptors(lock), stops if self.prune else None)
+        except JobInterruptedError:
+            raise
+        except JobFailedError:
+            self.study.tell(number, state=optuna.trial.TrialState.FAIL)
+            raise
+        found = [run.logged() for run in runs]
+        values = [_mean([summarized(lines, metric) for lines in found]) for metric in self.metrics]
+        if self.prune and trial.should_prune():
+            self.study.tell(number, state=optuna.trial.TrialState.PRUNED)
+        elif None in values or any(math.isnan(value) for value in values if value is not None):
+            self.study.tell(number, state=optuna.trial.TrialState.FAIL)
+            self._explain(found[0], values)
+        else:
+            self.study.tell(number, [value for value in values if value is not None])
+        say(f"{name}: {', '.join(f'{metric} = {value}' for metric, value in zip(self.metrics, values, strict=True))}")
+
+    def _config(self, number: int) -> str:
+        """Return the config of a trial, without a fold, from the configs of the sweep and not from its run folder."""
+        runner = self.runner(number, folds=1)
+        command = runner.of(next(iter(runner.study.cells)), 0).printing()
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    def _explain(self, lines: Sequence[dict[str, float]], values: Sequence[float | None]) -> None:
+        """Refuse a metric that was not logged.
+
+        Raises:
+            ConfigurationError: with the names that were.
+        """
+        for metric, value in zip(self.metrics, values, strict=True):
+            if value is None:
+                names = sorted({key for line in lines for key in line if key.startswith("val")})
+                raise ConfigurationError(
+                    f"Expected --metric to be among what was logged, {', '.join(names) or 'nothing by validation'}, but got"
+                    f" {metric!r}.{did_you_mean(metric, names)}"
+                )
+
+    def write(self) -> list[Path]:
+        """Write the table of all trials, the config of the best, and for two metrics a picture of the front."""
+        import optuna
+
+        trials = [t for t in self.study.get_trials(deepcopy=False) if t.state == optuna.trial.TrialState.COMPLETE]
+        if not trials:
+            return []
+        best = {trial.number for trial in self.study.best_trials}
+        sign = -1.0 if self.directions[0] == "maximize" else 1.0
+        trials.sort(key=lambda trial: sign * trial.values[0])
+        lines = [["trial", *self.space, *self.metrics]]
+        for trial in trials:
+            texts = [f"{value:.6g}" for value in trial.values]
+            marked = [f"**{text}**" for text in texts] if trial.number in best else texts
+            lines.append([str(trial.number), *(str(value) for value in self.params(trial).values()), *marked])
+        files = [self.folder / "sweep.md", self.folder / "sweep.csv", self.folder / "best.yaml"]
+        with replaced(files[0], "w") as file:
+            file.write("\n".join(markdown(lines)) + "\n")
+        with replaced(files[1], "w") as file:
+            csv.writer(file, lineterminator="\n").writerows([[text.strip("*") for text in line] for line in lines])
+        with replaced(files[2], "w") as file:
+            file.write(self._config(next(trial.number for trial in trials if trial.number in best)))
+        if len(self.metrics) == 2:
+            files.append(self.folder / "front.png")
+            draw_front([trial.values for trial in trials], [t.number in best for t in trials], self.metrics, files[-1])
+        print("\n".join(markdown(lines)))
+        return files
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    found = [value for value in values if value is not None]
+    return sum(found) / len(found) if len(found) == len(values) else None
+
+
+def _direction(metric: str, mode: str | None) -> str:
+    if mode is not None:
+        return {"min": "minimize", "max": "maximize"}[mode]
+    found = [direction for direction, names in DIRECTIONS.items() if re.search(names, metric)]
+    if len(found) != 1:
+        raise ConfigurationError(f"Expected --mode min or --mode max for {metric}, whose direction is not known.")
+    return found[0]
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command."""
+    found = argparse.ArgumentParser(prog="lit-sparse sweep", description=__doc__, allow_abbrev=False)
+    found.add_argument("-c", "--config", action="append", default=[], help="file or name of a config; overlays follow it")
+    found.add_argument(
+        "-s", "--space", type=Path, required=True, help="YAML file of options and their values, or a program and its space"
+    )
+    found.add_argument("--metric", action="append", required=True, help="logged value, such as val/nelbo; two give a front")
+    found.add_argument("--mode", action="append", choices=("min", "max"), help="for each metric; known for usual ones")
+    found.add_argument("--trials", type=int, help="number of trials; 30 by default, or all of a grid")
+    found.add_argument(
+        "--sampler",
+        type=yaml.safe_load,
+        help="tpe, random, grid, or a class of optuna.samplers, such as GPSampler; with init_args in YAML; tpe by default",
+    )
+    found.add_argument(
+        "--prune",
+        type=yaml.safe_load,
+        nargs="?",
+        const="median",
+        help="stop trials that are worse than others: median (by default), hyperband, or a class of optuna.pruners",
+    )
+    found.add_argument("--folds", type=int, default=1, help="folds of the training and validation data; values are means")
+    found.add_argument("--jobs", type=int, default=1, help="number of trials at a time; they share the cores")
+    found.add_argument("--submit", metavar="CLUSTER[,KEY=VALUE]", help="submit the runs, such as slurm,timeout_min=600")
+    found.add_argument("--storage", help="URL of an Optuna storage, for several machines; a file in the folder by default")
+    found.add_argument("--output", type=Path, default=Path("runs/sweep"), help="folder of the sweeps")
+    return found
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a sweep; the exit status is 1 if a trial failed."""
+    words = list(arguments)
+    place = words.index("--") if "--" in words else len(words)
+    options = parser().parse_args(words[:place])
+    configs = [str(find_config(name)) for name in options.config]
+    if not options.space.is_file():
+        raise ConfigurationError(f"There is no file {str(options.space)!r}. Give a file of options and their values by -s.")
+    given = read_yaml(options.space)
+    if not given:
+        raise ConfigurationError(f"Expected options and their values in {options.space} but got {given!r}.")
+    space, base = given, Study()
+    if "program" in given:
+        space = given.pop("space", None)
+        check_names(given, PROGRAM, f"the keys of {options.space} besides `space`")
+        if not isinstance(space, dict) or not space:
+            raise ConfigurationError(f"Expected `space` of {options.space} to be options and their values but got {space!r}.")
+        base = study_of({"cells": {"trial": {}}, "tests": {}} | given, options.space)
+    elif not configs:
+        raise ConfigurationError(f"Expected a config by -c, or a `program` in {options.space}, but got none.")
+    modes = [*(options.mode or []), *[None] * len(options.metric)]
+    sampler = options.sampler or "tpe"
+    sweep = Sweep(
+        configs,
+        space,
+        options.metric,
+        [_direction(metric, mode) for metric, mode in zip(options.metric, modes, strict=False)],
+        options.output / (options.space.stem if base.program else experiment_name(configs[0], "")),
+        storage=options.storage,
+        sampler=sampler,
+        prune=options.prune,
+        folds=options.folds,
+        cluster=None if options.submit is None else Cluster(options.submit),
+        extra=words[place + 1 :],
+        base=base,
+    )
+    usual = sweep.grid_size if sampler == "grid" else 30
+    trials = usual if options.trials is None else check_count("--trials", options.trials)
+    jobs = check_count("--jobs", options.jobs)
+    failed = sweep.run(min(trials, usual) if sampler == "grid" else trials, jobs)
+    for path in sweep.write():
+        print(path)
+    for message in failed:
+        print(printable(message), file=sys.stderr)
+    return 1 if failed else 0
