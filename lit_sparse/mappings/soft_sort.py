@@ -37,7 +37,7 @@ class _QuadraticSort(RowFunction):
     saves_input = True
 
     @staticmethod
-    def product_arguments(*args: Any) -> tuple[Any, ...]:
+    def product_arguments(*args: Any) -> tuple[Tensor, Tensor, Tensor, bool]:
         x, order, labels, _, entropic = args
         return x, order, labels, entropic
 
