@@ -99,7 +99,9 @@ class _DecisionLoss(nn.Module, ABC):
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
     """
 
-    def __init__(self, problem: Any, minimize: bool | None, reduction: str) -> None:
+    def __init__(
+        self, problem: Any, *, minimize: bool | None = None, reduction: Literal["mean", "sum", "none"] = "mean"
+    ) -> None:
         super().__init__()
         own = isinstance(problem, Structure)
         self.structure: Structure = problem if own else structure_of(problem)
@@ -162,7 +164,7 @@ class SparseMAPLoss(_DecisionLoss):
         minimize: bool | None = None,
         reduction: Literal["mean", "sum", "none"] = "mean",
     ) -> None:
-        super().__init__(problem, minimize, reduction)
+        super().__init__(problem, minimize=minimize, reduction=reduction)
         self.mapping = SparseMAP(self.structure, gamma=gamma)
 
     def forward(self, pred_cost: Tensor, true_sol: Tensor) -> Tensor:
@@ -199,7 +201,7 @@ class PerturbedFenchelYoungLoss(_DecisionLoss):
         minimize: bool | None = None,
         reduction: Literal["mean", "sum", "none"] = "mean",
     ) -> None:
-        super().__init__(problem, minimize, reduction)
+        super().__init__(problem, minimize=minimize, reduction=reduction)
         self.samples = check_count("samples", samples)
         self.sigma = check_positive("sigma", sigma)
 
@@ -226,11 +228,6 @@ class SPOPlusLoss(_DecisionLoss):
 
     Source: Elmachtoub & Grigas (2022), Smart "Predict, then Optimize", doi:10.1287/mnsc.2020.3922.
     """
-
-    def __init__(
-        self, problem: Any, *, minimize: bool | None = None, reduction: Literal["mean", "sum", "none"] = "mean"
-    ) -> None:
-        super().__init__(problem, minimize, reduction)
 
     def forward(self, pred_cost: Tensor, true_cost: Tensor, true_sol: Tensor, true_obj: Tensor | None = None) -> Tensor:
         """Return the loss; a scalar, or (B,) without reduction.

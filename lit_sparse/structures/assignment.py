@@ -24,6 +24,9 @@ __all__ = ["Assignment"]
 class Assignment(OnePerRow):
     """Assign every row to one column, no column twice; rows <= columns. Scores are row-major, (..., rows * columns).
 
+    With as many columns as rows these are the permutation matrices, and SparseMAP over them gives sparse doubly stochastic
+    matrices, points of the Birkhoff polytope.
+
     Rows and columns whose entries are all forbidden (-inf, or masked) are left out, so padding needs no special case.
 
     Args:

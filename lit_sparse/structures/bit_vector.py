@@ -122,9 +122,7 @@ class Budget(_Bits):
     budget: int
 
     def __post_init__(self) -> None:
-        most = "d" if self.d is None else check_count("d", self.d)
-        if type(self.budget) is not int or self.budget < 0 or (self.d is not None and self.budget > self.d):
-            raise ConfigurationError(f"Expected argument `budget` to be an integer in 0 .. {most} but got {self.budget!r}.")
+        check_count("budget", self.budget, 0, None if self.d is None else check_count("d", self.d))
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -173,7 +171,7 @@ class TopK(_Bits):
     k: int
 
     def __post_init__(self) -> None:
-        check_count("k", self.k, most=None if self.d is None else check_count("d", self.d))
+        check_count("k", self.k, 1, None if self.d is None else check_count("d", self.d))
 
     @classmethod
     def examples(cls) -> list[Self]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -148,28 +147,23 @@ class ShortestPath(_Graph):
             if head != self.source and tail != self.target:
                 ahead[tail].append(edge)
                 behind[head].append(edge)
-        after = self._reached(self.source, ahead, 1)
-        before = self._reached(self.target, behind, 0)
-        useful = {edge for node in after & before for edge in ahead[node] if self.edges[edge][1] in before}
-        waiting = [sum(edge in useful for edge in edges) for edges in behind]
-        queue, order = deque([self.source]), []
-        while queue:
-            for edge in ahead[queue.popleft()]:
-                if edge in useful:
-                    order.append(edge)
-                    waiting[self.edges[edge][1]] -= 1
-                    if waiting[self.edges[edge][1]] == 0:
-                        queue.append(self.edges[edge][1])
-        return np.array([*order, *sorted(useful.difference(order))], np.int64)
+        before = set(self._reached(self.target, behind, 0))
+        after = [edge for node in self._reached(self.source, ahead, 1) for edge in ahead[node]]
+        return np.array([edge for edge in after if self.edges[edge][1] in before], np.int64)
 
-    def _reached(self, start: int, edges: list[list[int]], end: int) -> set[int]:
-        """Return the nodes that edges lead to from a node, by their given end."""
-        found, left = {start}, [start]
-        while left:
-            new = {self.edges[edge][end] for edge in edges[left.pop()]} - found
-            found |= new
-            left += new
-        return found
+    def _reached(self, start: int, edges: list[list[int]], end: int) -> list[int]:
+        """Return the nodes that edges lead to from a node, by their given end; each before those after it, but for cycles."""
+        found, path, finished = {start}, [(start, iter(edges[start]))], []
+        while path:
+            node, rest = path[-1]
+            new = next((self.edges[edge][end] for edge in rest if self.edges[edge][end] not in found), None)
+            if new is None:
+                finished.append(node)
+                path.pop()
+            else:
+                found.add(new)
+                path.append((new, iter(edges[new])))
+        return finished[::-1]
 
     @on_values
     def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:

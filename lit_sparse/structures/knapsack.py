@@ -82,12 +82,10 @@ class Knapsack(Structure):
     @on_values
     def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
         """Return the best items; of equal sets one with the first of them."""
-        weights, capacity = self._in_units()
+        return best_by_search(self, scores, potentials, self._search, "a set of items", "")
 
-        def search(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            return best_items(rows, weights, capacity), np.ones(len(rows), np.bool_)
-
-        return best_by_search(self, scores, potentials, search, "a set of items", "")
+    def _search(self, rows: np.ndarray) -> tuple[Any, Any]:
+        return best_items(rows, *self._in_units()), np.ones(len(rows), np.bool_)
 
     @override
     def validate(self, structures: Tensor) -> Tensor:

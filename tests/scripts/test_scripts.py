@@ -308,6 +308,26 @@ def test_benchmark_training_compares_the_same_mathematics(
     assert "| sparse | 1." in capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_benchmark_pyepo_needs_few_calls_of_the_solver(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ortools")
+    pytest.importorskip("pyepo")
+    script, threads = load("benchmark_pyepo"), torch.get_num_threads()
+    monkeypatch.setattr(script, "TRAINED", 20)
+    monkeypatch.setattr(script, "TESTED", 20)
+    try:
+        script.main(["--seeds", "1", "--epochs", "2"])
+    finally:
+        torch.set_num_threads(threads)
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines()[2:]]
+    calls = {(problem, loss): float(calls) for problem, loss, _, calls, _ in rows}
+    for problem in ("shortest path", "knapsack"):
+        assert calls[problem, "`SparseMAPLoss(optmodel)`"] <= calls[problem, "PyEPO, regularized, 20 steps"] / 4
+    assert calls["shortest path", "`SparseMAPLoss(ShortestPath.grid(5, 5))`"] == 0
+
+
 @pytest.mark.filterwarnings("ignore:`ModelCheckpoint")  # without validation
 @pytest.mark.parametrize(
     ("what", "printed"),

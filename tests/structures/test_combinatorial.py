@@ -1,4 +1,4 @@
-"""Top-k, knapsacks, paths and spanning trees against enumeration, and what they refuse."""
+"""Top-k, knapsacks, paths, spanning trees and assignments against enumeration, and what they refuse."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import functional as F
-from lit_sparse.structures import Knapsack, ShortestPath, SpanningTree, Structure, TopK
+from lit_sparse.structures import Assignment, Knapsack, ShortestPath, SpanningTree, Structure, TopK
 
 
 def some_edges(draw: random.Random, nodes: int, most: int) -> list[tuple[int, int]]:
@@ -40,6 +40,11 @@ def spanning_tree(draw: random.Random) -> Structure:
     return SpanningTree(some_edges(draw, draw.randint(2, 6), 10))  # type: ignore[arg-type]
 
 
+def assignment(draw: random.Random) -> Structure:
+    rows = draw.randint(1, 3)
+    return Assignment(rows, draw.randint(rows, 9 // rows))
+
+
 def is_in(structure: Structure, chosen: list[int]) -> bool:
     """Whether places of ones are a structure, by its definition."""
     if isinstance(structure, TopK):
@@ -56,6 +61,10 @@ def is_in(structure: Structure, chosen: list[int]) -> bool:
             node = onward[0][1]
             visited.add(node)
         return not left
+    if isinstance(structure, Assignment):
+        rows, columns = structure.shape(structure.size or 0)
+        places = [divmod(entry, columns) for entry in chosen]
+        return [row for row, _ in places] == list(range(rows)) and len({column for _, column in places}) == rows
     assert isinstance(structure, SpanningTree)
     parts = {node: {node} for node in range(structure.nodes)}
     for edge in chosen:
@@ -67,7 +76,7 @@ def is_in(structure: Structure, chosen: list[int]) -> bool:
     return len(chosen) == structure.nodes - 1
 
 
-@pytest.mark.parametrize("make", [top_k, knapsack, shortest_path, spanning_tree], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", [top_k, knapsack, shortest_path, spanning_tree, assignment], ids=lambda make: make.__name__)
 def test_the_best_of_all(make: Callable[[random.Random], Structure]) -> None:
     draw = random.Random(0)
     for case in range(500):
@@ -75,7 +84,7 @@ def test_the_best_of_all(make: Callable[[random.Random], Structure]) -> None:
         d = structure.size or 9
         every = ((torch.arange(2**d)[:, None] >> torch.arange(d)) & 1).double()
         inside = torch.tensor([is_in(structure, row.nonzero().squeeze(-1).tolist()) for row in every])
-        assert torch.equal(structure.validate(every), inside), structure
+        assert torch.equal(structure.fits(every, torch.tensor(True)), inside), structure
         scores = 2 * torch.randn(3, d, generator=torch.Generator().manual_seed(case), dtype=torch.float64)
         scores = torch.cat([scores, scores.round()])
         if isinstance(structure, ShortestPath):  # there may be cycles

@@ -35,6 +35,22 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
+def test_the_best_of_random_sets() -> None:
+    """500 sets of up to 20 vectors, with forbidden entries that leave at least one."""
+    for case in range(500):
+        draw = np.random.default_rng(case)
+        d = int(draw.integers(1, 10))
+        every = draw.integers(0, 2, (int(draw.integers(1, 21)), d))
+        structure = FromSolver(lambda scores, every=every: every[(every @ scores).argmax()], d, cache=case % 5)
+        scores = draw.normal(size=(4, d))
+        scores[:, (every[0] == 0) & (draw.random(d) < 0.3)] = -np.inf
+        allowed = every[~(every[:, scores[0] == -np.inf] == 1).any(-1)]
+        found = structure.maximize(torch.from_numpy(scores)).numpy()
+        assert (found[:, None] == allowed).all(-1).any(-1).all()
+        kept = np.where(scores > -np.inf, scores, 0.0)
+        np.testing.assert_allclose((kept * found).sum(-1), (kept @ allowed.T).max(-1))
+
+
 @pytest.mark.parametrize("options", [{}, {"cache": 3}, {"cache": 1000}], ids=str)
 @pytest.mark.parametrize("solve", [path, paths], ids=lambda solve: solve.__name__)
 def test_marginals_and_gradients_are_those_of_the_structure(solve: Callable[..., Any], options: dict[str, int]) -> None:

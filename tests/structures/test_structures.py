@@ -143,9 +143,9 @@ def test_noise_is_a_tie() -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: Budget(4, -1), "integer in 0 .. 4 but got -1"),
-        (lambda: Budget(4, 5), "integer in 0 .. 4 but got 5"),
-        (lambda: Budget(None, -1), "integer in 0 .. d"),
+        (lambda: Budget(4, -1), "`budget` to be an integer of at least 0 but got -1"),
+        (lambda: Budget(4, 5), "`budget` to be an integer of at most 4 but got 5"),
+        (lambda: Budget(None, -1), "`budget`"),
         (lambda: Budget(4, 1.0), "budget"),  # type: ignore[arg-type]
         (lambda: BitVector(0), "`d`"),
         (lambda: Sequence(tags=0), "`tags`"),

@@ -34,34 +34,28 @@ class _QuadraticSort(RowFunction):
     """Rows, softly sorted; order and blocks are kept from the forward pass."""
 
     kernel = sort_softly
+    saves_input = True
 
     @staticmethod
-    def jacobian_arguments(y: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor, bool]:
-        """Return what the Jacobian takes after ``v``; in the quadratic form it does not depend on the values, so y will do."""
-        order, labels, _, entropic = args
-        return y, order, labels, entropic
+    def product_arguments(*args: Any) -> tuple[Tensor, Tensor, Tensor, bool]:
+        x, order, labels, _, entropic = args
+        return x, order, labels, entropic
 
     @classmethod
     def jvp(cls, v: Tensor, y: Tensor, *args: Any) -> Tensor:
-        return sort_jacobian(v, *cls.jacobian_arguments(y, *args), transposed=False)
+        return sort_jacobian(v, *cls.product_arguments(*args), transposed=False)
 
     @classmethod
     def vjp(cls, v: Tensor, y: Tensor, *args: Any) -> Tensor:
-        return sort_jacobian(v, *cls.jacobian_arguments(y, *args))
+        return sort_jacobian(v, *cls.product_arguments(*args))
 
     @classmethod
     def last_vjp(cls, v: Tensor, y: Tensor, *args: Any) -> Tensor:
-        return sort_product(v, *cls.jacobian_arguments(y, *args))  # type: ignore[no-any-return]
+        return sort_product(v, *cls.product_arguments(*args))  # type: ignore[no-any-return]
 
 
 class _EntropicSort(_QuadraticSort):
-    saves_input = True
     piecewise_linear = False
-
-    @staticmethod
-    def jacobian_arguments(y: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor, bool]:
-        x, order, labels, _, entropic = args
-        return x, order, labels, entropic
 
 
 def soft_sort(
