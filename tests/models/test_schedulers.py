@@ -20,8 +20,10 @@ from tests.conftest import ROOT, Command
 
 #: Three epochs of 16 steps.
 BITS = ("-c", str(ROOT / "tests" / "support" / "bits.yaml"))
-PAGE = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "how_to" / "schedulers.md").read_text(), re.DOTALL)
-EPOCHS, WARM_UP, ONE_CYCLE, PLATEAU = PAGE
+PAGE = (ROOT / "docs" / "how_to" / "short_options.md").read_text(encoding="utf-8")
+SECTION = re.search(r"## Learning-rate schedules\n(.*?)\n## ", PAGE, re.DOTALL)
+assert SECTION is not None
+EPOCHS, WARM_UP, ONE_CYCLE, PLATEAU = re.findall(r"```yaml\n(.*?)```", SECTION[1], re.DOTALL)
 
 
 class Rates(pl.Callback):
