@@ -19,7 +19,8 @@ from sphinx.application import Sphinx  # noqa: E402
 import lit_sparse  # noqa: E402
 
 project = "lit_sparse"
-author = "the authors of lit_sparse"
+author = "The lit_sparse developers"
+copyright = f"2026, {author}. MIT licence"  # noqa: A001
 release = version = lit_sparse.__version__
 language = "en"
 
@@ -63,7 +64,17 @@ html_theme = "furo"
 html_title = f"lit_sparse {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
-html_theme_options = {"navigation_with_keys": True}
+SOURCE = "https://github.com/lit-sparse/lit-sparse"
+html_theme_options = {
+    "navigation_with_keys": True,
+    "source_repository": SOURCE,  # links that view and edit the source of a page
+    "source_branch": "main",
+    "source_directory": "docs/",
+    "footer_icons": [
+        {"name": "Licence", "url": f"{SOURCE}/blob/main/LICENSE", "html": "Licence", "class": "footer-text"},
+        {"name": "Source", "url": SOURCE, "html": "Source", "class": "footer-text"},
+    ],
+}
 templates_path = ["_templates"]
 html_copy_source = False
 html_show_sphinx = False
@@ -101,7 +112,14 @@ def collapse(app: object, page: str, template: str, context: dict[str, Any], doc
         context["toctree"] = lambda **options: whole(**{**options, "collapse": True})
 
 
+def link_source(app: object, page: str, template: str, context: dict[str, Any], doctree: object) -> None:
+    """Link no source of a page that the build writes: these are not Markdown."""
+    if not (HERE / f"{page}.md").is_file():
+        context["theme_source_repository"] = ""
+
+
 def setup(app: Sphinx) -> None:
     """Connect the handlers, to be called before those of Napoleon and of the theme."""
     app.connect("autodoc-process-docstring", keep_colons, priority=400)
     app.connect("html-page-context", collapse, priority=400)
+    app.connect("html-page-context", link_source, priority=400)
