@@ -45,7 +45,13 @@ def test_it_links_to_the_pages_on_own_parts(page: str) -> None:
 
 def test_modules_that_are_named_exist() -> None:
     named = set(re.findall(r"`(lit_sparse\.\w+)`", TEXT))
-    subpackages = {path.parent.name for path in (ROOT / "lit_sparse").glob("*/__init__.py")} - {"cli", "studies", "ground", "lightning", "runs"}
+    subpackages = {path.parent.name for path in (ROOT / "lit_sparse").glob("*/__init__.py")} - {
+        "cli",
+        "studies",
+        "ground",
+        "lightning",
+        "runs",
+    }
     assert named == {f"lit_sparse.{name}" for name in subpackages}
     for name in named:
         importlib.import_module(name)
@@ -60,7 +66,7 @@ def test_numbers_of_speed_are_in_the_benchmarks() -> None:
         "mapping, training | (4096, 256) | sparsemax | torch.softmax",
     ]
     ratios = [re.findall(rf"^\| {re.escape(case)} \| ([\d.]+) ", table, re.MULTILINE) for case in cases]
-    speeds = re.findall(r"\| ([\d.]+)× \|$", TEXT, re.MULTILINE)
+    speeds = re.findall(r"\| ([\d.]+)\u00d7 \|$", TEXT, re.MULTILINE)
     assert speeds == [f"{1 / float(ratio):.2g}" for (ratio,) in ratios]
 
 

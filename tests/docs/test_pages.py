@@ -16,7 +16,9 @@ TREES = [tree.split() for tree in re.findall(r"```\{toctree\}.*?\n\n(.*?)```", (
 def test_how_to_guides_stand_in_five_groups_of_at_most_eight() -> None:
     assert len(TREES) == 5
     assert max(map(len, TREES)) <= 8
-    assert sorted(name for tree in TREES for name in tree) == sorted(page.stem for page in GUIDES.glob("*.md") if page.stem != "index")
+    assert sorted(name for tree in TREES for name in tree) == sorted(
+        page.stem for page in GUIDES.glob("*.md") if page.stem != "index"
+    )
 
 
 #: Pages that have some wider lines.

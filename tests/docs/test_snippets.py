@@ -17,7 +17,7 @@ from tests.conftest import ROOT
 
 from .pages import DOCS, PAGES, Block, blocks, label
 
-#: Programs that a page may name and that other tests run: the gate, the test of the wheel, and those of the scripts.
+#: Programs that a page may name and that other tests run: of the gate, of the wheel and of the scripts.
 ELSEWHERE = (
     "pip",
     "python",
