@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -179,6 +180,8 @@ def check_number(name: str, value: float, low: float, high: float, *, open_low: 
     """
     value = _plain(value)
     number = not isinstance(value, bool) and isinstance(value, int | float)
+    if isinstance(value, int) and abs(value) > sys.float_info.max:  # between its bounds, but no float
+        number = False
     if not number or not low <= value <= high or (open_low and value == low) or (open_high and value == high):
         allowed = f"{low} {'<' if open_low else '<='} {name} {'<' if open_high else '<='} {high}"
         raise ConfigurationError(f"Expected argument `{name}` to be a number with {allowed} but got {value!r}.")
