@@ -15,8 +15,10 @@ from lit_sparse.config_files import find_config
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.runs import differences
 from lit_sparse.stored import read_table, read_yaml
+from lit_sparse.studies.rows import PROVENANCE
 
 __all__ = [
+    "RESERVED",
     "Cell",
     "CellChange",
     "Change",
@@ -33,6 +35,8 @@ __all__ = [
 ]
 
 Scalar: TypeAlias = str | int | float | bool | None
+#: Columns of all rows, whose names no label can have.
+RESERVED = ("cell", "seed", *PROVENANCE)
 
 
 @dataclass(frozen=True)
@@ -433,9 +437,12 @@ def written(name: str) -> str:
 
 
 def _short(point: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Return the values of a point by the last parts of their options, or by the whole options where these are equal."""
+    """Return the values of a point by the last parts of their options, or by the whole options where these are taken."""
     last = [key.rpartition(".")[2] for key in point]
-    return {(end if last.count(end) == 1 else key): value for end, (key, value) in zip(last, point.items(), strict=True)}
+    return {
+        (end if last.count(end) == 1 and end not in RESERVED else key): value
+        for end, (key, value) in zip(last, point.items(), strict=True)
+    }
 
 
 def changes(begun: Any, asked: Any) -> list[str]:
