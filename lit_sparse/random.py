@@ -138,9 +138,10 @@ def _seed_for(index: Tensor, seed: int) -> int:
 
 
 def _integer(name: str, value: int) -> int:
-    if not hasattr(value, "__index__"):
-        raise ConfigurationError(f"Expected argument `{name}` to be an integer but got {value!r}.")
-    return value if torch.compiler.is_compiling() else operator.index(value)
+    try:
+        return value if torch.compiler.is_compiling() else operator.index(value)
+    except TypeError as error:
+        raise ConfigurationError(f"Expected argument `{name}` to be an integer but got {value!r}.") from error
 
 
 def _shape(shape: tuple[int, ...]) -> tuple[int, ...]:

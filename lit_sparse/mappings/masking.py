@@ -63,7 +63,7 @@ def allowed_scores(scores: Tensor, mask: Tensor | None, dim: int = -1) -> Tensor
         scores = _masked(scores, mask)
     if scores.dim() == 0:
         raise ConfigurationError("Expected scores with at least one dimension but got a tensor without any.")
-    if dim != -1:
+    if type(dim) is not int or dim != -1:
         check_dim(dim, scores, "scores")
     return scores
 

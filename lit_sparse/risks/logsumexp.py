@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as nnf
 
+from lit_sparse.arguments import checked
 from lit_sparse.checks import FLOATS, check_dim, check_number
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.kernels.row_kernel import HALVES
@@ -40,6 +41,7 @@ def softplus(x: Tensor) -> Tensor:
     return nnf.softplus(x, 1.0, 50.0)
 
 
+@checked
 def safe_logsumexp(values: Tensor, rho: float, dim: int = -1, weights: Tensor | None = None) -> Tensor:
     r"""Return the safe LogSumExp of ``values`` along a dimension.
 
@@ -107,6 +109,8 @@ def _measure(weights: Tensor, values: Tensor, rho: float, dim: int) -> Tensor:
     if not isinstance(weights, Tensor) or weights.dtype not in FLOATS:
         got = weights.dtype if isinstance(weights, Tensor) else full_name(weights)
         raise ConfigurationError(f"Expected weights in a floating torch tensor but got {got}.")
+    if weights.device.type != values.device.type:
+        raise ConfigurationError(f"Expected weights on the device {values.device} of the values but got {weights.device}.")
     try:
         found = weights.expand(values.shape)
     except RuntimeError as error:

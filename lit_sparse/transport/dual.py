@@ -41,6 +41,7 @@ SUM = 1e-3
 MISSED = 1e-2
 
 
+@checked
 def squared_distances(x: Tensor, y: Tensor) -> Tensor:
     """Return ``|x_i - y_j|^2``, (B, M), of points (B, d) and (M, d), to full precision.
 
@@ -58,6 +59,7 @@ def squared_distances(x: Tensor, y: Tensor) -> Tensor:
     return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist").square()
 
 
+@checked
 def plan_penalty(surplus: Tensor, eps: float, rho: float, objective: TransportObjective) -> Tensor:
     """Return the dual's penalty on a pair of points: ``eps e^s``, or ``(eps / rho) ln(1 + rho e^s)`` for ``"safe"``.
 
@@ -68,13 +70,15 @@ def plan_penalty(surplus: Tensor, eps: float, rho: float, objective: TransportOb
         objective: ``"safe"`` or ``"dual"``.
 
     Raises:
-        ConfigurationError: for another objective, or a ``rho`` that is not positive and used.
+        ConfigurationError: for an ``eps`` that is not positive, another objective, or a ``rho`` that is not positive and used.
     """
+    eps = check_positive("eps", eps)
     if _is_dual(objective, rho):
         return eps * surplus.exp()
     return (eps / rho) * F.softplus(surplus + math.log(rho), threshold=40.0)
 
 
+@checked
 def log_plan_density(surplus: Tensor, rho: float, objective: TransportObjective) -> Tensor:
     """Return the logarithm of the plan's density with respect to the product: s, or ``ln(sigmoid(s + ln rho) / rho)``."""
     if _is_dual(objective, rho):
