@@ -110,7 +110,7 @@ def held_out(name: str, size: float, total: int, rest: int) -> int:
     count = round(check_number(name, size, 0.0, MOST_EXAMPLES) * total) if not size >= 1 else int(min(size, MOST_EXAMPLES))
     if not 0 < count < rest:
         raise ConfigurationError(
-            f"Expected `{name}` to hold out 1 .. {rest - 1} examples but got {size:g}, which is {count}. Change it."
+            f"Expected `{name}` to hold out 1 .. {rest - 1} examples but got {size!r}, which is {count}. Change it."
         )
     return count
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.ground.arguments import checked
 from lit_sparse.ground.distributed import world_size
 from lit_sparse.mappings import FenchelYoungLoss, SparseMapping
 from lit_sparse.risks import Risk
@@ -21,6 +22,7 @@ IGNORED = -100
 LossFunction = Callable[..., Tensor]
 
 
+@checked
 def fenchel_young_loss_func(mapping: SparseMapping, *, shift: bool | None = None, label_smoothing: float = 0.0) -> LossFunction:
     """Return a ``compute_loss_func`` of the Trainer: the Fenchel-Young loss of a mapping in place of cross-entropy.
 
@@ -55,6 +57,7 @@ def fenchel_young_loss_func(mapping: SparseMapping, *, shift: bool | None = None
     return compute
 
 
+@checked
 def risk_loss_func(
     risk: Risk, example_losses: Callable[[Tensor, Tensor], Tensor] | None = None, *, shift: bool | None = None
 ) -> LossFunction:

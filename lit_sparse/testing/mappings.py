@@ -29,7 +29,7 @@ from lit_sparse.testing.mapping_transforms import (
 __all__ = ["MAPPING_CHECKS", "check_mapping"]
 
 #: Name -> check. Each takes a mapping that works along the last dimension and raises an AssertionError.
-MAPPING_CHECKS: Checks[SparseMapping] = Checks()
+MAPPING_CHECKS: Checks[SparseMapping] = Checks(SparseMapping)
 
 INF = float("inf")
 NAN = float("nan")

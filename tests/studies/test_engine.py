@@ -25,10 +25,10 @@ from lit_sparse.studies.jobs import cell_run
 from lit_sparse.studies.jobs.engine import Runner
 from lit_sparse.studies.jobs.logged import summarized
 from lit_sparse.studies.jobs.processes import JobFailedError, call, locked
-from lit_sparse.studies.jobs.rows import PROVENANCE, Row, Rows, provenance
+from lit_sparse.studies.jobs.rows import Row, Rows, provenance
 from lit_sparse.studies.pages.tables import page
 from lit_sparse.studies.plan.load import load_study
-from lit_sparse.studies.plan.study import digest
+from lit_sparse.studies.plan.study import PROVENANCE, digest
 from tests.conftest import CONFIGS, ROOT
 from tests.data.images.test_mnist import idx
 

@@ -62,6 +62,13 @@ def test_numbers_that_are_not_finite_are_the_largest() -> None:
     assert cell_text([1.0, float("nan"), 2.0], Column("v", show="median")) == "2.00"
 
 
+@pytest.mark.parametrize("table", [{"where": {"lr": [1]}}, {"keys": ["lr"]}, {"value": ["nelbo"], "lines": "lr"}])
+def test_a_table_over_what_no_row_has_is_refused(write_study: Callable[..., Path], table: dict[str, object]) -> None:
+    study = load_study(write_study(tables=[table]))
+    with pytest.raises(ConfigurationError, match=r"keys of the rows in a table .* but got 'lr'"):
+        page(study, [{"cell": "slow", "seed": "0", "test/nelbo": "3.0"}])
+
+
 def test_a_line_for_each_cell(write_study: Callable[..., Path]) -> None:
     study = load_study(write_study(notes=["A note."], source="somewhere"))
     rows = [{"cell": name, "seed": seed, "test/nelbo": value} for name, seed, value in

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from typing_extensions import override
 
+from lit_sparse.checks import MOST_EXAMPLES
 from lit_sparse.data.base import Split, held_out, shuffled
 from lit_sparse.data.images.base import ImageDataModule, Images
 from lit_sparse.data.loader import EpochLoader
@@ -167,9 +168,9 @@ def _offline(name: str) -> str:
 def _first(images: Images, size: float | None, name: str) -> Images:
     if size is None:
         return images
-    count = round(size * len(images)) if size < 1 else int(size)
+    count = round(size * len(images)) if size < 1 else int(min(size, MOST_EXAMPLES))
     if not 0 < count <= len(images):
-        raise ConfigurationError(f"Expected `{name}` in 1 .. {len(images)} but got {size:g}. Change it.")
+        raise ConfigurationError(f"Expected `{name}` in 1 .. {len(images)} but got {size!r}. Change it.")
     return images[:count]
 
 

@@ -22,7 +22,7 @@ from lit_sparse.data.readers.text_files import ending_of, numbered_lines
 from lit_sparse.errors import DataError, did_you_mean
 from lit_sparse.ground.stored import open_plain, unique_keys
 
-__all__ = ["TABLES", "Row", "brief", "collect", "from_tables", "needed", "rows_of"]
+__all__ = ["TABLES", "Row", "brief", "collect", "float_of", "from_tables", "needed", "rows_of"]
 
 NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?")
 #: Digits of the longest integer that a float can hold.
@@ -127,6 +127,17 @@ def _number(cell: str) -> int | float:
     if "." in cell:
         return float(cell)
     return int(cell) if len(cell) <= LONGEST + 2 else 10 ** (LONGEST + 1)  # refused later; converting a long one takes long
+
+
+def float_of(cell: Any) -> float:
+    """Return a cell's number.
+
+    Raises:
+        ValueError: if it has none; Python also takes 2026_01 for one, which is a name or a date in a table.
+    """
+    if isinstance(cell, str) and "_" in cell:
+        raise ValueError(f"could not convert string to float: {cell!r}")
+    return float(cell)
 
 
 def _json_rows(path: Path, _: Mapping[str, str]) -> Iterator[Row]:

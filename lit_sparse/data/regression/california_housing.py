@@ -13,7 +13,7 @@ import torch
 from lit_sparse.checks import check_choice
 from lit_sparse.data.base import Split
 from lit_sparse.data.readers.joblib_arrays import read_joblib_array
-from lit_sparse.data.readers.tables import TABLES, brief, from_tables
+from lit_sparse.data.readers.tables import TABLES, brief, float_of, from_tables
 from lit_sparse.data.readers.text_files import ending_of
 from lit_sparse.data.regression.base import RegressionDataModule, Table
 from lit_sparse.errors import ConfigurationError, DataError, did_you_mean
@@ -173,7 +173,7 @@ def _numbers(values: Sequence[Any], name: str, where: str) -> np.ndarray:
     """Return a column as float64."""
     for row, value in enumerate(values, 1):
         try:
-            number = float(value)
+            number = float_of(value)
         except (TypeError, ValueError, OverflowError):
             number = float("nan")
         if not np.isfinite(number):

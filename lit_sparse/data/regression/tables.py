@@ -131,7 +131,7 @@ class TableDataModule(RegressionDataModule):
         return splits
 
     def _from_csv(self, path: Path) -> dict[Split, Columns]:
-        from lit_sparse.data.readers.tables import from_tables
+        from lit_sparse.data.readers.tables import float_of, from_tables
 
         names = [name.strip() for name in self.features.split(",")]
         repeated = [name for name in names if names.count(name) > 1 or name == self.target]
@@ -142,9 +142,9 @@ class TableDataModule(RegressionDataModule):
             )
         needed = [*names, self.target, *([] if self.group is None else [self.group])]
         columns = from_tables([path], {name: name for name in needed}, optional=())
-        x = np.array([columns[name] for name in names], dtype=np.float64).T
+        x = np.array([[*map(float_of, columns[name])] for name in names]).T
         group = None if self.group is None else np.array(columns[self.group])
-        return {"train": (x, np.array(columns[self.target], dtype=np.float64), group)}
+        return {"train": (x, np.array([*map(float_of, columns[self.target])]), group)}
 
     def _from_libsvm(self, path: Path) -> dict[Split, Columns]:
         from sklearn.datasets import load_svmlight_file

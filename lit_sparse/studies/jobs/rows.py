@@ -14,12 +14,11 @@ from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.files import replaced
 from lit_sparse.ground.stored import read_table
 from lit_sparse.studies.jobs.processes import locked
+from lit_sparse.studies.plan.study import PROVENANCE
 from lit_sparse.version import __version__
 
-__all__ = ["PROVENANCE", "Row", "Rows", "provenance"]
+__all__ = ["Row", "Rows", "provenance"]
 
-#: Columns with the origin of a row: hash of its settings, commit, duration in seconds, machine, versions.
-PROVENANCE = ("settings", "commit", "seconds", "machine", "versions")
 Row = dict[str, str]
 
 

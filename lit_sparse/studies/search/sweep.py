@@ -11,7 +11,8 @@ import reprlib
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -273,26 +274,33 @@ class Sweep:
         """Return the number and the held lock of a trial that no living process works on, or of a new one."""
         import optuna
 
-        with locked(self.folder / "queue.lock"):
+        with locked(self.folder / "queue.lock"), self._of_one_space():
             known = self.study.get_trials(deepcopy=False)
             for trial in known:
                 if self._here(trial) and (lock := try_lock(self._lock(trial.number))) is not None:
                     if len(trial.params) < len(self.space):  # killed while its values were drawn
                         begun = optuna.trial.Trial(self.study, trial._trial_id)
-                        for key, distribution in self.distributions.items():
-                            begun._suggest(key, distribution)  # as `ask` does
+                        try:
+                            for key, distribution in self.distributions.items():
+                                begun._suggest(key, distribution)  # as `ask` does
+                        except ValueError:
+                            lock.close()
+                            raise
                     return trial.number, lock
             if sum(trial.state != optuna.trial.TrialState.WAITING for trial in known) >= trials:
                 return None
-            try:
-                number = self.study.ask(self.distributions).number
-            except ValueError as error:
-                raise ConfigurationError(
-                    f"{self.folder} was begun with other values: {error} Choose another --output."
-                ) from error
+            number = self.study.ask(self.distributions).number
             lock = try_lock(self._lock(number))
             assert lock is not None
             return number, lock
+
+    @contextmanager
+    def _of_one_space(self) -> Iterator[None]:
+        """Tell of another space than the sweep was begun with."""
+        try:
+            yield
+        except ValueError as error:
+            raise ConfigurationError(f"{self.folder} was begun with other values: {error} Choose another --output.") from error
 
     def _trial(self, number: int) -> Any:
         """Return the stored trial of a number."""
@@ -424,6 +432,13 @@ def _direction(metric: str, mode: str | None) -> str:
     return found[0]
 
 
+def _yaml(text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise argparse.ArgumentTypeError(f"expected a name, or YAML, but got {text!r}: {error}") from error
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command."""
     found = argparse.ArgumentParser(prog="lit-sparse sweep", description=__doc__, allow_abbrev=False)
@@ -436,12 +451,12 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--trials", type=int, help="number of trials; 30 by default, or all of a grid")
     found.add_argument(
         "--sampler",
-        type=yaml.safe_load,
+        type=_yaml,
         help="tpe, random, grid, or a class of optuna.samplers, such as GPSampler; with init_args in YAML; tpe by default",
     )
     found.add_argument(
         "--prune",
-        type=yaml.safe_load,
+        type=_yaml,
         nargs="?",
         const="median",
         help="stop trials that are worse than others: median (by default), hyperband, or a class of optuna.pruners",
@@ -474,6 +489,8 @@ def main(arguments: Sequence[str]) -> int:
         base = study_of({"cells": {"trial": {}}, "tests": {}} | given, options.space)
     elif not configs:
         raise ConfigurationError(f"Expected a config by -c, or a `program` in {options.space}, but got none.")
+    if len(options.mode or []) > len(options.metric):
+        raise ConfigurationError(f"Expected a --mode for each --metric at most but got {len(options.mode)} modes.")
     modes = [*(options.mode or []), *[None] * len(options.metric)]
     sampler = options.sampler or "tpe"
     sweep = Sweep(

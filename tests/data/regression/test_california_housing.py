@@ -183,6 +183,7 @@ BROKEN: dict[str, tuple[str, str]] = {
         "no value in column 'total_bedrooms' in line 8",
     ),
     "a word": (changed(lambda lines: place(lines, 7, "totalRooms", "NA")), "column 'totalRooms' of .* but got 'NA' in row 7"),
+    "a date": (changed(lambda lines: place(lines, 7, "totalRooms", "20_26")), "column 'totalRooms' of .* '20_26' in row 7"),
     "not finite": (changed(lambda lines: place(lines, 3, "latitude", "nan")), "column 'latitude' of .* but got 'nan' in row 3"),
     "no households": (changed(lambda lines: place(lines, 4, "households", "0")), "number of households .* but got 0 in row 4"),
     "another column": (
