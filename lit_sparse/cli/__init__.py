@@ -9,7 +9,8 @@ import gc
 import io
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -144,10 +145,11 @@ def _run(args: list[str], *, program: bool) -> int:
             from lit_sparse.ground import train_extra  # noqa: F401
 
         _find_parts_here()
-        if args[0] in MODULES:
-            command: Callable[[Sequence[str]], int] = import_module(MODULES[args[0]]).main
-            return command(args[1:])
-        return int(_import_app(program).run(args))
+        with _help_is_written(args):
+            if args[0] in MODULES:
+                command: Callable[[Sequence[str]], int] = import_module(MODULES[args[0]]).main
+                return command(args[1:])
+            return int(_import_app(program).run(args))
     except LitSparseError as error:
         print(f"lit-sparse: error: {error}", file=sys.stderr)
         return 2
@@ -159,6 +161,20 @@ def _run(args: list[str], *, program: bool) -> int:
         return 2
     except KeyboardInterrupt as stop:
         return int(getattr(stop, "status", INTERRUPTED))
+
+
+@contextmanager
+def _help_is_written(args: Sequence[str]) -> Iterator[None]:
+    """Write help after it is made: argparse, which prints it, ignores that a disk is full."""
+    if not {"-h", "--help"} & {*args}:
+        yield
+        return
+    text = io.StringIO()
+    try:
+        with redirect_stdout(text):
+            yield
+    finally:
+        print(text.getvalue(), end="")
 
 
 def _import_app(program: bool) -> ModuleType:

@@ -69,8 +69,9 @@ def test_runs_without_decoder_calls_and_tests(
     assert f"a  {BLOCKS[0]}{BLOCKS[-1]}  3 to nan" in capsys.readouterr().out
     assert main(["compare", "a", "--metric", "los"]) == 2
     assert "Did you mean 'loss'?" in capsys.readouterr().err
-    assert main(["compare", "elsewhere"]) == 2
-    assert "is not a run folder" in capsys.readouterr().err
+    for path in ("elsewhere", "a/metrics.csv"):
+        assert main(["compare", path]) == 2
+        assert "is not a run folder" in capsys.readouterr().err
 
 
 def test_a_folder_that_may_not_be_read_is_named(
@@ -101,9 +102,10 @@ def test_a_closed_pipe_ends_a_command_quietly(unbuffered: str) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_output_to_a_full_disk_is_one_message(unbuffered: str) -> None:
+@pytest.mark.parametrize("option", [[], ["--help"]])
+def test_output_to_a_full_disk_is_one_message(unbuffered: str, option: list[str]) -> None:
     with Path("/dev/full").open("wb") as full:
-        words = [sys.executable, "-m", "lit_sparse", "configs"]
+        words = [sys.executable, "-m", "lit_sparse", "configs", *option]
         done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, env={**os.environ, "PYTHONUNBUFFERED": unbuffered})
         assert done.returncode == 2
         (message,) = done.stderr.decode().splitlines()

@@ -25,8 +25,8 @@ MOST_LINES = 10_000
 LANGUAGE = re.compile(r"[A-Za-z]{2,3}([_-][A-Za-z0-9]{2,4})*(@[A-Za-z]+)?")
 #: Format placeholders, and HTML tags (compared by name).
 PLACEHOLDER = re.compile(
-    r"""%% | %\(\w+\)[-#0+]*\d*(?:\.\d+)?[a-zA-Z]       # Python's names
-    | %(?:\d+\$)?[-#0+]*\d*(?:\.\d+)?(?:l|ll|z)?[diouxXeEfFgGcrsan](?![a-zA-Z]) | %\d+   # C, Qt
+    r"""%% | %\(\w+\)[-#0+]*(?:[1-9]\d*)?(?:\.\d+)?[a-zA-Z]       # Python's names
+    | %(?:\d+\$)?[-#0+]*(?:[1-9]\d*)?(?:\.\d+)?(?:l|ll|z)?[diouxXeEfFgGcrsan](?![a-zA-Z]) | %\d+   # C, Qt
     | \$?\{[^{}\s]*\} | \{\{[^{}]*\}\}                  # str.format, templates
     | (?P<tag></?[a-zA-Z][\w-]*)(?:\s[^<>]*)?/?>        # HTML""",
     re.VERBOSE,
@@ -36,8 +36,7 @@ ENTITY = re.compile(r"&#?\w+;")
 AMPERSAND = re.compile(r"\s*\(&\w\)|(?<!\w)&(?=[^\W\d_])|(?<=[^\W\d_])&(?=[^\W\d_A-Z])")
 UNDERSCORE = re.compile(r"\s*\(_\w\)|(?<!\w)_(?=[^\W\d_])")
 #: An identifier in place of an English message, and an identifier that cannot contain the mark of an access key.
-IDENTIFIER = re.compile(r"\w*[^\W_]_\w+")
-CAPITALS = re.compile(r"\w*[a-z]_[A-Z]\w*")
+IDENTIFIER, CAPITALS, WORD = re.compile(r"[^\W_]_\w"), re.compile(r"[a-z]_[A-Z]"), re.compile(r"\w+")
 
 Pair = tuple[str, str]
 
@@ -92,11 +91,14 @@ def clean_pair(message: str, translation: str) -> tuple[str, str] | None:
         True
     """
     message = message.rpartition("\x04")[2]
-    if CAPITALS.fullmatch(message):
+    if WORD.fullmatch(message) and CAPITALS.search(message):
         return None
+    message, translation = " ".join(message.split()), " ".join(translation.split())  # long runs of blanks take long below
     message, translation = _without_underscores(_without_ampersand(message), _without_ampersand(translation))
     message, translation = " ".join(message.split()), " ".join(translation.split())
-    if message == translation or IDENTIFIER.fullmatch(message) or not (_has_letters(message) and _has_letters(translation)):
+    if message == translation or not (_has_letters(message) and _has_letters(translation)):
+        return None
+    if WORD.fullmatch(message) and IDENTIFIER.search(message):
         return None
     return (message, translation) if _placeholders(message) == _placeholders(translation) else None
 
@@ -111,7 +113,7 @@ def _without_underscores(*sides: str) -> Iterator[str]:
     if any("=" in side or "_" in "".join(_placeholders(side)) for side in sides):
         yield from sides
         return
-    words = [re.findall(r"\w*_\w*", side) for side in sides]
+    words = [[word for word in WORD.findall(side) if "_" in word] for side in sides]
     everywhere = all(len(marks) == 1 and marks[0].count("_") == 1 for marks in words) and words[0] != words[1]
     for side in sides:
         marked = UNDERSCORE.sub("", side) if side.count("_") == 1 else side

@@ -144,15 +144,15 @@ def _json_rows(path: Path, _: Mapping[str, str]) -> Iterator[Row]:
     """Yield the objects of an array, or of the lines."""
     lines, values = numbered_lines(path), 0
     for number, line in lines:
+        if not line.strip():
+            continue
         whole = "\n".join([line, *(rest for _, rest in lines)]) if line.lstrip().startswith("[") else line
         values += whole.count("{") + whole.count("[")
         check_rows(path, values)
         if whole.lstrip().startswith("["):
             rows = [(f"row {place}", row) for place, row in enumerate(_parsed(path, number, whole), 1)]
-        elif line.strip():
-            rows = [(f"line {number}", _parsed(path, number, line))]
         else:
-            continue
+            rows = [(f"line {number}", _parsed(path, number, line))]
         for place, row in rows:
             if not isinstance(row, dict):
                 raise DataError(

@@ -27,7 +27,7 @@ from lit_sparse.ground.stored import check_members, open_plain
 
 __all__ = ["read_vectors", "read_words"]
 
-FLOAT = re.compile(rb"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+FLOAT = re.compile(rb"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 TEXTS = (".txt", ".vec")
 #: Maximal width of a vector. Published ones have at most a few thousand.
 WIDEST = 20_000

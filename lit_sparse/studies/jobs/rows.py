@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import os
 import platform
 import subprocess
@@ -61,6 +62,11 @@ class Rows:
         kept: dict[tuple[str, ...], Row] = {}
         found = []
         for row in rows:
+            if not 0 <= float(row.get("seconds") or 0) < math.inf:
+                raise ConfigurationError(
+                    f"Expected a finite number of `seconds` >= 0 in {str(self.path)!r} but got {row['seconds']!r} for cell"
+                    f" {row['cell']!r:.80}, seed {row['seed']}. Correct the row."
+                )
             first = kept.setdefault(_key(row, self.unique), row) if self.unique and row["cell"] in self.order else row
             if first != row:
                 which = ", ".join(f"{name} {row.get(name, '')}" for name in self.unique)

@@ -26,12 +26,12 @@ from lit_sparse.data import (
 )
 from lit_sparse.data.readers import sizes
 from lit_sparse.data.readers.arrays import open_arrays, read_npy
-from lit_sparse.data.readers.gettext import read_catalogues
+from lit_sparse.data.readers.gettext import clean_pair, read_catalogues
 from lit_sparse.data.readers.joblib_arrays import read_joblib_array
 from lit_sparse.data.readers.splits import read_split
 from lit_sparse.data.readers.text_files import read_lines
 from lit_sparse.data.readers.word_vectors import read_vectors
-from lit_sparse.errors import DataError
+from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.ground import stored
 
 from .test_bad_files import COMPLEX, VECTORS, Use, cached, dumped, game, houses, images, labels, npy, npz, table, vectors
@@ -427,3 +427,23 @@ def test_a_table_in_a_billion_parts(tmp_path: Path) -> None:
         (tmp_path / f"train-{number:09d}-of-1000000000.jsonl").write_text('{"a": 1}\n')
     with pytest.raises(DataError, match=r"all 1000000000 parts of .*train-000000002-of"):
         read_split(str(tmp_path), "train", {"x": "a"})
+
+
+MANY = 100_000
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("text", ["%" + "0" * MANY, "a" * MANY, "a&b" + " " * MANY, "a_" * MANY + "!", "aA_" * MANY + "!"])
+def test_long_messages_take_little_time(text: str) -> None:
+    assert len(clean_pair(f"{text} a", "b") or "no") == 2
+
+
+@pytest.mark.timeout(20)
+def test_long_numbers_take_little_time(tmp_path: Path) -> None:
+    path = tmp_path / "file.txt"
+    path.write_text(f"a 1\nb {'1' * MANY}x\n")
+    with pytest.raises(DataError, match="is not a vector"):
+        read_vectors(str(path), ["b"])
+    path.write_text(f"a\n{'1' * MANY}x\n")
+    with pytest.raises(ConfigurationError, match="Expected numbers"):
+        stored.read_lines(path, tmp_path)
