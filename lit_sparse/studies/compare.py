@@ -37,11 +37,17 @@ PLACES = ("epoch", "step", "cell", "seed")
 #: End of a trial's name in a sweep with folds.
 FOLD = re.compile("fold_[0-9]+")
 BLOCKS = "▁▂▃▄▅▆▇█"
+#: Largest number of characters of a name beside them.
+LONGEST = 36
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command."""
-    found = argparse.ArgumentParser(prog="lit-sparse compare", description=__doc__, allow_abbrev=False)
+    found = argparse.ArgumentParser(
+        prog="lit-sparse compare",
+        description="Print and write the numbers and curves of some runs next to each other.",
+        allow_abbrev=False,
+    )
     found.add_argument("runs", nargs="+", metavar="[NAME=]RUN", help="folders of runs, a sweep or a study")
     found.add_argument("--metric", help="metric of the curves, such as nelbo; by default the usual one of the models")
     found.add_argument("--output", type=Path, default=Path("comparison"), help="files without their endings")
@@ -235,18 +241,21 @@ def _panels(metric: str, calls: bool) -> list[Panel]:
 
 
 def _lines(curves: Sequence[Row], metric: str) -> list[str]:
-    """Return a line of blocks for the values of each run, on one scale."""
+    """Return a line of blocks for the values of each run, on one scale and within 80 columns."""
     values: dict[str, list[float]] = {}
     for row in curves:
         if row.get(metric):
             values.setdefault(row["cell"], []).append(float(row[metric]))
     finite = [value for some in values.values() for value in some if math.isfinite(value)]
     low, high = min(finite, default=0.0), max(finite, default=1.0)
-    width = max(map(len, values), default=0)
+    ends = [f"{some[0]:.4g} to {some[-1]:.4g}" for some in values.values()]
+    names = [name if len(name) <= LONGEST else f"…{name[1 - LONGEST :]}" for name in values]
+    width = max(map(len, names), default=0)
+    room = 80 - 4 - width - max(map(len, ends), default=0)
     lines = []
-    for name, some in values.items():
-        picked = [some[round(place * (len(some) - 1) / 59)] for place in range(60)] if len(some) > 60 else some
+    for name, some, end in zip(names, values.values(), ends, strict=True):
+        picked = [some[round(place * (len(some) - 1) / (room - 1))] for place in range(room)] if len(some) > room else some
         heights = [(value - low) / (high - low or 1.0) if math.isfinite(value) else 1.0 for value in picked]
         bars = "".join(BLOCKS[min(7, int(8 * height))] for height in heights)
-        lines.append(f"{name:<{width}}  {bars}  {some[0]:.4g} to {some[-1]:.4g}")
+        lines.append(f"{name:<{width}}  {bars}  {end}")
     return lines

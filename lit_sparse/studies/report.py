@@ -94,7 +94,11 @@ class Search:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command."""
-    found = argparse.ArgumentParser(prog="lit-sparse report", description=__doc__, allow_abbrev=False)
+    found = argparse.ArgumentParser(
+        prog="lit-sparse report",
+        description="Write one page about runs, a sweep or a study: a single file that needs no network.",
+        allow_abbrev=False,
+    )
     found.add_argument(
         "source", nargs="+", metavar="[NAME=]RUN or STUDY", help="folders of runs, a sweep or a study; or a study file"
     )
@@ -197,7 +201,7 @@ def page_of(
 
 
 def _best(study: Study, rows: Sequence[Row]) -> tuple[str, str]:
-    """Return the best cell by the first column that has a best end, and the reason; empty texts if there is none."""
+    """Return the best cell by the first column that has a best end, and the reason, or why there is none; empty texts if open."""
     key, column = next(((key, one) for key, one in study.columns.items() if one.best), ("", None))
     if column is None or study.series or len(machines(rows)) > 1 or any(cell.grid for cell in study.cells.values()):
         return "", ""
@@ -206,10 +210,12 @@ def _best(study: Study, rows: Sequence[Row]) -> tuple[str, str]:
     ranked = sorted(scores, key=scores.__getitem__, reverse=column.best == "max")
     if len(ranked) < 2:
         return "", ""
+    end, title = "largest" if column.best == "max" else "smallest", column.title or key
+    if tied := sum(score == scores[ranked[0]] for score in scores.values()) - 1:
+        return "", f"{tied + 1} of {len(scores)} tie for the {end} {title}, in bold below"
     texts = [cell_text(found[name], column) for name in ranked[:2]]
-    end = "largest" if column.best == "max" else "smallest"
     second = f"{study.title_of(ranked[1])} with {texts[1]}"
-    return ranked[0], f"{column.title or key} is {texts[0]}, the {end} of {len(scores)}; next is {second}"
+    return ranked[0], f"{title} is {texts[0]}, the {end} of {len(scores)}; next is {second}"
 
 
 def _monitor(

@@ -425,7 +425,11 @@ def _direction(metric: str, mode: str | None) -> str:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command."""
-    found = argparse.ArgumentParser(prog="lit-sparse sweep", description=__doc__, allow_abbrev=False)
+    found = argparse.ArgumentParser(
+        prog="lit-sparse sweep",
+        description="Search over the values of a config, or over the options of a program, by Optuna.",
+        allow_abbrev=False,
+    )
     found.add_argument("-c", "--config", action="append", default=[], help="file or name of a config; overlays follow it")
     found.add_argument(
         "-s", "--space", type=Path, required=True, help="YAML file of options and their values, or a program and its space"

@@ -109,3 +109,14 @@ def test_output_to_a_full_disk_is_one_message(unbuffered: str) -> None:
         (message,) = done.stderr.decode().splitlines()
         assert "but got: No space left on device" in message
         assert subprocess.run(words, stdout=full, stderr=full).returncode == 2
+
+
+def test_a_curve_of_a_long_run_fits_in_80_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "runs-ssvae-digits-0", "epoch,val/nelbo\n" + "".join(f"{i},{28.66 - i / 40}\n" for i in range(200)))
+    assert main(["compare", "runs-ssvae-digits-0"]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if " to " in line)
+    assert line.endswith("  28.66 to 23.68")
+    assert len(line) <= 80

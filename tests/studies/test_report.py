@@ -140,10 +140,12 @@ def test_a_model_names_the_metric_that_is_best_in_its_best_epoch(tmp_path: Path)
     words = [f"{name}={tmp_path / name}" for name in "ab"]
     for more, reason in (
         ([], "a</strong>. Its best val/accuracy is 0.9, the largest of 2; next is b with 0.85."),
-        (["--metric", "nelbo"], "a</strong>. Its best val/nelbo is 0, the smallest of 2; next is b with 0."),
+        (["--metric", "nelbo"], "No single best run: 2 of 2 tie for the smallest best val/nelbo, in bold below."),
     ):
         assert main(["report", *words, *more, "-o", str(tmp_path / "page.html")]) == 0
-        assert reason in (tmp_path / "page.html").read_text()
+        text = (tmp_path / "page.html").read_text()
+        assert reason in text
+        assert ("\u2605 a" in text) == (not more)
 
 
 def test_settings_of_other_classes_are_left_out() -> None:
