@@ -6,6 +6,7 @@ import argparse
 import base64
 import math
 import re
+import sys
 import warnings
 from collections.abc import Collection, Sequence
 from contextlib import suppress
@@ -24,10 +25,11 @@ from lit_sparse.stored import LARGEST, is_file, read_attention, read_png, read_t
 from lit_sparse.studies.compare import Source, comparison, is_folder, named, sources, without_seeds
 from lit_sparse.studies.engine import Runner
 from lit_sparse.studies.figures import COLORS, history_svg, svg_of
+from lit_sparse.studies.jobs import say
 from lit_sparse.studies.load import load_study
 from lit_sparse.studies.rows import Row
 from lit_sparse.studies.space import import_optuna
-from lit_sparse.studies.storage import read_journal
+from lit_sparse.studies.storage import stored_study
 from lit_sparse.studies.study import Figure, Study
 from lit_sparse.studies.sweep import DIRECTIONS
 from lit_sparse.studies.tables import MISSING, by_cell, cell_text, machines, numbers, summary
@@ -107,6 +109,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--metric", help="metric of the curves of runs; by default the usual one of the models")
     found.add_argument("--schedule", help="schedule of the study; the first by default")
     found.add_argument("--results", type=Path, default=Path("results"), help="folder with the rows of the study")
+    found.add_argument("--storage", help="URL of the Optuna storage of the sweep; the file in its folder by default")
     return found
 
 
@@ -114,6 +117,8 @@ def main(arguments: Sequence[str]) -> int:
     """Write the page."""
     options = parser().parse_args(list(arguments))
     root, search = named(options.source[0])[1], None
+    if options.storage and not (len(options.source) == 1 and is_folder(root)):
+        raise ConfigurationError("Expected the folder of one sweep with --storage but got other runs. Leave it out.")
     if len(options.source) == 1 and not is_folder(root):
         runner = Runner(load_study(find_config(options.source[0], kind="studies")), options.schedule, results=options.results)
         rows, curves, _ = runner.stored()
@@ -122,7 +127,7 @@ def main(arguments: Sequence[str]) -> int:
             raise ConfigurationError(f"{runner.rows.path} has no rows: nothing of the study is finished yet.")
     else:
         found = sources(options.source)
-        search = _search(root) if len(options.source) == 1 else None
+        search = _search(root, options.storage) if len(options.source) == 1 else None
         first = {run.name: run for run in reversed(found)}  # the first seed of each
         configs = {run.name: _config(first[run.name]) for run in found}
         monitor = partial(_monitor, search, [config for config, _ in configs.values()], options.metric)
@@ -201,7 +206,7 @@ def page_of(
 
 
 def _best(study: Study, rows: Sequence[Row]) -> tuple[str, str]:
-    """Return the best cell by the first column that has a best end, and the reason, or why there is none; empty texts if open."""
+    """Return the best cell by the first column that has a best end, and the reason; or no cell, and why not if several tie."""
     key, column = next(((key, one) for key, one in study.columns.items() if one.best), ("", None))
     if column is None or study.series or len(machines(rows)) > 1 or any(cell.grid for cell in study.cells.values()):
         return "", ""
@@ -236,25 +241,26 @@ def _monitor(
     return (f"{mode}({key})", mode) if key else None
 
 
-def _search(folder: Path) -> Search | None:
-    """Return what the journal in the folder of a sweep says; None if there is none, or Optuna is not installed.
+def _search(folder: Path, storage: str | None) -> Search | None:
+    """Return what the database of a sweep says, or the journal in its folder; None without both, or for a journal without Optuna.
 
     Raises:
-        ConfigurationError: if it is no journal of a sweep.
+        ConfigurationError: if it is none of a sweep.
+        MissingExtraError: without Optuna for a database.
     """
     journal = folder / "journal.log"
-    try:
-        optuna = import_optuna() if is_file(journal) else None
-    except MissingExtraError:
-        optuna = None
-    if optuna is None:
+    if storage is None and not is_file(journal):
+        if is_file(folder / "queue.lock"):
+            say("note: the trials of this sweep are in a database; --storage URL adds their history and importance", sys.stderr)
         return None
     try:
-        entries = [*read_journal(journal)]
-        # Optuna's own class would make or change the file.
-        methods = {"read_logs": lambda _, first: entries[first:], "append_logs": None}
-        backend = type("Journal", (optuna.storages.journal.BaseJournalBackend,), methods)()
-        study = optuna.load_study(study_name=None, storage=optuna.storages.JournalStorage(backend))
+        optuna = import_optuna()
+    except MissingExtraError:
+        if storage is not None:
+            raise
+        return None
+    try:
+        study = stored_study(folder, storage)
         metric, mode = study.user_attrs["settings"]["metrics"][0], study.directions[0].name.lower()[:3]
         trials = study.get_trials(deepcopy=False, states=[optuna.trial.TrialState.COMPLETE])
         values = [(trial.number, float(trial.values[0])) for trial in trials if abs(trial.values[0]) <= LARGEST]
@@ -263,7 +269,7 @@ def _search(folder: Path) -> Search | None:
     except Exception as error:  # Optuna checks nothing
         reason = " ".join((str(error) if isinstance(error, ConfigurationError) else repr(error)).split())[:300].rstrip(".")
         raise ConfigurationError(
-            f"Expected the journal of a sweep in {str(journal)!r} but got: {reason}. Restore it."
+            f"Expected the trials of a sweep in {storage or str(journal)!r} but got: {reason}. Restore it."
         ) from error
     choices = [len(getattr(one, "choices", "1")) for trial in trials for one in trial.distributions.values()]
     importances = {}

@@ -20,7 +20,7 @@ from lit_sparse.stored import open_plain
 from lit_sparse.studies.jobs import locked
 from lit_sparse.studies.space import import_optuna
 
-__all__ = ["JournalLock", "check_database", "read_journal"]
+__all__ = ["JournalLock", "check_database", "read_journal", "stored_study"]
 
 #: Largest journal or database in bytes, largest number of rows of a table, and of characters of an option's choices.
 LARGEST, ROWS, LONGEST = 2**28, 100_000, 2**20
@@ -97,11 +97,35 @@ def read_journal(journal: Path) -> Iterator[dict[str, Any]]:
             )
 
 
-def check_database(storage: str) -> None:
+def stored_study(folder: Path, storage: str | None) -> Any:
+    """Return the Optuna study of a sweep for reading; nothing is made or changed.
+
+    Args:
+        folder: folder of the sweep.
+        storage: URL of its database; None for the journal in its folder.
+
+    Raises:
+        ConfigurationError: if what is stored is refused, or the file of a database does not exist.
+    """
+    optuna = import_optuna()
+    if storage is None:  # Optuna's own class would make or change the file
+        entries = [*read_journal(folder / "journal.log")]
+        methods = {"read_logs": lambda _, first: entries[first:], "append_logs": None}
+        backend = type("Journal", (optuna.storages.journal.BaseJournalBackend,), methods)()
+        opened = optuna.storages.JournalStorage(backend)
+    else:
+        check_database(storage, new=False)
+        opened = optuna.storages.RDBStorage(storage, skip_table_creation=True)
+    name = folder.resolve().name
+    return optuna.load_study(study_name=name if name in optuna.get_all_study_names(opened) else None, storage=opened)
+
+
+def check_database(storage: str, *, new: bool = True) -> None:
     """Check that a database of SQLite has Optuna's own tables, which compute nothing, and fits into memory.
 
     Args:
         storage: URL of the database; others than SQLite's are not checked.
+        new: whether its file may not exist.
 
     Raises:
         ConfigurationError: naming what it has, or if the URL has a second one in it.
@@ -113,6 +137,8 @@ def check_database(storage: str) -> None:
     if (url.database or ":memory:").startswith(("file:", ":memory:")):
         raise ConfigurationError(f"Expected the path of a database but got {storage!r}. Give sqlite:///PATH.")
     if not path.is_file():
+        if not new:
+            raise ConfigurationError(f"There is no database {str(path)!r}. Give the --storage of the sweep.")
         return
     _check_beside(path.resolve())
     own = _own_tables()
