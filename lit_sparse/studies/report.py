@@ -242,7 +242,7 @@ def _monitor(
 
 
 def _search(folder: Path, storage: str | None) -> Search | None:
-    """Return what the database of a sweep says, or the journal in its folder; None without both, or for a journal without Optuna.
+    """Return what the database of a sweep says, or the journal in its folder; None without both, or without Optuna.
 
     Raises:
         ConfigurationError: if it is none of a sweep.
