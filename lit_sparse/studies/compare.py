@@ -7,9 +7,10 @@ import csv
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lit_sparse.errors import ConfigurationError, did_you_mean, printable
 from lit_sparse.run_status import check_plain, logged
@@ -18,10 +19,11 @@ from lit_sparse.stored import is_file
 from lit_sparse.studies.figures import draw
 from lit_sparse.studies.logged import SUMMARY, logged_by_program, summarized
 from lit_sparse.studies.rows import Row, shown
+from lit_sparse.studies.settings import read_config, settings_of
 from lit_sparse.studies.study import Cell, Column, Figure, Panel, Study
 from lit_sparse.studies.tables import by_cell, markdown
 
-__all__ = ["Source", "comparison", "is_folder", "main", "named", "parser", "sources", "without_seeds"]
+__all__ = ["Source", "comparison", "configs_of", "is_folder", "main", "named", "parser", "sources", "table_of"]
 
 #: Metrics that are drawn, those that come first preferred.
 PREFERRED = ("nelbo", "success", "bleu", "accuracy", "loss")
@@ -57,8 +59,9 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str]) -> int:
     """Print and write a table and curves of runs."""
     options = parser().parse_args(list(arguments))
-    study, figure, rows, curves = comparison(sources(options.runs), options.metric)
-    table = without_seeds(by_cell(study, rows, list(study.columns)))
+    found = sources(options.runs)
+    study, figure, rows, curves = comparison(found, options.metric)
+    table = table_of(study, rows, settings_of(configs_of(found)))
     files = [options.output.with_name(options.output.name + ending) for ending in (".md", ".csv", ".png")]
     with result_file(files[0], "w") as file:
         file.write("\n".join(markdown(table)) + "\n")
@@ -157,8 +160,15 @@ def comparison(
     return study, figure, rows, curves
 
 
-def without_seeds(table: list[list[str]]) -> list[list[str]]:
-    """Return a table without the number of seeds if each line has one."""
+def configs_of(runs: Sequence[Source]) -> dict[str, dict[Any, Any]]:
+    """Return the config of the first run of each name."""
+    return {run.name: read_config(run.folder, run.root) for run in {run.name: run for run in reversed(runs)}.values()}
+
+
+def table_of(study: Study, rows: Sequence[Row], settings: Mapping[str, Mapping[str, str]]) -> list[list[str]]:
+    """Return the table of a study with settings of its cells, and without the number of seeds if each line has one."""
+    cells = {name: replace(cell, labels={**cell.labels, **settings.get(name, {})}) for name, cell in study.cells.items()}
+    table = by_cell(replace(study, cells=cells), rows, list(study.columns))
     place = len(table[0]) - 1 - table[0][::-1].index("seeds")  # a label may have this name, too
     alone = all(line[place] == "1" for line in table[1:])
     return [line[:place] + line[place + alone :] for line in table]

@@ -47,6 +47,10 @@ def test_runs_are_tabulated_and_drawn(
     assert table[1] == ["ours", "2", "2.25", "85", "3.5"]
     assert (tmp_path / "out" / "both.md").read_text().splitlines() == printed[:4]
     assert (tmp_path / "out" / "both.png").stat().st_size > 10_000
+    for run, rate in (("a", 0.1), ("b", 0.2)):
+        (tmp_path / run / "config.yaml").write_text(f"model: {{lr: {rate}, width: 8}}\nname: {run}\n")
+    assert main(["compare", "ours=a", "b"]) == 0
+    assert "\n| ours | 0.1 | 2 | 2.25 |" in capsys.readouterr().out, "settings that differ come first"
     (tmp_path / "out" / "both.md").unlink()
     (tmp_path / "out" / "both.md").symlink_to(tmp_path / "other")  # which is not followed
     assert main(["compare", "ours=a", "b", "--output", "out/both"]) == 2

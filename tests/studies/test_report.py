@@ -12,9 +12,9 @@ import torch
 
 from lit_sparse.callbacks.pictures.heat_maps import Attention
 from lit_sparse.cli import main
-from lit_sparse.runs import differences
 from lit_sparse.studies import compare, report
 from lit_sparse.studies.figures import series
+from lit_sparse.studies.settings import settings_of
 from tests.conftest import CONFIGS, ROOT
 
 pytest.importorskip("jinja2", reason="reports need the extra 'report'")
@@ -50,12 +50,12 @@ def page(tmp_path: Path) -> Path:
 def test_the_page_of_runs(page: Path, tmp_path: Path) -> None:
     text = page.read_text()
     assert "<h1>Some runs</h1>" in text
-    assert '<td><a href="#config0" title="config of sparse">sparse</a></td><td>0.1</td>' in text, "settings come first"
+    assert '<td><a href="#config1" title="config of sparse">sparse</a></td><td>0.1</td>' in text, "settings come first"
     assert "Best run: <strong>dense</strong> (lr 0.2)" in text
     assert "Its best val/nelbo is 7, the smallest of 3; next is sparse with 8." in text
     row = text[text.index('<tr><th scope="rowgroup" colspan="3"><span>cats</span>') :]
     assert [cell.count("<table") for cell in row.split("<td data-run=")[1:4]] == [1, 1, 0], "beside each other"
-    assert "<li><code>model.lr: 0.1, now 0.2</code></li>" in text
+    assert "<li><code>model.lr: 0.2, now 0.1</code></li>" in text
     assert "&lt;b&gt;bold" in text
     assert "<i>" not in text, "names are no markup"
     assert text.count("<img ") == 1
@@ -169,8 +169,8 @@ def test_settings_of_other_classes_are_left_out() -> None:
             ({"class_path": "a.Sparsemax", "init_args": {"gamma": 1.0}}, {"class_path": "a.CVaR", "init_args": {"alpha": 0.1}}),
         )
     ]
-    changed = [{key: (old, new) for key, old, new in differences(configs[0], config)} for config in configs]
-    assert report._settings(changed) == {"mapping": ["Softmax", "Sparsemax"], "risk": ["-", "CVaR(alpha=0.1)"]}
+    expected = {"a": {"mapping": "Softmax", "risk": "-"}, "b": {"mapping": "Sparsemax", "risk": "CVaR(alpha=0.1)"}}
+    assert settings_of(dict(zip("ab", configs, strict=True))) == expected
 
 
 def test_mistakes_are_explained(write_study: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -335,7 +335,7 @@ def test_the_page_in_a_browser(page: Path, browser: Any) -> None:
     def displayed(selector: str) -> int:
         return sum(part.is_displayed() for part in browser.find_elements("css selector", selector))
 
-    assert names() == ["sparse", "dense", "<i>"]
+    assert names() == ["dense", "sparse", "<i>"], "the best first"
     heads = browser.find_elements("css selector", "#summary th button")
     test = next(head for head in heads if head.text.startswith("test/nelbo"))
     test.click()
