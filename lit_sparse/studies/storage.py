@@ -7,7 +7,7 @@ import json
 import os
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import cache
 from importlib import import_module
@@ -32,6 +32,17 @@ UNFINISHED = 5000
 MOST_COPIED = 10**9
 #: Last bytes of a journal of SQLite that names a journal of several databases, which SQLite reads and may remove.
 ENDING = bytes.fromhex("d9d505f920a163d7")
+#: Table of a database, query of a number, its largest value, and what it counts.
+LIMITS = (
+    ("trials", "select count(*) from trials where state in ('RUNNING', 'WAITING')", UNFINISHED, "unfinished trials"),
+    ("trials", "select max(n) from (select count(*) as n from trials group by study_id, number)", 1, "trial of each number"),
+    (
+        "trial_params",
+        "select max(length(distribution_json)) from trial_params",
+        LONGEST,
+        "characters for the choices of an option",
+    ),
+)
 #: Number of a journal's entries that change the state of a trial, and the numbers of the states in which it is finished.
 ENDS, ENDED = 6, (1, 2, 3)
 
@@ -145,7 +156,7 @@ def check_database(storage: str, *, new: bool = True) -> None:
     # SQLite undoes what a killed sweep has begun to write
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True)) as database, _limited(database):
         (pages,), (size,) = (database.execute(f"pragma page_{what}").fetchone() for what in ("count", "size"))
-        if max(pages * size, path.stat().st_size) > LARGEST:
+        if pages * size > LARGEST:
             raise ConfigurationError(f"Expected {str(path)!r} to have at most {LARGEST:,} bytes. Choose another --storage.")
         listed = _listed(database)
         for kind, name, text in listed:
@@ -157,33 +168,19 @@ def check_database(storage: str, *, new: bool = True) -> None:
         (state,) = database.execute("pragma quick_check(1)").fetchone()
         if state != "ok":  # pages that refer to pages again and again are read without end
             raise ConfigurationError(f"Expected a whole database in {str(path)!r} but got: {state}. Choose another --storage.")
-        for name in (name for kind, name, _ in listed if kind == "table"):
-            (rows,) = database.execute(f"select count(*) from {name}").fetchone()
-            if rows > ROWS:
-                raise ConfigurationError(
-                    f"Expected at most {ROWS:,} rows in table {name} of {str(path)!r} but got {rows:,}. Choose another"
-                    " --storage."
-                )
-        if "trials" in {name for _, name, _ in listed}:
-            (rows,) = database.execute("select count(*) from trials where state in ('RUNNING', 'WAITING')").fetchone()
-            if rows > UNFINISHED:
-                raise ConfigurationError(
-                    f"Expected at most {UNFINISHED:,} unfinished trials in {str(path)!r} but got {rows:,}. Choose another"
-                    " --storage."
-                )
-            query = "select number from trials group by study_id, number having count(*) > 1"
-            if twice := database.execute(query).fetchone():
-                raise ConfigurationError(
-                    f"Expected one trial of each number in {str(path)!r} but got several of number {twice[0]!r:.80}. Choose"
-                    " another --storage."
-                )
-        if "trial_params" in {name for _, name, _ in listed}:
-            (longest,) = database.execute("select max(length(distribution_json)) from trial_params").fetchone()
-            if (longest or 0) > LONGEST:
-                raise ConfigurationError(
-                    f"Expected at most {LONGEST:,} characters for the choices of an option in {str(path)!r} but got"
-                    f" {longest:,}. Choose another --storage."
-                )
+        tables = [name for kind, name, _ in listed if kind == "table"]
+        _check_most(database, path, [(f"select count(*) from {name}", ROWS, f"rows in table {name}") for name in tables])
+        _check_most(database, path, [limit for table, *limit in LIMITS if table in tables])
+
+
+def _check_most(database: sqlite3.Connection, path: Path, limits: Iterable[Sequence[Any]]) -> None:
+    """Check that each query finds at most so many of something."""
+    for query, most, what in limits:
+        (found,) = database.execute(query).fetchone()
+        if (found or 0) > most:
+            raise ConfigurationError(
+                f"Expected at most {most:,} {what} in {str(path)!r} but got {found:,}. Choose another --storage."
+            )
 
 
 def _check_beside(path: Path) -> None:
