@@ -201,19 +201,16 @@ def is_folder(path: str | Path) -> bool:
 
 def _logged(run: Source) -> list[dict[str, float]]:
     """Return what a run logged, that of its newest test last."""
-    own = not (run.folder / "fit").is_dir()  # where a program writes
-    lines = logged(run.folder, run.root) if own else logged_by_program(run.folder / "fit", within=run.root)
+    inner = run.folder / "fit"  # where a program writes
+    folder, read = (inner, logged_by_program) if inner.is_dir() else (run.folder, logged)
+    lines = read(folder, within=run.root)
     if not lines:
         raise ConfigurationError(
             f"{str(run.folder)!r} is not a run folder: it has no metrics.csv, nor has it the runs of a sweep or study. A run"
             " prints its folder last."
         )
     epoch = lines[-1].get("epoch", 0.0)
-    tests = [
-        {**line, "epoch": epoch}
-        for folder in numbered(run.folder / "test")[-1:]
-        for line in (logged(folder, run.root) if own else logged_by_program(folder, within=run.root))
-    ]
+    tests = [{**line, "epoch": epoch} for test in numbered(run.folder / "test")[-1:] for line in read(test, within=run.root)]
     return [*lines, *tests]
 
 
