@@ -23,7 +23,7 @@ from lit_sparse.studies.settings import read_config, settings_of
 from lit_sparse.studies.study import Cell, Column, Figure, Panel, Study
 from lit_sparse.studies.tables import by_cell, markdown
 
-__all__ = ["Source", "comparison", "configs_of", "is_folder", "main", "named", "parser", "sources", "table_of"]
+__all__ = ["Source", "comparison", "configs_of", "first_of", "is_folder", "main", "named", "parser", "sources", "table_of"]
 
 #: Metrics that are drawn, those that come first preferred.
 PREFERRED = ("nelbo", "success", "bleu", "accuracy", "loss")
@@ -160,9 +160,15 @@ def comparison(
     return study, figure, rows, curves
 
 
+def first_of(runs: Sequence[Source]) -> dict[str, Source]:
+    """Return the first run of each name, such as that of the first seed."""
+    first = {run.name: run for run in reversed(runs)}
+    return {run.name: first[run.name] for run in runs}
+
+
 def configs_of(runs: Sequence[Source]) -> dict[str, dict[Any, Any]]:
     """Return the config of the first run of each name."""
-    return {run.name: read_config(run.folder, run.root) for run in {run.name: run for run in reversed(runs)}.values()}
+    return {name: read_config(run.folder, run.root) for name, run in first_of(runs).items()}
 
 
 def table_of(study: Study, rows: Sequence[Row], settings: Mapping[str, Mapping[str, str]]) -> list[list[str]]:

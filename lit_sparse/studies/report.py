@@ -22,7 +22,7 @@ from lit_sparse.config_files import find_config
 from lit_sparse.errors import ConfigurationError, MissingExtraError
 from lit_sparse.runs import result_file
 from lit_sparse.stored import LARGEST, is_file, read_attention, read_png, read_text
-from lit_sparse.studies.compare import Source, comparison, configs_of, is_folder, named, sources, table_of
+from lit_sparse.studies.compare import Source, comparison, configs_of, first_of, is_folder, named, sources, table_of
 from lit_sparse.studies.engine import Runner
 from lit_sparse.studies.figures import COLORS, history_svg, svg_of
 from lit_sparse.studies.jobs import say
@@ -131,7 +131,7 @@ def main(arguments: Sequence[str]) -> int:
             rows = [row if row["cell"] in complete else row | {search.metric: ""} for row in rows]
         order = list(dict.fromkeys([*_best(study, rows)[0], *study.cells]))  # the best first
         study = replace(study, cells={name: study.cells[name] for name in order})
-        first = {run.name: run for run in reversed(found)}  # the first seed of each
+        first = first_of(found)
         figures, runs = [figure], _runs([first[name] for name in order], {name: configs[name] for name in order})
         if len(options.source) == 1:
             study = replace(study, title=root.resolve().name)
