@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from argparse import Action, _ArgumentGroup
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-__all__ = ["USAGES", "grouped"]
+__all__ = ["USAGES", "grouped", "plain"]
 
 Group = TypeVar("Group", bound=_ArgumentGroup)
 
@@ -64,6 +65,17 @@ _HELP = {
     "data": "Class of the data module; `lit-sparse list data` lists them. A config may be given in its place.",
     "ckpt_path": "Path of a checkpoint, or `best` or `last` for one of the newest run of the config.",
 }
+
+
+def plain(text: str) -> str:
+    """Return text of a docstring without roles, links and quotes of code.
+
+    Example:
+        >>> plain("A :class:`~a.Part`, not ``x``; see `notes <https://a.org>`_.")
+        'A Part, not x; see notes.'
+    """
+    text = re.sub(r":\w+:`(?:[^`<]*<|~[\w.]*\.)?([^`>]*)>?`", r"\1", text)
+    return re.sub(r"`([^`<]*) <[^`]*>`_", r"\1", text).replace("``", "")
 
 
 def grouped(groups: Sequence[Group], actions: Iterable[Action]) -> list[Group]:

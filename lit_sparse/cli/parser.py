@@ -10,7 +10,7 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from lit_sparse.cli.configs import MODE
-from lit_sparse.cli.help import grouped
+from lit_sparse.cli.help import grouped, plain
 from lit_sparse.cli.messages import START, explained
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.lightning.choice import LightningArgumentParser
@@ -63,6 +63,7 @@ class Parser(LightningArgumentParser):
         if self.usage != argparse.SUPPRESS:  # of a command, not of a class
             self._action_groups = grouped(self._action_groups, self._actions)
         for action in self._actions:
+            action.help = action.help and plain(action.help)
             if action.dest.endswith(".help"):
                 action.help = argparse.SUPPRESS
             elif hasattr(action, "extra_help") and "extra_help" not in vars(action):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,8 @@ def test_commands_are_those_of_a_lightning_cli(program: Callable[..., Path], tmp
     ]
     assert "CSVLogger" in study.of("b", 3).command("fit")
     assert study.of("b", 3).settings["program"] == ["python", "train.py"]
+    (tmp_path / "own").symlink_to(sys.executable)  # a virtual environment is found by the link to its interpreter
+    assert replace(study.study, program=["own", "train.py"]).command[0] == str(tmp_path / "own")
 
 
 @pytest.mark.parametrize(

@@ -526,7 +526,10 @@ CHANGES = {
         "cannot be used",
     ),
     "number": ("update trials set number = 7 + number", "to be one of a sweep but got number 7"),
-    "twice": ("insert into trials (number, study_id, state) values (0, 1, 'FAIL')", r"trials\.db.* several of number 0"),
+    "twice": (
+        "insert into trials (number, study_id, state) values (0, 1, 'FAIL')",
+        r"at most 1 trial of each number in .*trials\.db' but got 2",
+    ),
     "constraints": (
         "insert into trial_system_attributes (trial_id, key, value_json) values (1, 'constraints:a', '5')",
         "to be one of a sweep",

@@ -225,7 +225,7 @@ def draw(name: str, artifact: Artifact) -> Any:
     """
     function, panels = DRAWINGS[name]
     columns, rows, side = artifact.get("cells", (panels, 1, 3.5))
-    figure, axes = new_figure(1, panels, 1.4 + min(LARGEST, side * columns), 0.8 + min(LARGEST, side * rows))
-    figure.set_layout_engine("constrained")
+    width, height = 1.4 + min(LARGEST, side * columns), 0.8 + min(LARGEST, side * rows)
+    figure, axes = new_figure(1, panels, width, height, constrained=True)
     function(axes, artifact)
     return figure

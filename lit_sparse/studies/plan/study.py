@@ -322,9 +322,9 @@ class Study(Change):
 
     @property
     def command(self) -> list[str]:
-        """The program, with the paths of files beside the study file."""
+        """The program, with the paths of files beside the study file, links as they are: an environment begins at one."""
         folder = self.path.parent
-        words = [str((folder / word).resolve()) if (folder / word).is_file() else word for word in self.program]
+        words = [str((folder / word).absolute()) if (folder / word).is_file() else word for word in self.program]
         return [sys.executable if words[0] == "python" else words[0], *words[1:]]
 
     def seeds_of(self, name: str, schedule: str | None) -> list[int]:

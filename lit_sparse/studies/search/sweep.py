@@ -40,12 +40,14 @@ from lit_sparse.studies.jobs.processes import (
     say,
     try_lock,
 )
+from lit_sparse.studies.jobs.rows import shown
 from lit_sparse.studies.pages.figures import draw_front
 from lit_sparse.studies.pages.tables import markdown
 from lit_sparse.studies.plan.load import check_names, study_of
 from lit_sparse.studies.plan.study import Cell, Study
 from lit_sparse.studies.search.space import distribution_of, import_optuna, matching, pruner_of, sampler_of
 from lit_sparse.studies.search.storage import JournalLock, check_database, read_journal
+from lit_sparse.studies.settings import short_name
 
 __all__ = ["Sweep", "main", "parser"]
 
@@ -337,8 +339,8 @@ class Sweep:
         if frozen.state != optuna.trial.TrialState.RUNNING:
             return  # another process has finished it
         trial = optuna.trial.Trial(self.study, frozen._trial_id)
-        shown = ", ".join(f"{key.rsplit('.', 1)[-1]} {value}" for key, value in self.params(frozen).items())
-        say(f"{name}: runs with {shown}; output in {runs[0].log}")
+        drawn = ", ".join(f"{short_name(key)} {shown(value)}" for key, value in self.params(frozen).items())
+        say(f"{name}: runs with {drawn}; output in {runs[0].log}")
         reported = len(frozen.intermediate_values)
 
         def stops() -> bool:
@@ -367,7 +369,8 @@ class Sweep:
             self._explain(found[0], values)
         else:
             self.study.tell(number, [value for value in values if value is not None])
-        say(f"{name}: {', '.join(f'{metric} = {value}' for metric, value in zip(self.metrics, values, strict=True))}")
+        texts = (f"{metric} = {shown(value) or 'nothing'}" for metric, value in zip(self.metrics, values, strict=True))
+        say(f"{name}: {', '.join(texts)}")
 
     def _config(self, number: int) -> str:
         """Return the config of a trial, without a fold, from the configs of the sweep and not from its run folder."""
@@ -441,7 +444,11 @@ def _yaml(text: str) -> Any:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command."""
-    found = argparse.ArgumentParser(prog="lit-sparse sweep", description=__doc__, allow_abbrev=False)
+    found = argparse.ArgumentParser(
+        prog="lit-sparse sweep",
+        description="Search over the values of a config, or over the options of a program, by Optuna.",
+        allow_abbrev=False,
+    )
     found.add_argument("-c", "--config", action="append", default=[], help="file or name of a config; overlays follow it")
     found.add_argument(
         "-s", "--space", type=Path, required=True, help="YAML file of options and their values, or a program and its space"
@@ -511,8 +518,10 @@ def main(arguments: Sequence[str]) -> int:
     trials = usual if options.trials is None else check_count("--trials", options.trials)
     jobs = check_count("--jobs", options.jobs)
     failed = sweep.run(min(trials, usual) if sampler == "grid" else trials, jobs)
-    for path in sweep.write():
-        print(path)
+    if written := sweep.write():
+        print(*written, sep="\n")
+        more = " --storage URL" if options.storage else ""
+        print(printable(f"see all trials side by side with: lit-sparse report {sweep.folder}{more}"))
     for message in failed:
         print(printable(message), file=sys.stderr)
     return 1 if failed else 0
