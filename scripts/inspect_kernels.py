@@ -142,15 +142,16 @@ def occupancy(count: Count, warps: int, capability: int) -> int:
 
 
 def attention_launches(
-    dtype: torch.dtype, width: int, is_causal: bool, capability: int, biased: bool = False
+    dtype: torch.dtype, width: int, is_causal: bool, capability: int, biased: bool = False, packed: bool = False
 ) -> Iterator[Launch]:
-    """Yield the launches of attention by lists, with a mask and a bias or without, then in blocks."""
+    """Yield the launches of attention by lists, with a mask and a bias, of packed sequences, or neither, then in blocks."""
     heads, length = 16, 4096
     x = torch.empty(heads, length, width, dtype=dtype, device="meta")
     pairs = (None, None)
     if biased:
         pairs = tuple(torch.empty(heads, length, length, dtype=kind, device="meta") for kind in (torch.bool, torch.float32))
-    scores = triton_lists.Scores(x, x, *pairs, 0.0, width**-0.5, is_causal)
+    ranges = torch.empty(1, length, 2, dtype=torch.int32, device="meta").expand(heads, -1, -1) if packed else None
+    scores = triton_lists.Scores(x, x, *pairs, 0.0, width**-0.5, is_causal, ranges)
     yield from recorded(lambda: triton_lists.list_marked(scores, triton_lists.bound_scores(scores, 1.5, 1.0), 64), capability)
     places = torch.empty(heads * length, 64, dtype=torch.int32, device="meta")
     rows, weights = x.float().flatten(0, 1), places.float()
