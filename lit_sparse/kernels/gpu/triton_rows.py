@@ -19,7 +19,16 @@ from torch import Tensor
 
 from lit_sparse.torch_internals import constant_in_graphs
 
-__all__ = ["center_on_support", "entmax_product", "map_entmax", "programs_on", "project_simplex", "runs_on"]
+__all__ = [
+    "center_on_support",
+    "chosen_product",
+    "entmax_product",
+    "map_entmax",
+    "programs_on",
+    "project_simplex",
+    "runs_on",
+    "threshold_hard",
+]
 
 # Bytes of a row that a warp keeps in registers: 32 float32 per thread. A row of 1024 entries then belongs to one warp, whose
 # threads do not wait for others, and enough warps are resident to hide memory latency.
@@ -37,11 +46,9 @@ ALL_ROWS, FLAT_ROWS, STEEP_ROWS = 0, 1, 2
 
 def project_simplex(x: Tensor, gamma: float, k: int) -> Any:
     """See :data:`lit_sparse.kernels.simplex.project_simplex`."""
-    d = x.shape[-1]
-    some = 0 < k < d
-    if not _serves(x) or (some and _is_long(d, x.dtype)):
+    if not _serves(x):
         return NotImplemented
-    return _launch("project_simplex", _like(x), (x,), (), (*_parts(gamma), k), x.dtype, some=some)
+    return _launch("project_simplex", _like(x), (x,), (), (*_parts(gamma), k), x.dtype, some=0 < k < x.shape[-1])
 
 
 def center_on_support(v: Tensor, y: Tensor, gamma: float) -> Any:
@@ -81,6 +88,22 @@ def entmax_product(v: Tensor, y: Tensor, alpha: float | Tensor, gamma: float) ->
     return _launch("apply_jacobian", _like(v), (v, y), (alphas,), _parts(1.0 / gamma), v.dtype, single=single, power=known)
 
 
+def threshold_hard(x: Tensor, k: int, nonneg: bool) -> Any:
+    """See :data:`lit_sparse.kernels.hard_threshold.threshold_hard`."""
+    if not _serves(x):
+        return NotImplemented
+    chosen = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
+    out = _launch("threshold_hard", _like(x), (chosen, x), (), (k,), x.dtype, kind="positive" if nonneg else "magnitude")
+    return out, chosen
+
+
+def chosen_product(v: Tensor, y: Tensor, chosen: Tensor) -> Any:
+    """See :data:`lit_sparse.kernels.hard_threshold.chosen_product`."""
+    if not _serves(v):
+        return NotImplemented
+    return _launch("keep_chosen", _like(v), (v, y, chosen), (), (), v.dtype)
+
+
 def _launch(
     name: str,
     out: Tensor,
@@ -95,7 +118,7 @@ def _launch(
     Args:
         name: name of the program.
         out: contiguous tensor for the result.
-        rows: (..., d) inputs of one shape.
+        rows: (..., d) inputs of one shape, and further results.
         others: inputs that are contiguous already.
         numbers: arguments after the number and length of the rows.
         dtype: type to compute in, float32 for the half types.

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lit_sparse.kernels import RowKernel, center_on_support, project_simplex
 from lit_sparse.kernels.entmax import entmax_product, map_entmax
+from lit_sparse.kernels.hard_threshold import chosen_product, threshold_hard
 from tests.support.processes import run_python
 
 LENGTHS = (1, 2, 7, 65, 64, 300, 1000)
@@ -140,6 +141,22 @@ def check_entmax(device: str) -> None:
     print(f"alpha-entmax: {worst}; its Jacobian: {worst_product}")
 
 
+def check_hard_threshold(device: str) -> None:
+    assert threshold_hard.cuda is not None
+    for x, _ in cases(3):
+        for k, nonneg in ((1, False), (3, True), (x.shape[-1] // 2 + 1, False), (x.shape[-1] + 1, True)):
+            what = f"d {x.shape[-1]}, {x.dtype}, k {k}, {nonneg}"
+            expected, kept = threshold_hard(x, k, nonneg)
+            y, chosen = (part.cpu() for part in threshold_hard.cuda(x.to(device), k, nonneg))
+            assert torch.equal(chosen, kept), what
+            torch.testing.assert_close(y, expected, rtol=0, atol=0, equal_nan=True)
+            v = torch.randn(x.shape, generator=torch.Generator().manual_seed(1)).to(x.dtype)
+            v[kept == 0] = math.nan
+            found = on(device, chosen_product, v, y, chosen)
+            torch.testing.assert_close(found, chosen_product(v, y, kept), rtol=0, atol=0, equal_nan=True)
+    print("hard threshold: equal")
+
+
 def check_long_rows(device: str) -> None:
     worst, worst_product = Worst(), Worst()
     for x, gamma in cases(2, (10**6,), 8):
@@ -254,6 +271,7 @@ def check_compiles(device: str) -> None:
 CHECKS: dict[str, Callable[[str], None]] = {
     "projection": check_projection,
     "entmax": check_entmax,
+    "hard_threshold": check_hard_threshold,
     "long_rows": check_long_rows,
     "properties": check_properties,
 }

@@ -2,7 +2,7 @@
 
 Only :mod:`lit_sparse.kernels.gpu.triton_rows` imports this, and only where Triton is installed.
 
-The module ``attention`` describes its own programs. The others are simplex projection, alpha-entmax and their Jacobians.
+The modules ``attention`` and ``lists`` describe their own programs. The others map rows, or multiply them by a Jacobian.
 
 A program takes ``rows`` rows at a time and keeps them in registers, so that all Newton steps share one read and one write.
 
@@ -24,6 +24,7 @@ Names that the programs share:
 
 from lit_sparse.kernels.gpu.triton_programs.attention import attend_blocks, differentiate_keys, differentiate_queries
 from lit_sparse.kernels.gpu.triton_programs.entmax import apply_jacobian, map_entmax
+from lit_sparse.kernels.gpu.triton_programs.largest import keep_chosen, threshold_hard
 from lit_sparse.kernels.gpu.triton_programs.lists import (
     bound_scores,
     mark_scores,
@@ -40,11 +41,13 @@ __all__ = [
     "bound_scores",
     "differentiate_keys",
     "differentiate_queries",
+    "keep_chosen",
     "map_entmax",
     "mark_scores",
     "multiply_listed",
     "project_simplex",
     "scatter_listed",
     "sum_listed",
+    "threshold_hard",
     "write_lists",
 ]
