@@ -277,7 +277,12 @@ def test_passes_over_scores_compile_without_spills(capability: int) -> None:
     inspect = importlib.import_module("scripts.inspect_kernels")
     for dtype, widths in ((torch.bfloat16, (64, 128, 256)), (torch.float32, (64, 128, 256))):
         for width in widths:
-            for is_causal, biased, packed in ((False, False, False), (True, False, False), (True, True, False), (False, False, True)):
+            for is_causal, biased, packed in (
+                (False, False, False),
+                (True, False, False),
+                (True, True, False),
+                (False, False, True),
+            ):
                 passes = list(inspect.attention_launches(dtype, width, is_causal, capability, biased, packed))[:2]
                 assert [launch.name for launch in passes] == ["bound_scores", "mark_scores"]
                 counts = [inspect.compiled(getattr(inspect.triton_programs, one.name), one, capability) for one in passes]

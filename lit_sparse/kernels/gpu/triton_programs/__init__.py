@@ -23,7 +23,10 @@ Names that the programs share:
 """
 
 from lit_sparse.kernels.gpu.triton_programs.attention import attend_blocks, differentiate_keys, differentiate_queries
+from lit_sparse.kernels.gpu.triton_programs.budget import budget_jacobian, map_budget
+from lit_sparse.kernels.gpu.triton_programs.capped import capped_jacobian, map_capped
 from lit_sparse.kernels.gpu.triton_programs.entmax import apply_jacobian, map_entmax
+from lit_sparse.kernels.gpu.triton_programs.hoyer import hoyer_jacobian, project_hoyer
 from lit_sparse.kernels.gpu.triton_programs.largest import keep_chosen, threshold_hard
 from lit_sparse.kernels.gpu.triton_programs.lists import (
     bound_scores,
@@ -39,12 +42,18 @@ __all__ = [
     "apply_jacobian",
     "attend_blocks",
     "bound_scores",
+    "budget_jacobian",
+    "capped_jacobian",
     "differentiate_keys",
     "differentiate_queries",
+    "hoyer_jacobian",
     "keep_chosen",
+    "map_budget",
+    "map_capped",
     "map_entmax",
     "mark_scores",
     "multiply_listed",
+    "project_hoyer",
     "project_simplex",
     "scatter_listed",
     "sum_listed",

@@ -15,6 +15,7 @@ from lit_sparse.kernels.gpu.triton_programs.tiles import (
     load_scores,
     marked,
     over,
+    parameter_of,
     peaks_of,
     program,
     rows_of,
@@ -36,9 +37,7 @@ def eps_of(
     if known:
         eps = (row * 0).to(width) + 0.5
     else:
-        if single:
-            row = row * 0
-        eps = (tl.load(alpha + row, mask=inside, other=1.5).to(tl.float64) - 1.0).to(width)
+        eps = (parameter_of(alpha, row, inside, single, 1.5, tl.float64) - 1.0).to(width)
     return eps
 
 

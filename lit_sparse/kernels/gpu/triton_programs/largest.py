@@ -40,6 +40,7 @@ def order_of(value: tl.tensor, kind: tl.constexpr) -> tl.tensor:
         bits = value.to(tl.int32, bitcast=True)
     if kind == "value":
         key = swapped(bits)
+        key = tl.where(key == -1, 0, key)  # -0.0 is a tie with 0.0
     elif kind == "magnitude":
         low: tl.constexpr = (1 << (bits.dtype.primitive_bitwidth - 1)) - 1
         key = tl.where(value == -HUGE, -1, bits & low)
@@ -78,6 +79,28 @@ def number_from(
 
 
 @compiled
+def smallest_from(
+    key: tl.tensor,
+    x: tl.tensor,
+    z: tl.tensor,
+    least: tl.tensor,
+    d: tl.tensor,
+    inside: tl.tensor,
+    kind: tl.constexpr,
+    long: tl.constexpr,
+) -> tl.tensor:
+    """Return the smallest order (rows,) of an entry that is at ``least`` (rows,) or above."""
+    most: tl.constexpr = (1 << (key.dtype.primitive_bitwidth - 1)) - 1
+    found = tl.min(tl.min(tl.where(key >= over(least), key, most), 1), 1)
+    if long:
+        size: tl.constexpr = z.shape[1] * z.shape[2]
+        for start in range(size, d, size):
+            more = order_of(load_scores(x, start, d, inside, z), kind)
+            found = tl.minimum(found, tl.min(tl.min(tl.where(more >= over(least), more, most), 1), 1))
+    return found
+
+
+@compiled
 def kth_largest(
     key: tl.tensor,
     x: tl.tensor,
@@ -89,10 +112,9 @@ def kth_largest(
     kind: tl.constexpr,
     long: tl.constexpr,
 ) -> tl.tensor:
-    """Return an order (rows,) that k entries have or exceed, if ties count as they must, and how many of the ties are among them.
+    """Return the order (rows,) of the k-th largest entries, and how many of the entries that are tied with it are among the k.
 
-    It is found bit by bit, until exactly k entries are left or it is the order of the k-th largest. The smallest integer
-    stands for rows with fewer than k entries.
+    It is found bit by bit, until k entries are at or above the bound, or it is known. Of fewer than k, it is the smallest.
 
     Args:
         key: orders of the row, or of the first tile of a long one.
@@ -115,6 +137,7 @@ def kth_largest(
         least = tl.where(live & (count >= k), ahead, least)
         live = live & (count != k)
         i += 1
+    least = smallest_from(key, x, z, least, d, inside, kind, long)
     return least, k - number_from(key, x, z, least + 1, d, inside, kind, long)
 
 

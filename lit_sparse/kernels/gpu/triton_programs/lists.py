@@ -162,9 +162,7 @@ def begin(
 
 
 @compiled
-def range_of(
-    ranges: tl.tensor, row: tl.tensor, length: tl.tensor, range_row: tl.tensor, range_column: tl.tensor
-) -> tl.tensor:
+def range_of(ranges: tl.tensor, row: tl.tensor, length: tl.tensor, range_row: tl.tensor, range_column: tl.tensor) -> tl.tensor:
     """Return the first key that each query (rows,) may see and the one after the last, 0 for both outside."""
     place = ranges + row.to(tl.int64) * range_row
     low = tl.load(place, mask=row < length, other=0)
