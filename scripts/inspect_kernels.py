@@ -166,12 +166,31 @@ def attention_launches(
         yield from recorded(lambda: triton_attention.differentiate(x, attended, x, x, x, None, options), capability)
 
 
-def row_launches(dtype: torch.dtype, d: int, capability: int) -> Iterator[Launch]:
-    """Yield the launches of mappings of rows."""
+def row_launches(dtype: torch.dtype, d: int, capability: int) -> Iterator[tuple[str, Launch]]:
+    """Yield the launches of mappings of rows, with what they compute."""
     x = torch.empty(4096, d, dtype=dtype, device="meta")
-    yield from recorded(lambda: triton_rows.project_simplex(x, 1.0, 0), capability)
-    yield from recorded(lambda: triton_rows.map_entmax(x, 1.5, 1.0), capability)
-    yield from recorded(lambda: triton_rows.entmax_product(x, x, 1.5, 1.0), capability)
+    labels, chosen = x.to(torch.int32), x.to(torch.uint8)
+    alphas = torch.empty(4096, 1, device="meta")
+    calls: dict[str, Callable[[], Any]] = {
+        "sparsemax": lambda: triton_rows.project_simplex(x, 1.0, 0),
+        "top-k sparsemax": lambda: triton_rows.project_simplex(x, 1.0, 16),
+        "their gradients": lambda: triton_rows.center_on_support(x, x, 1.0),
+        "entmax 1.5": lambda: triton_rows.map_entmax(x, 1.5, 1.0),
+        "its gradients": lambda: triton_rows.entmax_product(x, x, 1.5, 1.0),
+        "entmax, one alpha a row": lambda: triton_rows.map_entmax(x, alphas, 1.0),
+        "its gradients ": lambda: triton_rows.entmax_product(x, x, alphas, 1.0),
+        "hard threshold": lambda: triton_rows.threshold_hard(x, 16, False),
+        "its gradients  ": lambda: triton_rows.chosen_product(x, x, chosen),
+        "capped softmax": lambda: triton_rows.map_capped(x, 0.1, 1.0),
+        "its gradients   ": lambda: triton_rows.capped_product(x, x, x, 0.1, 1.0),
+        "bits with a budget": lambda: triton_rows.map_budget(x, 3.0, 1.0),
+        "its gradients    ": lambda: triton_rows.budget_product(x, x, labels, 1.0),
+        "Hoyer projection": lambda: triton_rows.project_hoyer(x, 0.5, 1.0, False),
+        "its gradients     ": lambda: triton_rows.hoyer_product(x, x, x, False),
+    }
+    for name, call in calls.items():
+        for launch in recorded(call, capability):
+            yield name.strip(), launch
 
 
 @triton.jit

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows, empty
 from lit_sparse.kernels.cpu.rows import unit_of
-from lit_sparse.kernels.hoyer import DOWN, TINY, UP
 from lit_sparse.kernels.gpu import triton_rows
+from lit_sparse.kernels.hoyer import DOWN, TINY, UP
 from lit_sparse.kernels.row_kernel import RowKernel
 
 __all__ = ["hoyer_jacobian", "hoyer_product"]

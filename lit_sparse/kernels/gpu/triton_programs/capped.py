@@ -145,7 +145,7 @@ def map_capped(
     inverse = 1.0 / tl.where(mass > 0, mass, 1.0)
     for start in range(0, d, depth * groups):
         tile = load_scores(x, start, d, inside, z) if long else z
-        share, _slope = sigmoid((tile - over(origin)) * over(factor) - over(tau))
+        share, _part = sigmoid((tile - over(origin)) * over(factor) - over(tau))
         store(y, marked(tile, share * over(inverse), invalid), start, d, inside)
 
 
@@ -168,8 +168,9 @@ def capped_jacobian(
     width: tl.constexpr,
     long: tl.constexpr,
 ) -> None:
-    """Multiply rows of ``v`` by the Jacobian at ``y`` times ``scale = high + low``: with m allowed entries and
-    ``c = y (1 - rho m y)``, these are ``c (v - sum c v / sum c)``.
+    """Multiply rows of ``v`` by the Jacobian at ``y`` times ``scale = high + low``: ``c (v - sum c v / sum c)``.
+
+    With m allowed entries, ``c = y (1 - rho m y)``.
     """
     d = units * unit
     row, inside = rows_of(n, rows)

@@ -35,10 +35,8 @@ def eps_of(
 ) -> tl.tensor:
     """Return alpha - 1 (rows,): of each row, or the ``single`` one; 1/2, without a look, if it is ``known``."""
     if known:
-        eps = (row * 0).to(width) + 0.5
-    else:
-        eps = (parameter_of(alpha, row, inside, single, 1.5, tl.float64) - 1.0).to(width)
-    return eps
+        return (row * 0).to(width) + 0.5
+    return (parameter_of(alpha, row, inside, single, 1.5, tl.float64) - 1.0).to(width)
 
 
 @compiled

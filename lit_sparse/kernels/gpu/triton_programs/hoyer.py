@@ -44,7 +44,7 @@ def solve_hoyer(z: tl.tensor, ratio: tl.tensor, live: tl.tensor) -> tl.tensor:
     A set that holds the support gives, in closed form, a threshold on the left of the root; Newton's method leads there from
     the right.
     """
-    tau = tl.where(live, -HUGE, 0.0)
+    tau = tl.where(live, -HUGE, ratio * 0)
     square = ratio * ratio
     size = tl.zeros_like(tau)
     lower = tl.zeros_like(tau) - HUGE

@@ -34,10 +34,7 @@ def order_of(value: tl.tensor, kind: tl.constexpr) -> tl.tensor:
 
     The latter two are -1 for what must not be chosen: -inf, and in "positive" what is not above 0.
     """
-    if value.dtype == tl.float64:
-        bits = value.to(tl.int64, bitcast=True)
-    else:
-        bits = value.to(tl.int32, bitcast=True)
+    bits = value.to(tl.int64 if value.dtype == tl.float64 else tl.int32, bitcast=True)
     if kind == "value":
         key = swapped(bits)
         key = tl.where(key == -1, 0, key)  # -0.0 is a tie with 0.0

@@ -255,8 +255,8 @@ def bound_scores(
     to compute a product can be apart. The largest product and one that is compared with the bound may both be.
     """
     head, row, q, key, mask, bias, low, high, tiles, last, whole_first, whole_last = begin(
-        tl.program_id(0), query, key, mask, mask_places, bias, bias_places, ranges, range_places, range_row, range_column,
-        length, size, share, masked, biased, ranged, causal, entries, rows, columns, width, operand,
+        tl.program_id(0), query, key, mask, mask_places, bias, bias_places, ranges, range_places,
+        range_row, range_column, length, size, share, masked, biased, ranged, causal, entries, rows, columns, width, operand,
     )  # fmt: skip
     peaks = tl.full([rows, columns], -HUGE, tl.float32)
     for part in tl.static_range(2):
@@ -316,8 +316,8 @@ def mark_scores(
 ) -> None:
     """Mark the scores of a block of queries that are not at most their bounds."""
     head, row, q, key, mask, bias, low, high, tiles, last, whole_first, whole_last = begin(
-        tl.program_id(0) + block, query, key, mask, mask_places, bias, bias_places, ranges, range_places, range_row, range_column,
-        length, size, share, masked, biased, ranged, causal, entries, rows, columns, width, operand,
+        tl.program_id(0) + block, query, key, mask, mask_places, bias, bias_places, ranges, range_places,
+        range_row, range_column, length, size, share, masked, biased, ranged, causal, entries, rows, columns, width, operand,
     )  # fmt: skip
     bound = tl.load(bounds + head * length + row, mask=row < length, other=HUGE)
     bit = tl.full([columns], 1, tl.int32) << (tl.arange(0, columns) % 32)

@@ -85,7 +85,8 @@ def solve_projection(
     """Find the root tau of ``sum (z - tau)_+ = gamma``, where ``live``; a long row is ``x - top``.
 
     ``tau`` is not above the root. It is the threshold of ``count`` entries; if as many are above it, they are the support.
-    ``some`` is as in :func:`excess_over`. ``halve`` starts at half of tau, which is closer to the root for most rows and never much worse.
+    ``some`` is as in :func:`excess_over`. ``halve`` starts at half of tau, which is closer to the root for most rows and never
+    much worse.
 
     Returns:
         tau, its count, and the rounding error of tau, which lets a long float32 row still sum to one.
