@@ -15,6 +15,7 @@ __all__ = [
     "Scores",
     "bound_scores",
     "list_marked",
+    "multiplies",
     "multiply_listed",
     "ranges_of",
     "scatter_listed",
@@ -46,10 +47,19 @@ MASKED = {
     torch.float16: _MASKED_HALF,
     torch.bfloat16: _MASKED_HALF,
 }
+#: For more entries, so many of which are multiplied at a time; a bias is one of each key.
+WIDE = {
+    torch.float32: (BlockShape(64, 64, 4, 3, "tf32"), 32),
+    torch.float16: (BlockShape(128, 128, 8, 3), 64),
+    torch.bfloat16: (BlockShape(128, 128, 8, 3), 64),
+}
 #: How far a product of a block may be from the one of the list, over the product of the norms. Products of halves are exact in
-#: float32, and each of 256 additions rounds by at most 2^-22 of the sum of magnitudes. TF32 cuts each factor of float32 to 10
-#: bits, which changes a product by 2^-9 of itself: too much for an attention weight, and enough for a list.
+#: float32, and each of 256 additions rounds by at most 2^-22 of the sum of magnitudes; more round in proportion. TF32 cuts each
+#: factor of float32 to 10 bits, which changes a product by 2^-9 of itself: too much for an attention weight, and enough for a
+#: list.
 ROUNDING = {torch.float32: 2.0**-9 + 2.0**-13, torch.float16: 2.0**-13, torch.bfloat16: 2.0**-13}
+#: Largest number of entries of a query that registers hold.
+WIDEST = 256
 #: Bytes of the marks of a launch.
 MARKS = 1 << 28
 #: Queries, and words of marks, of a program that writes lists.
@@ -63,7 +73,7 @@ class Scores(NamedTuple):
         query: (N, L, E) contiguous, not empty; a divisor of N heads of keys serves as many heads of queries each, in order.
         key: (B, S, E) likewise.
         mask: boolean (..., L, S), N when its leading dimensions are multiplied; of any strides. True at allowed positions.
-        bias: floating, likewise; added to the scores.
+        bias: floating, likewise; added to the scores. For more than 256 entries, it is the same for all queries.
         softcap: bound of the scores before the bias is added; 0 for none.
         scale: factor of the products, positive.
         is_causal: whether a query sees no key after its own position.
@@ -82,8 +92,13 @@ class Scores(NamedTuple):
 
 
 def serves(device: torch.device, dtype: torch.dtype, width: int) -> bool:
-    """Return whether there are programs for keys of so many entries."""
-    return dtype in SHAPES and width <= max(SHAPES[dtype]) and runs_on(device)
+    """Return whether there are programs for keys of so many entries, with any mask and bias."""
+    return dtype in SHAPES and width <= WIDEST and runs_on(device)
+
+
+def multiplies(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether there are programs for any number of entries, without a mask and with a bias of each key."""
+    return dtype in WIDE and runs_on(device)
 
 
 def ranges_of(mask: Tensor, is_causal: bool) -> tuple[Tensor, bool]:
@@ -111,7 +126,7 @@ def shape_of(scores: Scores) -> dict[str, Any]:
         "entries": width,
         "rows": block.rows,
         "columns": block.columns,
-        "width": max(16, triton.next_power_of_2(width)),
+        "width": WIDE[query.dtype][1] if width > WIDEST else max(16, triton.next_power_of_2(width)),
         "operand": types[query.dtype] if is_gpu else tl.float32,  # the interpreter multiplies no bfloat16
         "precision": block.precision,
         "num_warps": block.warps,
@@ -132,7 +147,7 @@ def bound_scores(scores: Scores, alpha: Tensor | float, gamma: float) -> Tensor:
     eps = (torch.as_tensor(alpha, dtype=torch.float32, device=query.device).expand(heads) - 1).clamp_min(
         1e-9
     )  # 1 and below: all
-    norms = key.float().norm(dim=-1).nan_to_num(nan=0.0, posinf=torch.inf).amax(-1)
+    norms = torch.linalg.vector_norm(key, dim=-1, dtype=torch.float32).nan_to_num(nan=0.0, posinf=torch.inf).amax(-1)
     bounds = torch.empty(heads, length, device=query.device)
     known = {2.0: "one", 1.5: "two"}.get(alpha, "any") if not isinstance(alpha, Tensor) else "any"
     _launch_over_scores(
@@ -148,7 +163,7 @@ def bound_scores(scores: Scores, alpha: Tensor | float, gamma: float) -> Tensor:
             scores.scale,
             1.0 / gamma,
             scores.softcap,
-            ROUNDING[query.dtype],
+            ROUNDING[query.dtype] + 2.0**-13 * max(0.0, key.shape[2] / WIDEST - 1),
         ),
         power=known,
     )
@@ -252,6 +267,9 @@ def scatter_listed(weights: Tensor, rows: Tensor, order: Tensor, starts: Tensor)
 
 def _block_of(scores: Scores) -> BlockShape:
     query, width = scores.query, scores.query.shape[2]
+    if width > WIDEST:
+        shape, _ = WIDE[query.dtype]
+        return shape._replace(columns=64) if _is_ampere(query.device) else shape
     plain, ranged = scores.mask is None and scores.bias is None, scores.ranges is not None
     shape = next(shape for most, shape in (SHAPES if plain else MASKED)[query.dtype].items() if width <= most)
     if not plain or width <= 64 or not _is_ampere(query.device):
@@ -281,7 +299,7 @@ def _launch_over_scores(
     between = [part for given in (seen, bias, ranges) for part in _places_in(given, query)]
     constants |= {
         "masked": mask is not None,
-        "biased": bias is not None,
+        "biased": 0 if bias is None else 1 if bias.stride(-2) else 2,
         "ranged": ranges is not None,
         "capped": scores.softcap > 0,
         "causal": scores.is_causal,

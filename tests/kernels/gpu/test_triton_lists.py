@@ -21,7 +21,7 @@ from lit_sparse.kernels.gpu.triton_attention import BlockShape
 from lit_sparse.kernels.gpu.triton_lists import Scores, bound_scores, list_marked, ranges_of
 from lit_sparse.kernels.sparse_products import Lists, listed_products, listed_sums, sums_to_listed
 from lit_sparse.mappings import Entmax, LearnableEntmax, Sparsemax, TopKSparsemax
-from lit_sparse.nn import attention
+from lit_sparse.nn import LinearFenchelYoungLoss, attention, linear_losses, linear_support
 from lit_sparse.nn.attend import gpu_candidates
 from tests.support.processes import run_python
 
@@ -252,6 +252,35 @@ def check_attention(device: str) -> None:
         torch.testing.assert_close(results[0], results[1], rtol=2e-4, atol=2e-4)
 
 
+def check_output_layer(device: str) -> None:
+    """The support of linear scores, with losses and gradients, equals the search by ranges of classes."""
+    for features, number, classes, with_bias, mapping in (
+        (300, 40, 70, True, Entmax(1.5, gamma=0.3)),
+        (20, 33, 40, False, Sparsemax()),
+    ):
+        torch.manual_seed(features)
+        layer = LinearFenchelYoungLoss(mapping, features, classes, bias=with_bias).to(device)
+        hidden, labels = torch.randn(number, features).to(device), torch.randint(classes, (number,)).to(device)
+        hidden[3, 1] = torch.nan
+        results = []
+        for devices in (triton_rows.DEVICES, []):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(triton_rows, "DEVICES", devices)
+                patch.setattr(linear_losses, "FEW", 0)
+                patch.setattr(linear_support, "LEAST", classes)
+                found: list[int] = []
+                search = linear_support.list_marked
+                patch.setattr(linear_support, "list_marked", lambda *args, s=search, f=found: f.append(1) or s(*args))
+                leaf = hidden.clone().requires_grad_()
+                loss = layer(leaf, labels)
+                parts = layer.probabilities(hidden)
+                keep = torch.arange(number, device=device) != 3
+                slopes = torch.autograd.grad(layer(leaf[keep], labels[keep]), [leaf, *layer.parameters()])
+                assert bool(found) == bool(devices)
+                results.append((loss, *parts, *slopes))
+        torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
 CHECKS: dict[str, Callable[[str], None]] = {
     "lists": check_lists,
     "ranges": check_ranges,
@@ -260,6 +289,7 @@ CHECKS: dict[str, Callable[[str], None]] = {
     "invalid": check_invalid,
     "operations": check_operations,
     "attention": check_attention,
+    "output layer": check_output_layer,
 }
 
 
@@ -293,6 +323,18 @@ def test_passes_over_scores_compile_without_spills(capability: int) -> None:
                     assert each <= inspect.best_flash(dtype, width, is_causal, capability)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_programs_of_rows_and_of_output_layers_compile_without_spills(capability: int) -> None:
+    pytest.importorskip("triton", minversion="3.3")
+    inspect = importlib.import_module("scripts.inspect_kernels")
+    for dtype in (torch.bfloat16, torch.float32):
+        rows = [launch for _, launch in inspect.row_launches(dtype, 1024, capability)]
+        assert len(rows) >= 15
+        for launch in (*rows, *inspect.output_launches(dtype, 1024, capability)):
+            assert inspect.compiled(getattr(inspect.triton_programs, launch.name), launch, capability).spills == 0, launch
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 @pytest.mark.parametrize("name", CHECKS)
 def test_on_each_gpu(name: str) -> None:
@@ -307,6 +349,7 @@ if __name__ == "__main__":
     triton_lists.MARKS, triton_lists.STEP = 1600, 2
     for kind in triton_lists.SHAPES:
         triton_lists.SHAPES[kind] = triton_lists.MASKED[kind] = {256: SMALL}
+        triton_lists.WIDE[kind] = (SMALL, 128)
     for choice in sys.argv[1:]:
         torch.manual_seed(0)
         CHECKS[choice]("cpu")

@@ -9,7 +9,9 @@ Names that the programs share, in addition to the names in :mod:`lit_sparse.kern
 - ``bounds`` (N, L) float32 are compared with scores, or, without a cap and a bias, with products. For a query without keys the
   bound is inf. For one with an invalid score it is ``INVALID``, which NaN and inf alone are not at most.
 - ``marks`` (blocks of queries, rows, words) have a bit per key. Their first block has the number ``block``.
-- ``bias`` points to numbers, with places and strides as the mask has.
+- ``bias`` points to numbers, with places and strides as the mask has. ``biased`` is 0 without them, 1 for one of each pair, and
+  2 for one of each key.
+- ``width`` entries are multiplied at a time if there are more of them: then ``q`` is where the rows of the queries begin.
 - ``ranges`` points to the first key that a query may see and the one after the last, int32, with places and strides likewise;
   both are 0 for a query without keys. Tiles that no query of a block may see are left out. No mask is needed in those that all
   of them see, such as most tiles of packed sequences.
@@ -72,19 +74,31 @@ def score_tile(
     entry = tl.arange(0, width)
     origin = tl.full([], start, tl.int64)
     tile = key + origin * entries + (column[None, :] * entries + entry[:, None])
-    if whole and width == entries:
-        k = tl.load(tile)
-    elif whole:
-        k = tl.load(tile, mask=(entry < entries)[:, None], other=0)
+    exists = (start + column < size)[None, :]
+    if width < entries:
+        x = tl.zeros([q.shape[0], columns], tl.float32)
+        for part in range(0, entries, width):
+            some = part + entry < entries
+            k = tl.load(tile + part, mask=some[:, None] & exists, other=0)
+            rows_of_q = tl.load(q[:, None] + part + entry[None, :], mask=(row < length)[:, None] & some[None, :], other=0)
+            x = tl.dot(rows_of_q.to(operand), k.to(operand), x, input_precision=precision)
     else:
-        k = tl.load(tile, mask=(entry < entries)[:, None] & (start + column < size)[None, :], other=0)
-    x = tl.dot(q, k.to(operand), input_precision=precision)
+        if whole and width == entries:
+            k = tl.load(tile)
+        elif whole:
+            k = tl.load(tile, mask=(entry < entries)[:, None], other=0)
+        else:
+            k = tl.load(tile, mask=(entry < entries)[:, None] & exists, other=0)
+        x = tl.dot(q, k.to(operand), input_precision=precision)
     if capped or biased:
         x = x * scale
     if capped:
         near = tl.exp(-2.0 * tl.abs(x / softcap))
         x = tl.where(x < 0, -softcap, softcap) * (1.0 - near) / (1.0 + near)
-    if masked or biased or not whole:
+    if biased == 2:
+        added = bias + (origin + column).to(tl.int64) * bias_column
+        x = x + tl.load(added, mask=start + column < size, other=0).to(tl.float32)[None, :]
+    if masked or biased == 1 or not whole:
         allowed = (row < length)[:, None] & (start + column < size)[None, :]
         if causal:
             allowed = allowed & (start + column[None, :] <= row[:, None])
@@ -94,7 +108,7 @@ def score_tile(
         if masked:
             seen = mask + row.to(tl.int64)[:, None] * mask_row + place[None, :] * mask_column
             allowed = allowed & (tl.load(seen, mask=allowed, other=0) != 0)
-        if biased:
+        if biased == 1:
             added = bias + row.to(tl.int64)[:, None] * bias_row + place[None, :] * bias_column
             x = x + tl.load(added, mask=allowed, other=0).to(tl.float32)
         x = tl.where(allowed, x, -HUGE)
@@ -138,9 +152,12 @@ def begin(
     first = number % blocks * rows
     row = first + tl.arange(0, rows)
     entry = tl.arange(0, width)
-    inside = (row < length)[:, None] & (entry < entries)[None, :]
-    places = (head * length + row.to(tl.int64))[:, None] * entries + entry[None, :]
-    q = tl.load(query + places, mask=inside, other=0).to(operand)
+    if width < entries:
+        q = query + (head * length + row.to(tl.int64)) * entries
+    else:
+        inside = (row < length)[:, None] & (entry < entries)[None, :]
+        places = (head * length + row.to(tl.int64))[:, None] * entries + entry[None, :]
+        q = tl.load(query + places, mask=inside, other=0).to(operand)
     key += head // share * size * entries
     if masked:
         mask += tl.load(mask_places + head)
@@ -167,6 +184,21 @@ def range_of(ranges: tl.tensor, row: tl.tensor, length: tl.tensor, range_row: tl
     place = ranges + row.to(tl.int64) * range_row
     low = tl.load(place, mask=row < length, other=0)
     return low, tl.load(place + range_column, mask=row < length, other=0)
+
+
+@compiled
+def norm_of(q: tl.tensor, row: tl.tensor, length: tl.tensor, entries: tl.constexpr, width: tl.constexpr) -> tl.tensor:
+    """Return the norms (rows,) of queries, as :func:`begin` returns them."""
+    if width < entries:
+        square = tl.zeros([q.shape[0]], tl.float32)
+        entry = tl.arange(0, width)
+        for part in range(0, entries, width):
+            some = (row < length)[:, None] & (part + entry < entries)[None, :]
+            values = tl.load(q[:, None] + part + entry[None, :], mask=some, other=0).to(tl.float32)
+            square += tl.sum(values * values, 1)
+    else:
+        square = tl.sum(q.to(tl.float32) * q.to(tl.float32), 1)
+    return tl.sqrt(square)
 
 
 @compiled
@@ -268,8 +300,7 @@ def bound_scores(
             )  # fmt: skip
             peaks = tl.maximum(peaks, x, propagate_nan=tl.PropagateNan.ALL)
     peaks = tl.where(peaks == peaks, peaks, HUGE)
-    size_of_row = tl.sqrt(tl.sum(q.to(tl.float32) * q.to(tl.float32), 1))
-    margin = 2 * rounding * size_of_row * tl.load(norms + head // share)
+    margin = 2 * rounding * norm_of(q, row, length, entries, width) * tl.load(norms + head // share)
     if capped or biased:
         bound = bound_of(peaks, tl.load(eps + head), inverse_gamma, scale, margin * scale + RELATIVE * softcap, power)
     else:
