@@ -11,7 +11,7 @@ from importlib import import_module, metadata
 from pathlib import Path, PurePath
 
 from lit_sparse.data.readers.sizes import check_rows
-from lit_sparse.data.readers.text_files import in_folder, open_bytes
+from lit_sparse.data.readers.text_files import in_folder, open_bounded
 from lit_sparse.errors import ConfigurationError, DataError, MissingExtraError, did_you_mean
 
 __all__ = ["clean_pair", "read_catalogues"]
@@ -188,7 +188,7 @@ def _pairs(file: Path) -> Iterator[Pair]:
 
 def _from_mo(file: Path) -> Iterator[tuple[list[str], list[str]]]:
     """Yield the singular and plural forms of the messages of a compiled catalogue, and of their translations."""
-    with open_bytes(file) as opened:
+    with open_bounded(file) as opened:
         data = opened.read()
     order = MAGIC.get(data[:4])
     if order is None:
@@ -219,7 +219,7 @@ def _from_mo(file: Path) -> Iterator[tuple[list[str], list[str]]]:
 
 
 def _lines(file: Path) -> Iterator[bytes]:
-    with open_bytes(file) as opened:
+    with open_bounded(file) as opened:
         yield from map(bytes.strip, opened)
 
 

@@ -8,13 +8,16 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from lit_sparse.data.readers.hub import from_hub
-from lit_sparse.data.readers.tables import TABLES, from_tables
+from lit_sparse.data.readers.hub import hub_chunks
+from lit_sparse.data.readers.places import Place, is_url, place_of
+from lit_sparse.data.readers.tables import TABLES, chunks_of, from_chunks
 from lit_sparse.data.readers.text_files import SGML, ending_of, in_folder, read_lines, segment_names
 from lit_sparse.errors import ConfigurationError, DataError
 
 __all__ = ["check_split", "read_split"]
 
+#: Name of the first file that ``save_to_disk`` of ``datasets`` writes.
+SAVED = re.compile(r"data-0+-of-\d+\.arrow")
 #: Pattern of a data set's name on the hub.
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
@@ -26,22 +29,26 @@ def read_split(
     *,
     config: str | None = None,
     optional: Collection[str] = (),
-) -> dict[str, list[Any]]:
+) -> dict[str, Any]:
     """Return the columns of one split of a data set, with unchanged values: text, numbers, lists.
 
-    A split of a local folder is one of these:
+    A split of a folder is one of these:
 
-    - a table ``{split}.jsonl``, ``.json`` (an array of objects, or one object per line), ``.csv``, ``.tsv`` or
-      ``.parquet``, or its parts in the hub's naming, ``{split}-00000-of-00002.parquet``, also in a folder ``data``;
+    - a table ``{split}.jsonl``, ``.json`` (an array of objects, or one object per line), ``.csv``, ``.tsv``, ``.parquet`` or
+      ``.arrow``, or its parts in the hub's naming, ``{split}-00000-of-00002.parquet``, also in a folder ``data``; or a folder
+      ``{split}`` by ``save_to_disk`` of ``datasets``;
     - parallel text ``{split}.{column}`` with one file per column, such as ``train.de`` and ``train.en``;
     - test sets in SGML, ``{split}-src.{column}.sgm`` for the role ``source`` and ``{split}-ref.{column}.sgm`` for others.
 
     Text may be gzipped (``.gz``), and parallel text may also end in ``.txt``. In ``.csv`` and ``.tsv`` files an empty cell is
     a missing value, and a column with only numbers is read as numbers. In a ``.tsv`` file quotation marks are characters.
 
+    Values of tables are kept in Arrow's format, and those of large tables on the disk.
+
     Args:
-        path: a folder, or the name of a data set of the Hugging Face hub. A name that starts with ``.``, ``/`` or ``~`` or
-            exists as a folder is local. With None, ``split`` is the path of a table or the common start of parallel files.
+        path: a folder, its URL for fsspec such as ``s3://bucket/snli``, or the name of a data set of the Hugging Face hub. A
+            name that starts with ``.``, ``/`` or ``~`` or exists as a folder is local. With None, ``split`` is the path or URL
+            of a table, or the common start of parallel files.
         split: name of the split, with or without the ending of a table; on the hub also a slice such as ``train[:1000]``.
         columns: role -> column of a table, dotted if nested (``translation.de``), or ending of a parallel file.
         config: name of the hub data set's configuration, or a subfolder of the local folder.
@@ -60,13 +67,15 @@ def read_split(
         >>> with TemporaryDirectory() as folder:
         ...     _ = (Path(folder) / "dev.jsonl").write_text('{"title": "Rain", "stars": 4}')
         ...     read_split(folder, "dev", {"target": "title", "label": "stars"})
-        {'target': ['Rain'], 'label': [4]}
+        {'target': <1 values>, 'label': <1 values>}
     """
     located = _located(path, split, columns, config)
     if located is None:
-        return from_hub(str(path), split, columns, config, optional)
+        return from_chunks(hub_chunks(str(path), split, columns, config, optional), None, columns)
     files, base = located
-    return _from_parallel(files, base) if isinstance(files, dict) else from_tables(files, columns, optional)
+    if isinstance(files, dict):
+        return _from_parallel(files, base)
+    return from_chunks(chunks_of(files, columns, optional), files[0], columns)
 
 
 def check_split(path: str | None, split: str, columns: Mapping[str, str], *, config: str | None = None) -> None:
@@ -86,20 +95,20 @@ def check_split(path: str | None, split: str, columns: Mapping[str, str], *, con
 
 def _located(
     path: str | None, split: str, columns: Mapping[str, str], config: str | None
-) -> tuple[list[Path] | dict[str, Path], Path] | None:
+) -> tuple[list[Place] | dict[str, Place], Place] | None:
     """Return the files of a split and their common start; None for a data set of the hub."""
     if not columns:
         raise ConfigurationError("Expected argument `columns` to name a column per role but got none. Add one.")
     if path is None:
         if config is not None:
             raise ConfigurationError(f"Expected a `path` that contains `config` {config!r} but got none. Give `path`.")
-        base = Path(split).expanduser()
-    elif _is_local(path):
-        folder = Path(path).expanduser()
+        base = place_of(split)
+    elif is_url(path) or _is_local(path):
+        folder = place_of(path)
         if not folder.is_dir():
             what = "is a file: give it as the split, without a path" if folder.is_file() else "does not exist"
             raise DataError(f"The folder {path!r} {what}.{in_folder(folder.parent, folder.name)}")
-        base = (folder / config if config else folder) / Path(split).expanduser()
+        base = (folder / config if config else folder) / (split if is_url(path) else Path(split).expanduser())
     else:
         return None
     if not split or not base.name:
@@ -111,7 +120,7 @@ def _is_local(path: str) -> bool:
     return path.startswith((".", "/", "~", "\\")) or HUB_NAME.fullmatch(path) is None or Path(path).exists()
 
 
-def _find(base: Path, columns: Mapping[str, str]) -> list[Path] | dict[str, Path]:
+def _find(base: Place, columns: Mapping[str, str]) -> list[Place] | dict[str, Place]:
     """Return the table or its parts, or role -> parallel file, for a path without its ending."""
     if base.is_file() and ending_of(base) in TABLES:
         return [base]
@@ -141,18 +150,19 @@ def _find(base: Path, columns: Mapping[str, str]) -> list[Path] | dict[str, Path
     raise DataError(f"The split {str(base)!r} does not exist. {reason}{in_folder(base.parent, base.name)}")
 
 
-def _tables(base: Path) -> list[Path]:
+def _tables(base: Place) -> list[Place]:
     """Return the existing tables of a split; for a table in parts, the first part."""
     whole = [base.parent / (base.name + ending + packed) for ending in TABLES for packed in ("", ".gz")]
     tables = [path for path in whole if path.is_file()]
     part = re.compile(re.escape(base.name) + r"-0+-of-\d+(" + "|".join(map(re.escape, TABLES)) + r")(\.gz)?")
+    tables += [first for first in base.iterdir() if SAVED.fullmatch(first.name)] if base.is_dir() else []
     for folder in (base.parent, base.parent / "data"):
         if folder.is_dir():
-            tables += sorted(path for path in folder.iterdir() if part.fullmatch(path.name))
+            tables += sorted((path for path in folder.iterdir() if part.fullmatch(path.name)), key=str)
     return tables
 
 
-def _parts(table: Path) -> list[Path]:
+def _parts(table: Place) -> list[Place]:
     """Return all parts of a table, given its first part."""
     numbered = re.search(r"-(0+)-of-(\d+)(?=\.)", table.name)
     if numbered is None:
@@ -167,7 +177,7 @@ def _parts(table: Path) -> list[Path]:
     return parts
 
 
-def _parallel(base: Path, role: str, ending: str) -> list[Path]:
+def _parallel(base: Place, role: str, ending: str) -> list[Place]:
     """Return the candidates for the file of one role; in SGML the role decides the side of the test set."""
     kinds = ("src", "ref") if role == "source" else ("ref", "src")
     stems = [[f"{base.name}.{ending}{form}" for form in ("", ".txt", *SGML)]]
@@ -180,7 +190,7 @@ def _parallel(base: Path, role: str, ending: str) -> list[Path]:
     return []
 
 
-def _from_parallel(files: Mapping[str, Path], base: Path) -> dict[str, list[Any]]:
+def _from_parallel(files: Mapping[str, Place], base: Place) -> dict[str, list[Any]]:
     read: dict[str, list[Any]] = {role: read_lines(path) for role, path in files.items()}
     counts = {path.name: len(read[role]) for role, path in files.items()}
     if len(set(counts.values())) > 1:

@@ -12,8 +12,9 @@ import torch
 
 from lit_sparse.checks import check_choice
 from lit_sparse.data.base import Split
+from lit_sparse.data.readers.arrow_files import brief
 from lit_sparse.data.readers.joblib_arrays import read_joblib_array
-from lit_sparse.data.readers.tables import TABLES, brief, from_tables
+from lit_sparse.data.readers.tables import TABLES, chunks_of, from_chunks
 from lit_sparse.data.readers.text_files import ending_of
 from lit_sparse.data.regression.base import RegressionDataModule, Table
 from lit_sparse.errors import ConfigurationError, DataError, did_you_mean
@@ -103,9 +104,10 @@ class CaliforniaHousingDataModule(RegressionDataModule):
         path = Path(str(self.path)).expanduser()
         if ending_of(path) != ".csv":
             raise DataError(f"Expected a .csv file, gzipped or not, but got {str(path)!r}. Convert or rename it.")
-        _, first = next(iter(TABLES[".csv"](path, {})), ("", {}))
+        _, first = next(iter(TABLES[".csv"].rows(path, {})), ("", {}))
         names = _naming([*first])
-        return _prepared(from_tables([path], {name: name for name in names}), names, repr(str(path)))
+        columns = {name: name for name in names}
+        return _prepared(from_chunks(chunks_of([path], columns), path, columns), names, repr(str(path)))
 
     def _from_sklearn(self) -> tuple[np.ndarray, np.ndarray]:
         from sklearn.datasets import get_data_home

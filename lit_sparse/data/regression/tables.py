@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,8 +11,10 @@ import torch
 
 from lit_sparse.data.base import Split
 from lit_sparse.data.readers.arrays import Arrays, open_arrays
+from lit_sparse.data.readers.places import Place, place_of
 from lit_sparse.data.readers.sizes import bytes_of, check_unpacked
-from lit_sparse.data.readers.text_files import ending_of, open_bytes
+from lit_sparse.data.readers.tables import TABLES, read_numbers
+from lit_sparse.data.readers.text_files import ending_of, open_bounded
 from lit_sparse.data.regression.base import RegressionDataModule, Table
 from lit_sparse.errors import ConfigurationError, DataError
 
@@ -75,11 +76,11 @@ class TableDataModule(RegressionDataModule):
 
     def load(self) -> dict[Split, Table]:
         """Read the file."""
-        path = Path(self.path).expanduser()
+        path = place_of(self.path)
         if not path.is_file():
             raise DataError(f"The file {str(path)!r} does not exist. Give the path of a table.")
         ending = ending_of(path)
-        readers = {".npz": self._from_npz, ".csv": self._from_csv}
+        readers = {".npz": self._from_npz, **dict.fromkeys(TABLES, self._from_table)}
         try:
             arrays = readers.get(ending, self._from_libsvm)(path)
             tables = {split: self._table(x, y) for split, (x, y, _) in arrays.items()}
@@ -116,7 +117,7 @@ class TableDataModule(RegressionDataModule):
         groups = dict(zip(known, np.split(places.astype(np.int64), ends), strict=True))
         return {split: replace(table, groups=torch.from_numpy(groups[split])) for split, table in tables.items()}
 
-    def _from_npz(self, path: Path) -> dict[Split, Columns]:
+    def _from_npz(self, path: Place) -> dict[Split, Columns]:
         names = (self.features, self.target, self.group)
         with open_arrays(path) as arrays:
             splits: dict[Split, Columns] = {"train": _arrays(arrays, names)}
@@ -130,9 +131,7 @@ class TableDataModule(RegressionDataModule):
                 splits["test"] = _arrays(arrays, [name and f"{name}t" for name in names])
         return splits
 
-    def _from_csv(self, path: Path) -> dict[Split, Columns]:
-        from lit_sparse.data.readers.tables import from_tables
-
+    def _from_table(self, path: Place) -> dict[Split, Columns]:
         names = [name.strip() for name in self.features.split(",")]
         repeated = [name for name in names if names.count(name) > 1 or name == self.target]
         if repeated:
@@ -140,18 +139,16 @@ class TableDataModule(RegressionDataModule):
                 f"Expected `features` to name different columns, without the target {self.target!r}, but got {repeated[0]!r}"
                 f" in {self.features!r}. Leave it out."
             )
-        needed = [*names, self.target, *([] if self.group is None else [self.group])]
-        columns = from_tables([path], {name: name for name in needed}, optional=())
-        x = np.array([columns[name] for name in names], dtype=np.float64).T
-        group = None if self.group is None else np.array(columns[self.group])
-        return {"train": (x, np.array(columns[self.target], dtype=np.float64), group)}
+        table, others = read_numbers(path, [*names, self.target], [] if self.group is None else [self.group])
+        group = None if self.group is None else np.array(others[self.group])
+        return {"train": (table[:, :-1], table[:, -1], group)}
 
-    def _from_libsvm(self, path: Path) -> dict[Split, Columns]:
+    def _from_libsvm(self, path: Place) -> dict[Split, Columns]:
         from sklearn.datasets import load_svmlight_file
 
         if self.group is not None:
             raise DataError(f"Expected a .npz or .csv file with `group` but got {str(path)!r}, whose columns have no names.")
-        with open_bytes(path, lines=True) as file:
+        with open_bounded(path, lines=True) as file:
             x, y = load_svmlight_file(file)
         what, remedy = f"a dense table of {x.shape[0]} rows and {x.shape[1]} features", "number the features without gaps"
         check_unpacked(path, bytes_of(x.shape, 8), max(path.stat().st_size, x.nnz), what, remedy)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lit_sparse.checks import check_count
 from lit_sparse.data.base import ResumableDataModule, Split, in_batches, shuffled, warn_without_test
+from lit_sparse.data.columns import Column, chosen, joined
 from lit_sparse.data.loader import Batch, EpochLoader
 from lit_sparse.data.readers.splits import check_split, read_split
 from lit_sparse.data.text.ragged import Ragged
@@ -87,7 +88,7 @@ class TextDataModule(ResumableDataModule):
         self.max_length = check_count("max_length", max_length)
         self.max_test_length = check_count("max_test_length", max_test_length)
         self.train_size = None if train_size is None else check_count("train_size", train_size)
-        self._columns: dict[Split, dict[str, list[Any]]] = {}
+        self._columns: dict[Split, dict[str, Any]] = {}
         self._sequences: dict[Split, dict[str, Ragged]] = {}
         self._vocabularies: dict[str, Vocabulary] = {}
 
@@ -99,7 +100,7 @@ class TextDataModule(ResumableDataModule):
     def vocabulary_options(self) -> dict[str, Any]:
         """Return name -> VocabularyOptions, or a given vocabulary."""
 
-    def read(self, split: Split) -> dict[str, list[Any]]:
+    def read(self, split: Split) -> dict[str, Any]:
         """Return role -> values of a split; to be overridden for data that are not files."""
         return read_split(self.path, self.names[split], self.columns(split), config=self.config, optional=self.optional)
 
@@ -111,11 +112,11 @@ class TextDataModule(ResumableDataModule):
         """
         check_split(self.path, self.names["test"], self.columns("test"), config=self.config)
 
-    def read_inputs(self) -> dict[str, list[Any]]:
+    def read_inputs(self) -> dict[str, Any]:
         """Return role -> values for prediction; by default the test split."""
         return self.texts("test")
 
-    def texts(self, split: Split) -> dict[str, list[Any]]:
+    def texts(self, split: Split) -> dict[str, Any]:
         """Return role -> values of a split; it is read only once."""
         if split not in self._columns and self.fold is not None and split in ("train", "val"):
             train, val = self._checked_texts("train"), self._checked_texts("val")
@@ -125,17 +126,17 @@ class TextDataModule(ResumableDataModule):
                     f" {sorted(val)}. Leave out `fold`."
                 )
             sizes = (len(next(iter(part.values()))) for part in (train, val))
-            chosen = self.fold_indices(*sizes)[split].tolist()
-            both = {role: [*train[role], *val[role]] for role in train}
-            self._columns[split] = {role: [rows[i] for i in chosen] for role, rows in both.items()}
+            places = self.fold_indices(*sizes)[split]
+            self._columns[split] = {role: chosen(joined(train[role], val[role]), places) for role in train}
         elif split not in self._columns:
             self._columns[split] = self._checked_texts(split)
         return self._columns[split]
 
-    def _checked_texts(self, split: Split) -> dict[str, list[Any]]:
+    def _checked_texts(self, split: Split) -> dict[str, Any]:
         values = self.read_inputs() if split == "predict" else self.read(split)
         for role in self.roles:
-            for row, text in enumerate(values.get(role, ())):
+            rows = values.get(role, ())
+            for row, text in enumerate(() if isinstance(rows, Column) and rows.is_text else rows):
                 if not isinstance(text, str):
                     raise DataError(f"Expected text as {role} but got {text!r} in row {row} of the {split} data. Correct it.")
                 _check_whole(text, role, row, split)
@@ -218,7 +219,7 @@ class TextDataModule(ResumableDataModule):
             sequences = {role: ragged.chosen(kept) for role, ragged in sequences.items()}
             # Release the text: for a large set it takes most of the memory.
             others = {role: values for role, values in texts.items() if role not in self.roles}
-            self._columns[split] = {role: [values[i] for i in kept.tolist()] for role, values in others.items()}
+            self._columns[split] = {role: chosen(values, kept) for role, values in others.items()}
         else:
             self._warn_truncated(split, sequences)
             sequences = {role: ragged.cut(self.max_test_length) for role, ragged in sequences.items()}
@@ -282,7 +283,7 @@ class TextDataModule(ResumableDataModule):
     def _encoded(self, role: str, texts: Sequence[str]) -> Iterator[list[int]]:
         vocabulary = self.vocabularies[self.roles[role]]
         for start in range(0, len(texts), CHUNK):
-            yield from vocabulary.encode(texts[start : start + CHUNK])
+            yield from vocabulary.encode([*texts[start : start + CHUNK]])
 
     def _kept(self, sequences: Mapping[str, Ragged]) -> Tensor:
         """Return the indices of the examples for training."""
