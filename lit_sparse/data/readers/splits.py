@@ -14,7 +14,7 @@ from lit_sparse.data.readers.tables import TABLES, chunks_of, from_chunks
 from lit_sparse.data.readers.text_files import SGML, ending_of, in_folder, read_lines, segment_names
 from lit_sparse.errors import ConfigurationError, DataError
 
-__all__ = ["check_split", "read_split"]
+__all__ = ["check_split", "is_of_hub", "read_split"]
 
 #: Name of the first file that ``save_to_disk`` of ``datasets`` writes.
 SAVED = re.compile(r"data-0+-of-\d+\.arrow")
@@ -103,7 +103,7 @@ def _located(
         if config is not None:
             raise ConfigurationError(f"Expected a `path` that contains `config` {config!r} but got none. Give `path`.")
         base = place_of(split)
-    elif is_url(path) or _is_local(path):
+    elif not is_of_hub(path):
         folder = place_of(path)
         if not folder.is_dir():
             what = "is a file: give it as the split, without a path" if folder.is_file() else "does not exist"
@@ -116,8 +116,10 @@ def _located(
     return _find(base, columns), base
 
 
-def _is_local(path: str) -> bool:
-    return path.startswith((".", "/", "~", "\\")) or HUB_NAME.fullmatch(path) is None or Path(path).exists()
+def is_of_hub(path: str | None) -> bool:
+    """Return whether a path is the name of a data set of the hub."""
+    local = path is None or path.startswith((".", "/", "~", "\\")) or HUB_NAME.fullmatch(path) is None
+    return not local and not Path(str(path)).exists()
 
 
 def _find(base: Place, columns: Mapping[str, str]) -> list[Place] | dict[str, Place]:

@@ -14,7 +14,8 @@ from lit_sparse.checks import check_count
 from lit_sparse.data.base import ResumableDataModule, Split, in_batches, shuffled, warn_without_test
 from lit_sparse.data.columns import Column, chosen, joined
 from lit_sparse.data.loader import Batch, EpochLoader
-from lit_sparse.data.readers.splits import check_split, read_split
+from lit_sparse.data.readers.hub import load
+from lit_sparse.data.readers.splits import check_split, is_of_hub, read_split
 from lit_sparse.data.text.ragged import Ragged
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.lightning import rank_zero_info, rank_zero_warn
@@ -147,6 +148,11 @@ class TextDataModule(ResumableDataModule):
             values = {role: rows[: self.train_size] for role, rows in values.items()}
         return values
 
+    def prepare_data(self) -> None:
+        """Download a data set of the hub."""
+        if is_of_hub(self.path):
+            load(str(self.path), self.config, self.names["train"])  # with all its splits
+
     def setup(self, stage: str | None = None) -> None:
         """Read the splits that a command needs."""
         needed: dict[str | None, tuple[Split, ...]] = {
@@ -252,7 +258,7 @@ class TextDataModule(ResumableDataModule):
     def train_batches(self, epoch: int, rank: int, processes: int) -> Sequence[Tensor]:
         """Return the indices of each training batch of one process; a batch has similar lengths."""
         lengths = self.lengths("train")
-        order = shuffled(len(lengths), self.seed, epoch)
+        order = self._order(len(lengths), epoch)
         order = order[: len(order) - len(order) % processes]
         step = self.batch_size * processes
         pools = in_batches(order, POOL * step)
