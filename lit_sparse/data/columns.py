@@ -6,8 +6,9 @@ import mmap
 import tempfile
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from itertools import accumulate
-from typing import Any, overload
+from typing import IO, Any, overload
 
 import numpy as np
 
@@ -134,17 +135,17 @@ def stored(chunks: Iterable[Mapping[str, Any]], *, mapped: bool = False) -> dict
     files: list[_File] = []
     size = 0
     try:
-        for chunk in chunks:
-            if chunk:
+        with ExitStack() as stack:
+            for chunk in (chunk for chunk in chunks if chunk):
                 kept.append(pyarrow.RecordBatch.from_pydict(dict(chunk)))
                 size += kept[-1].nbytes
-            if size > MEMORY and not mapped:
-                for batch in kept:
-                    if not files or files[-1].schema != batch.schema:
-                        files.append(_File(batch.schema))
-                    files[-1].writer.write_batch(batch)
-                kept = []
-        kept = [batch for file in files for batch in file.mapped()] + kept
+                if size > MEMORY and not mapped:
+                    for batch in kept:
+                        if not files or files[-1].schema != batch.schema:
+                            files.append(_File(stack.enter_context(tempfile.TemporaryFile()), batch.schema))
+                        files[-1].writer.write_batch(batch)
+                    kept = []
+            kept = [batch for file in files for batch in file.mapped()] + kept
     except OSError as error:
         raise DataError(
             f"A table of {size:,} bytes or more cannot be kept in {tempfile.gettempdir()!r}: {error.strerror or error}. Name a"
@@ -156,19 +157,17 @@ def stored(chunks: Iterable[Mapping[str, Any]], *, mapped: bool = False) -> dict
 class _File:
     """A file without a name, to which batches of the same types are written."""
 
-    def __init__(self, schema: Any) -> None:
+    def __init__(self, file: IO[bytes], schema: Any) -> None:
         import pyarrow
 
-        self.schema = schema
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115
-        self.writer = pyarrow.ipc.new_stream(self._file, schema)
+        self.schema, self._file = schema, file
+        self.writer = pyarrow.ipc.new_stream(file, schema)
 
     def mapped(self) -> list[Any]:
-        """Return the batches, mapped from the disk."""
+        """Return the batches, mapped from the disk, also after the file is closed."""
         import pyarrow
 
         self.writer.close()
-        with self._file:
-            self._file.flush()
-            content = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._file.flush()
+        content = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
         return list(pyarrow.ipc.open_stream(pyarrow.py_buffer(content)))

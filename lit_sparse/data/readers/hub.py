@@ -16,24 +16,36 @@ __all__ = ["hub_chunks", "load"]
 
 
 def hub_chunks(
-    name: str, split: str, columns: Mapping[str, str], config: str | None, optional: Collection[str] = ()
+    name: str,
+    split: str,
+    columns: Mapping[str, str],
+    config: str | None,
+    optional: Collection[str] = (),
+    *,
+    streaming: bool = False,
 ) -> Iterator[Chunk]:
-    """Yield the chunks of a split of a data set of the hub, downloaded once and mapped from the disk.
+    """Yield the chunks of a split of a data set of the hub, downloaded once and mapped from the disk, or not downloaded.
 
     Raises:
         DataError: if the data set is not available, or lacks a column.
     """
-    table = load(name, config, split)
-    table = table.select_columns(needed(columns, table.column_names)).with_format("arrow")
-
-    def batches() -> Iterator[Any]:
-        return (batch for part in table.iter(batch_size=10_000) for batch in part.to_batches())
+    table = load(name, config, split, **({"streaming": True} if streaming else {}))
+    if table.column_names is not None:  # a stream may not know them
+        table = table.select_columns(needed(columns, table.column_names))
+    table = table.with_format("arrow")
 
     where = f"The split {split!r} of {name!r}"
+
+    def batches() -> Iterator[Any]:
+        try:
+            yield from (batch for part in table.iter(batch_size=10_000) for batch in part.to_batches())
+        except Exception as error:  # of the network, or of the files
+            raise DataError(f"{where} cannot be read ({type(error).__name__}: {brief(error)}). Try again.") from error
+
     return of_batches(chunks_of_batches(batches(), columns), lambda: rows_of(batches()), columns, where, optional)
 
 
-def load(name: str, config: str | None, split: str) -> Any:
+def load(name: str, config: str | None, split: str, **options: Any) -> Any:
     """Return a split of a data set of the hub.
 
     Raises:
@@ -43,7 +55,7 @@ def load(name: str, config: str | None, split: str) -> Any:
 
     with _writable_cache(Path(datasets.config.HF_DATASETS_CACHE)) as cache:
         try:
-            return datasets.load_dataset(name, config, split=split, cache_dir=cache)
+            return datasets.load_dataset(name, config, split=split, cache_dir=cache, **options)
         except Exception as error:
             call = ", ".join(repr(argument) for argument in (name, config) if argument is not None)
             raise DataError(

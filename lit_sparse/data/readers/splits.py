@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
-from itertools import zip_longest
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, closing
+from functools import partial
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
 from lit_sparse.data.readers.hub import hub_chunks
 from lit_sparse.data.readers.places import Place, is_url, place_of
-from lit_sparse.data.readers.tables import TABLES, chunks_of, from_chunks
-from lit_sparse.data.readers.text_files import SGML, ending_of, in_folder, read_lines, segment_names
+from lit_sparse.data.readers.tables import ROWS, TABLES, Chunk, chunks_of, from_chunks
+from lit_sparse.data.readers.text_files import SGML, ending_of, in_folder, numbered_lines, read_lines, segment_names
 from lit_sparse.errors import ConfigurationError, DataError
 
-__all__ = ["check_split", "is_of_hub", "read_split"]
+__all__ = ["check_split", "is_of_hub", "open_split", "read_split"]
 
 #: Name of the first file that ``save_to_disk`` of ``datasets`` writes.
 SAVED = re.compile(r"data-0+-of-\d+\.arrow")
@@ -76,6 +78,37 @@ def read_split(
     if isinstance(files, dict):
         return _from_parallel(files, base)
     return from_chunks(chunks_of(files, columns, optional), files[0], columns)
+
+
+def open_split(
+    path: str | None,
+    split: str,
+    columns: Mapping[str, str],
+    *,
+    config: str | None = None,
+    optional: Collection[str] = (),
+) -> tuple[Callable[[], Iterator[Chunk]], Callable[[Any], Any] | None]:
+    """Return a function that yields the rows of a split in chunks, and one from a value in Arrow to a value.
+
+    Nothing is downloaded or kept beforehand. The cells of ``.csv`` and ``.tsv`` files are text.
+
+    Args:
+        path: see :func:`read_split`.
+        split: see :func:`read_split`.
+        columns: see :func:`read_split`.
+        config: see :func:`read_split`.
+        optional: see :func:`read_split`.
+
+    Raises:
+        DataError: if the split is missing or ambiguous; other errors of :func:`read_split` are raised with a chunk.
+    """
+    located = _located(path, split, columns, config)
+    if located is None:
+        return partial(hub_chunks, str(path), split, columns, config, optional, streaming=True), None
+    files, base = located
+    if isinstance(files, dict):
+        return partial(_parallel_chunks, files, base), None
+    return partial(chunks_of, files, columns, optional), TABLES[ending_of(files[0])].decode
 
 
 def check_split(path: str | None, split: str, columns: Mapping[str, str], *, config: str | None = None) -> None:
@@ -190,6 +223,23 @@ def _parallel(base: Place, role: str, ending: str) -> list[Place]:
         if existing:
             return existing
     return []
+
+
+def _parallel_chunks(files: Mapping[str, Place], base: Place) -> Iterator[Chunk]:
+    """Yield the lines of parallel files in chunks."""
+    import pyarrow
+
+    for path in files.values():
+        if ending_of(path) in SGML:
+            raise DataError(f"Expected plain text or a table with `streaming` but got {str(path)!r} in SGML. Leave it out.")
+    with ExitStack() as stack:
+        lines = [stack.enter_context(closing(numbered_lines(path))) for path in files.values()]
+        pairs = zip_longest(*((text for _, text in these) for these in lines))
+        while some := list(islice(pairs, ROWS)):
+            if any(None in pair for pair in some):
+                _from_parallel(files, base)  # tells the lengths
+            columns = zip(*some, strict=True)
+            yield {role: pyarrow.array(texts, "large_string") for role, texts in zip(files, columns, strict=True)}
 
 
 def _from_parallel(files: Mapping[str, Place], base: Place) -> dict[str, list[Any]]:

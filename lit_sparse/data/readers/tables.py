@@ -39,6 +39,8 @@ LONGEST = 308
 LISTED = 100
 #: Number of rows of a chunk, and number that are read at once: more are slower, by the garbage collection.
 ROWS, AT_ONCE = 4096, 256
+#: Number of bytes of a table of text that are read at once.
+BLOCK = 2**20
 #: Start of a cell with a value in JSON.
 ENCODED = "\0"
 #: Position of a row, such as "line 3", and its values by column.
@@ -295,29 +297,62 @@ class _RaggedError(ValueError):
 def _cell_chunks(path: Place, columns: Mapping[str, str]) -> Iterator[Chunk]:
     """Yield the rows below a header; empty rows are skipped, and empty cells are missing values."""
     try:
-        with open_bounded(path, lines=True) as file, io.TextIOWrapper(file, "utf-8", newline="\n") as text:
+        with open_bounded(path, lines=True) as file:
             if file.read(3) != BOM:
                 file.seek(0)
-            rows = _rows_of_cells(ending_of(path), text)
-            header = next(filter(None, rows), [])
+            header = next(filter(None, _rows_of_cells(path, file)), [])
             if len({*header}) < len(header):
                 raise _RaggedError
-            cells: dict[str, list[str]] = {role: [] for role in columns}
-            while some := _several(rows):
-                some = [row for row in some if row]
-                if {*map(len, some)} - {len(header)}:
-                    raise _RaggedError
-                by_name = dict(zip(header, zip(*some, strict=True), strict=False))
-                for role, column in columns.items():
-                    cells[role].extend(by_name.get(column, [""] * len(some)))
-                if len(next(iter(cells.values()))) >= ROWS:
-                    yield {role: _filled(values) for role, values in cells.items()}
-                    cells = {role: [] for role in columns}
-            if next(iter(cells.values())):
-                yield {role: _filled(values) for role, values in cells.items()}
-    except (csv.Error, UnicodeDecodeError, _RaggedError) as error:
+            while block := file.read(BLOCK):
+                block += file.readline()
+                if b'"' in block or block.count(b"\r") > block.count(b"\r\n"):
+                    yield from _quoted_chunks(_rows_of_cells(path, itertools.chain(io.BytesIO(block), file)), header, columns)
+                    return
+                yield _plain_chunk(block, "\t" if ending_of(path) == ".tsv" else ",", header, columns)
+    except DataError:
+        raise
+    except (csv.Error, ValueError) as error:  # of Arrow, too
         deque(_cell_rows(path, columns), 0)  # raises the error with its line
         raise DataError(f"{str(path)!r} is not a table: {error}. Correct it.") from error
+
+
+def _plain_chunk(block: bytes, delimiter: str, header: list[str], columns: Mapping[str, str]) -> Chunk:
+    """Return the rows of lines without quotation marks, which Arrow reads as Python does."""
+    from pyarrow import csv as arrow
+    from pyarrow import large_string, nulls
+
+    kept = [name for name in header if name in columns.values()] or header[:1]
+    table = arrow.read_csv(
+        io.BytesIO(block),
+        arrow.ReadOptions(column_names=header, block_size=len(block) + 1, use_threads=False),
+        arrow.ParseOptions(delimiter=delimiter, quote_char=False),
+        arrow.ConvertOptions(
+            include_columns=kept,
+            column_types=dict.fromkeys(kept, large_string()),
+            null_values=[""],
+            strings_can_be_null=True,
+        ),
+    )
+    return {
+        role: table[column].combine_chunks() if column in kept else nulls(len(table), large_string())
+        for role, column in columns.items()
+    }
+
+
+def _quoted_chunks(rows: Iterator[list[str]], header: list[str], columns: Mapping[str, str]) -> Iterator[Chunk]:
+    cells: dict[str, list[str]] = {role: [] for role in columns}
+    while some := _several(rows):
+        some = [row for row in some if row]
+        if {*map(len, some)} - {len(header)}:
+            raise _RaggedError
+        by_name = dict(zip(header, zip(*some, strict=True), strict=False))
+        for role, column in columns.items():
+            cells[role].extend(by_name.get(column, [""] * len(some)))
+        if len(next(iter(cells.values()))) >= ROWS:
+            yield {role: _filled(values) for role, values in cells.items()}
+            cells = {role: [] for role in columns}
+    if next(iter(cells.values())):
+        yield {role: _filled(values) for role, values in cells.items()}
 
 
 def _filled(cells: list[str]) -> Any:
@@ -326,11 +361,12 @@ def _filled(cells: list[str]) -> Any:
     return pyarrow.array([cell or None for cell in cells], pyarrow.large_string())
 
 
-def _rows_of_cells(ending: str, lines: Iterable[str]) -> Iterator[list[str]]:
-    if ending == ".csv":
-        return csv.reader(lines, strict=True)
-    texts = (line.removesuffix("\n").removesuffix("\r") for line in lines)
-    return (text.split("\t") if text else [] for text in texts)
+def _rows_of_cells(path: Place, lines: Iterable[bytes]) -> Iterator[list[str]]:
+    texts = (line.decode("utf-8") for line in lines)
+    if ending_of(path) == ".csv":
+        return csv.reader(texts, strict=True)
+    ends = (text.removesuffix("\n").removesuffix("\r") for text in texts)
+    return (text.split("\t") if text else [] for text in ends)
 
 
 def _several(rows: Iterator[list[str]], most: int = AT_ONCE) -> list[list[str]]:
@@ -345,14 +381,14 @@ def _several(rows: Iterator[list[str]], most: int = AT_ONCE) -> list[list[str]]:
 def _cell_rows(path: Place, _: Mapping[str, str]) -> Iterator[Row]:
     number, header = 0, list[str]()
 
-    def lines() -> Iterator[str]:
+    def lines() -> Iterator[bytes]:
         nonlocal number
         for at, line in numbered:
             number = at
-            yield f"{line}\n"
+            yield f"{line}\n".encode()
 
     with closing(numbered_lines(path)) as numbered:
-        rows = _rows_of_cells(ending_of(path), lines())
+        rows = _rows_of_cells(path, lines())
         try:
             while some := _several(rows, 1):
                 (cells,) = some

@@ -72,6 +72,7 @@ class EntailmentDataModule(TextDataModule):
 
     roles: ClassVar[Mapping[str, str]] = {"premise": "text", "hypothesis": "text"}
     optional: ClassVar[tuple[str, ...]] = ("label",)
+    can_stream: ClassVar[bool] = False  # some have no gold label
 
     def __init__(
         self,
