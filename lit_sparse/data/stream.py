@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_sparse.data.base import shuffled
+from lit_sparse.data.base import ResumableDataModule, in_batches, shuffled
 from lit_sparse.errors import DataError
 
-__all__ = ["Stream", "stream_order"]
+__all__ = ["Stream", "stream_batches", "stream_order"]
 
 
 def stream_order(size: int, buffer: int, seed: int, epoch: int) -> Tensor:
@@ -27,6 +27,12 @@ def stream_order(size: int, buffer: int, seed: int, epoch: int) -> Tensor:
         return torch.arange(size)
     order = shuffled(size, seed, epoch)
     return order[torch.sort(order // buffer, stable=True).indices]
+
+
+def stream_batches(data: ResumableDataModule, buffer: int, epoch: int, rank: int, processes: int) -> list[Tensor]:
+    """Return the indices of each training batch of one process, in the order of the stream; see :func:`stream_order`."""
+    order = stream_order(data.size("train"), buffer, data.seed, epoch)
+    return in_batches(order[rank : len(order) - len(order) % processes : processes], data.batch_size)
 
 
 class Stream:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from pyarrow import parquet
 
-from lit_sparse.data import EntailmentDataModule, TranslationDataModule
+from lit_sparse.data import EntailmentDataModule, RadialBases, TableDataModule, TranslationDataModule
 from lit_sparse.data.readers import arrow_files, tables
 from lit_sparse.data.stream import Stream, stream_order
 from lit_sparse.errors import ConfigurationError, DataError
@@ -210,3 +210,54 @@ def test_a_fit_of_a_model(folder: Path) -> None:
     trainer = pl.Trainer(max_steps=2, logger=False, enable_checkpointing=False, enable_progress_bar=False, accelerator="cpu")
     trainer.fit(Seq2Seq(Sparsemax(), RecurrentBody(8, layers=1)), pairs(folder))
     assert trainer.global_step == 2
+
+
+def rows_of(tmp_path: Path, **options: Any) -> TableDataModule:
+    if not (path := tmp_path / "t.csv").exists():
+        draw = torch.Generator().manual_seed(0)
+        values = torch.randn(SIZE, 3, generator=draw).double().tolist()
+        path.write_text("a,b,c,y\n" + "".join(f"{a},{b},7,{c}\n" for a, b, c in values))
+    options = {"standardize": True, "standardize_target": True, "batch_size": 16, **options}
+    return TableDataModule(str(path), features="a,b,c", target="y", **options)
+
+
+@pytest.mark.parametrize("train_size", [None, 50])
+def test_numbers_are_those_of_the_table_in_memory(folder: Path, train_size: int | None) -> None:
+    data, whole = (rows_of(folder, streaming=streaming, train_size=train_size) for streaming in (True, False))
+    for some in (data, whole):
+        some.setup("fit")
+    for split in ("val", "test"):
+        for before, after in zip(whole._in_order(split), data._in_order(split), strict=True):
+            assert all(torch.allclose(before[name], after[name], atol=1e-6) for name in before)
+    assert data.size("train") == whole.size("train") == (train_size or 240)
+    assert order_of(data) == [*range(data.size("train"))]
+    streamed = data.fetch("train", 0, torch.arange(data.size("train")))
+    order = (
+        streamed["target"].sort().indices,
+        (mine := whole.fetch("train", 0, torch.arange(whole.size("train"))))["target"].sort(),
+    )
+    assert torch.allclose(streamed["target"][order[0]], order[1].values, atol=1e-6)
+    assert torch.allclose(streamed["features"][order[0]], mine["features"][order[1].indices], atol=1e-6)
+    assert not streamed["features"][:, 2].any()
+
+
+@pytest.mark.parametrize("buffer", [0, 30])
+def test_a_continued_epoch_of_numbers_is_exact(folder: Path, buffer: int) -> None:
+    make = lambda: rows_of(folder, streaming=True, shuffle_buffer=buffer)  # noqa: E731
+    whole = continued(Free(), make(), None)  # type: ignore[arg-type]
+    first, path = stopped(Free(), make(), 7)
+    rest = continued(Free(), make(), path)
+    assert first.epochs[0] + rest.epochs[0] == whole.epochs[0]
+    assert rest.epochs[1] == whole.epochs[1]
+
+
+def test_tables_that_cannot_be_streamed(folder: Path) -> None:
+    for name, value in {"fold": (0, 2), "group": "a", "whiten": True, "use_all": True, "bases": RadialBases()}.items():
+        with pytest.raises(ConfigurationError, match=f"`streaming` with `{name}`"):
+            rows_of(folder, standardize=False, streaming=True, **{name: value})
+    (folder / "a.libsvm").write_text("1 1:2\n")
+    with pytest.raises(DataError, match=r"Expected a table .* with `streaming`"):
+        TableDataModule(str(folder / "a.libsvm"), streaming=True).setup()
+    (folder / "w.csv").write_text("x,y\n1,2\nword,3\n" + "1,2\n" * 20)
+    with pytest.raises(DataError, match="cannot be read as numbers: could not convert string to float: 'word'"):
+        TableDataModule(str(folder / "w.csv"), features="x", target="y", streaming=True).setup()

@@ -28,7 +28,7 @@ from lit_sparse.errors import DataError, did_you_mean
 from lit_sparse.stored import unique_keys
 
 __all__ = [
-    *("TABLES", "Chunk", "Row", "chunks_of", "chunks_of_batches", "from_chunks"),
+    *("TABLES", "Chunk", "Row", "chunks_of", "chunks_of_batches", "floats_of", "from_chunks"),
     *("of_batches", "read_numbers", "rows_of"),
 ]
 
@@ -101,7 +101,7 @@ def read_numbers(path: Place, names: Sequence[str], others: Sequence[str] = ()) 
     def rest() -> Iterator[Chunk]:
         row = 0
         for chunk in chunks_of([path], columns):
-            piece = np.stack([_floats(chunk[name], decode) for name in names], axis=1)
+            piece = np.stack([floats_of(chunk[name], decode) for name in names], axis=1)
             for name in (name for name, infinite in zip(names, np.isinf(piece).any(0), strict=True) if infinite):
                 _check_digits([chunk[name]], name, path, row)
             pieces.append(piece)
@@ -117,7 +117,7 @@ def read_numbers(path: Place, names: Sequence[str], others: Sequence[str] = ()) 
     return numbers, read
 
 
-def _floats(cells: Any, decode: Callable[[Any], Any] | None) -> np.ndarray:
+def floats_of(cells: Any, decode: Callable[[Any], Any] | None) -> np.ndarray:
     if decode is None:
         try:
             return cells.cast("float64").to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]

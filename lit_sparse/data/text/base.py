@@ -16,7 +16,7 @@ from lit_sparse.data.columns import Column, chosen, joined
 from lit_sparse.data.loader import Batch, EpochLoader
 from lit_sparse.data.readers.hub import load
 from lit_sparse.data.readers.splits import check_split, is_of_hub, open_split, read_split
-from lit_sparse.data.stream import Stream, stream_order
+from lit_sparse.data.stream import Stream, stream_batches
 from lit_sparse.data.text.ragged import Ragged
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.lightning import rank_zero_info, rank_zero_warn
@@ -286,8 +286,7 @@ class TextDataModule(ResumableDataModule):
     def train_batches(self, epoch: int, rank: int, processes: int) -> Sequence[Tensor]:
         """Return the indices of each training batch of one process; a batch has similar lengths, unless it is streamed."""
         if self.streaming:
-            order = stream_order(self.size("train"), self.shuffle_buffer, self.seed, epoch)
-            return in_batches(order[rank : len(order) - len(order) % processes : processes], self.batch_size)
+            return stream_batches(self, self.shuffle_buffer, epoch, rank, processes)
         lengths = self.lengths("train")
         order = self._order(len(lengths), epoch)
         order = order[: len(order) - len(order) % processes]
