@@ -23,7 +23,7 @@ FOLDERS = {
     ),
     "translation": (
         "Translation",
-        "The models of Multi30k are for a CPU. ``wmt_style`` is the published setting. ``catalogues`` needs no files.",
+        "The models of Multi30k are for a CPU. ``wmt_style`` is the published setting. ``catalogues`` has program messages.",
     ),
     "summarization": ("Summarization", "Headlines of Gigaword, by the published setting or with 10,000 pairs on a CPU."),
     "entailment": ("Entailment", "SNLI, by the published setting or with a part of the pairs on a CPU."),

@@ -25,7 +25,6 @@ from lit_sparse.data.regression import (
     TableDataModule,
 )
 from lit_sparse.data.text import (
-    CatalogueDataModule,
     EntailmentDataModule,
     PairDataModule,
     Ragged,
@@ -40,7 +39,6 @@ from lit_sparse.text import Vocabulary, VocabularyOptions
 
 __all__ = [
     "CaliforniaHousingDataModule",
-    "CatalogueDataModule",
     "ColoredDigitsDataModule",
     "CoresetDataModule",
     "DigitsDataModule",

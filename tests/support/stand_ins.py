@@ -13,7 +13,6 @@ from lit_sparse.cli import main
 from tests.conftest import CONFIGS
 from tests.data.images.test_mnist import idx
 from tests.data.pairs import WORDS, write_pairs
-from tests.data.text.test_catalogues import catalogue
 
 LABELS = ("entailment", "neutral", "contradiction")
 #: Folders whose models attend, by the mapping of an overlay.
@@ -62,8 +61,6 @@ def make_texts(folder: Path) -> Path:
         write_table(folder / f"{split}.jsonl", lines)
     vectors = [" ".join([word, *(f"{(i * j) % 7 / 7}" for j in range(1, 7))]) for i, word in enumerate(WORDS, 1)]
     (folder / "vectors.txt").write_text("\n".join(vectors) + "\n", encoding="utf-8")
-    messages = {f"{word} {other}": f"{other} le {word}" for word in WORDS for other in WORDS[:3]}
-    catalogue(folder, messages)
     return folder
 
 
@@ -84,8 +81,8 @@ def text_options(path: Path, texts: Path) -> list[str]:
     options = {f"data.init_args.{name}": value for name, value in {"batch_size": 8, "eval_batch_size": 8}.items()}
     if "path" in data:
         options["data.init_args.path"] = str(texts / "pairs" if path.parent.name == "translation" else texts)
-    if "distributions" in data:
-        options |= {"data.init_args.distributions": "[]", "data.init_args.folders": f"[{texts}]"}
+    if path.stem == "catalogues":
+        options |= {"data.init_args.source": "de", "data.init_args.target": "en"}
     if data.get("config"):  # of the hub
         options |= {"data.init_args.config": "null", "data.init_args.source": "de", "data.init_args.target": "en"}
     if "vectors" in data:

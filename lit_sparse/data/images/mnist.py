@@ -130,16 +130,24 @@ class MNISTDataModule(ImageDataModule):
             )
         return self._from_folder(Path(folder))
 
-    def _from_hub(self) -> tuple[Images, Images]:
+    def prepare_data(self) -> None:
+        """Download the images if they are those of the hub."""
+        if self.source == "hub":
+            self._of_hub()
+
+    def _of_hub(self) -> Any:
         from datasets import load_dataset
 
         try:
-            data = load_dataset(self.hub_name)
+            return load_dataset(self.hub_name)
         except Exception as error:
             raise DataError(
                 f"The data set {self.hub_name!r} cannot be fetched ({type(error).__name__}: {error})."
                 f" Without a network, use the four idx files (--data.init_args.source=folder), or {_offline(str(self.name))}."
             ) from error
+
+    def _from_hub(self) -> tuple[Images, Images]:
+        data = self._of_hub()
 
         def part(split: str) -> Images:
             pixels = np.stack([np.asarray(image, dtype=np.uint8) for image in data[split]["image"]])
