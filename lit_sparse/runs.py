@@ -58,8 +58,13 @@ def experiment_folder(output_dir: str, name: str) -> Path:
     """Return the folder of all runs of an experiment.
 
     Raises:
-        ConfigurationError: if the folder is outside the output folder.
+        ConfigurationError: if the folder is outside the output folder, or at a URL.
     """
+    if "://" in output_dir:
+        raise ConfigurationError(
+            f"Expected a local folder of runs but got {output_dir!r}. Choose one, and let a ModelCheckpoint copy the checkpoints:"
+            f" --trainer.callbacks+ ModelCheckpoint --trainer.callbacks.dirpath {output_dir}"
+        )
     parts = Path(name).parts
     if not parts or Path(name).is_absolute() or ".." in parts or "\0" in name:
         raise ConfigurationError(

@@ -131,6 +131,10 @@ def pictures(folder: str | None) -> list[pl.Callback]:
     ]
 
 
+class RunCheckpoint(ModelCheckpoint):
+    """Write a checkpoint of the run folder; its class keeps its state apart from those of the user's callbacks."""
+
+
 def checkpoints(folder: Path, model: pl.LightningModule, every_n_steps: int | None) -> list[pl.Callback]:
     """Return the callbacks that write the best and the last checkpoint.
 
@@ -142,11 +146,11 @@ def checkpoints(folder: Path, model: pl.LightningModule, every_n_steps: int | No
     key, mode = monitor_of(model)
     common: dict[str, Any] = {"dirpath": folder, "enable_version_counter": False, "auto_insert_metric_name": False}
     callbacks: list[pl.Callback] = [
-        ModelCheckpoint(filename="best", monitor=key, mode=mode, **common),
-        ModelCheckpoint(filename="last", every_n_epochs=1, save_on_train_epoch_end=True, **common),
+        RunCheckpoint(filename="best", monitor=key, mode=mode, **common),
+        RunCheckpoint(filename="last", every_n_epochs=1, save_on_train_epoch_end=True, **common),
     ]
     if every_n_steps:
-        callbacks.append(ModelCheckpoint(filename="last", every_n_train_steps=every_n_steps, **common))
+        callbacks.append(RunCheckpoint(filename="last", every_n_train_steps=every_n_steps, **common))
     return callbacks
 
 

@@ -62,7 +62,7 @@ _HELP = {
     "seed_everything": "Seed of all random numbers, or true for a random seed.",
     "model": "Class of the model; `lit-sparse list models` lists them. A config may be given in its place.",
     "data": "Class of the data module; `lit-sparse list data` lists them. A config may be given in its place.",
-    "ckpt_path": "Path of a checkpoint, or `best` or `last` for one of the newest run of the config.",
+    "ckpt_path": "Path or URL of a checkpoint, or `best` or `last` for one of the newest run of the config.",
 }
 
 
