@@ -62,8 +62,8 @@ def experiment_folder(output_dir: str, name: str) -> Path:
     """
     if "://" in output_dir:
         raise ConfigurationError(
-            f"Expected a local folder of runs but got {output_dir!r}. Choose one, and let a ModelCheckpoint copy the checkpoints:"
-            f" --trainer.callbacks+ ModelCheckpoint --trainer.callbacks.dirpath {output_dir}"
+            f"Expected a local folder of runs but got {output_dir!r}. Choose one, and let a ModelCheckpoint copy the"
+            f" checkpoints: --trainer.callbacks+ ModelCheckpoint --trainer.callbacks.dirpath {output_dir}"
         )
     parts = Path(name).parts
     if not parts or Path(name).is_absolute() or ".." in parts or "\0" in name:
@@ -175,8 +175,10 @@ def find_checkpoint(
     return path
 
 
-def run_of(checkpoint: Path) -> Path | None:
-    """Return the run folder of a checkpoint, or None if it is elsewhere."""
+def run_of(checkpoint: Path | None) -> Path | None:
+    """Return the run folder of a checkpoint, or None if it is elsewhere, or there is no checkpoint."""
+    if checkpoint is None:
+        return None
     run = checkpoint.parent.parent
     return run if checkpoint.parent.name == CHECKPOINTS and (run / "config.yaml").is_file() else None
 

@@ -275,7 +275,7 @@ class LitSparseCLI(LightningCLI):
         if not self._execute or self._options()["trainer"].get("fast_dev_run"):
             return
         first = self._is_first()
-        run = run_of(self._checkpoint) if self._checkpoint is not None else None
+        run = run_of(self._checkpoint)
         if self.command == "fit":
             last = self._checkpoint is not None and self._checkpoint.name == "last.ckpt"
             continued = last and run is not None and run.parent.resolve() == parent.resolve()

@@ -52,7 +52,7 @@ _GROUPS = {
     "model": (
         "model and optimizer",
         "Parts of a model and their arguments are options: --model.mapping Entmax --model.mapping.alpha 1.3. So are its"
-        " optimizer and scheduler: --model.optimizer Adam --model.optimizer.lr 1e-3.",
+        " optimizer and scheduler, also without `model`: --optimizer Adam --optimizer.lr 1e-3.",
     ),
     "data": ("data", "Arguments of the data module are options: --data DigitsDataModule --data.batch_size 32."),
     "trainer": ("trainer", "These are arguments of Lightning's Trainer, such as epochs, devices and callbacks."),

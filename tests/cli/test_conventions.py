@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import lit_sparse
-from lit_sparse.cli import main
+from lit_sparse.cli import build_cli, main
 from tests.conftest import CONFIGS
 
 DIGITS = ("-c", str(CONFIGS / "ssvae" / "digits.yaml"), "--trainer.accelerator=cpu", "--quiet")
@@ -60,3 +60,29 @@ def test_checkpoints_are_copied_to_a_url_and_read_from_it(capsys: pytest.Capture
         "nothing://last.ckpt": "Protocol not known",
     }.items():
         assert words in refusal(capsys, "test", *DIGITS, f"--ckpt_path={path}")
+
+
+TOP = """
+optimizer: {class_path: AdamW, init_args: {lr: 0.5}}
+lr_scheduler: {class_path: ReduceLROnPlateau, init_args: {monitor: val/loss}}
+"""
+
+
+@pytest.mark.parametrize("given", ["a config", "options", "an option of the optimizer of the config"])
+def test_the_optimizer_and_the_scheduler_are_options_of_the_command(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("top.yaml").write_text(TOP)
+    words = ["-c", "top.yaml"]
+    if given == "options":
+        words = ["--optimizer", "AdamW", "--optimizer.lr=0.5", "--lr_scheduler=ReduceLROnPlateau"]
+        words += ["--lr_scheduler.monitor", "val/loss"]
+    elif given != "a config":
+        words += ["--optimizer.lr", "0.25"]
+    model = build_cli(["fit", *DIGITS, *words]).config["fit"]["model"]["init_args"]
+    assert model["optimizer"]["class_path"] == "torch.optim.AdamW"
+    assert model["optimizer"]["init_args"]["lr"] == (0.25 if given.startswith("an option") else 0.5)
+    assert model["lr_scheduler"]["class_path"].endswith(".cli.ReduceLROnPlateau")
+
+
+def test_one_optimizer_in_a_config(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("two.yaml").write_text(f"{TOP}model: {{init_args: {{optimizer: Adam}}}}\n")
+    assert "Expected one `optimizer`" in refusal(capsys, "fit", *DIGITS, "-c", "two.yaml")
