@@ -28,6 +28,7 @@ from lit_sparse.cli.best_metrics import monitor_of
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.lightning import ModelCheckpoint, ModelSummary, ProgressBar, SaveConfigCallback, pl
 from lit_sparse.lightning_internals import sets_rates
+from lit_sparse.models.base import MOST_COUNTED
 from lit_sparse.runs import NUMBER, replaced
 from lit_sparse.stored import read_bytes, read_yaml
 
@@ -113,7 +114,7 @@ class OptimizerOptions(pl.Callback):
 
 def measures() -> list[pl.Callback]:
     """Return the callbacks that log numbers, for all runs."""
-    return [CountLogger(max_count=4096), SecondsLogger()]
+    return [CountLogger(max_count=MOST_COUNTED), SecondsLogger()]
 
 
 def pictures(folder: str | None) -> list[pl.Callback]:
