@@ -155,7 +155,7 @@ class TextDataModule(ResumableDataModule):
             "predict": ("predict",),
         }
         for split in needed.get(stage, ("train", "val", "test")):
-            if not len(next(iter(self.texts(split).values()))):
+            if split not in self._sequences and not len(next(iter(self.texts(split).values()))):  # else released
                 raise DataError(f"Expected examples in the {split} data but got none. Check the file.")
         if stage == "fit":
             warn_without_test(self.check_test)
