@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
     from lightning_fabric.utilities import move_data_to_device
     from pytorch_lightning.callbacks import (
+        BasePredictionWriter,
         EarlyStopping,
         ModelCheckpoint,
         ModelPruning,
@@ -56,7 +57,8 @@ if TYPE_CHECKING:
 
 #: Submodule of Lightning -> the names above that it has. They are imported on first use: ``cli`` alone takes a second.
 PLACES = {
-    "callbacks": "EarlyStopping ModelCheckpoint ModelPruning ModelSummary ProgressBar StochasticWeightAveraging Timer",
+    "callbacks": "BasePredictionWriter EarlyStopping ModelCheckpoint ModelPruning ModelSummary ProgressBar"
+    " StochasticWeightAveraging Timer",
     "callbacks.early_stopping": "EarlyStoppingReason",
     "cli": "LightningArgumentParser LightningCLI LRSchedulerCallable OptimizerCallable SaveConfigCallback instantiate_module",
     "core.mixins.hparams_mixin": "_given_hyperparameters",

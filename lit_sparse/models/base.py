@@ -365,7 +365,7 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
 
     @override
     def configure_callbacks(self) -> list[pl.Callback]:
-        """Return callbacks that the trainer lacks: of counts, and of a checkpoint on ``monitor`` in place of Lightning's own."""
+        """Return callbacks that the trainer lacks: of counts, and of a checkpoint on ``monitor`` in place of Lightning's."""
         from lit_sparse.callbacks import CountLogger
 
         present: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
