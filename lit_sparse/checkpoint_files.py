@@ -23,6 +23,7 @@ from lit_sparse.allocation import Limits
 from lit_sparse.descriptions import Plan, plan, plan_arguments
 from lit_sparse.errors import CheckpointError, LitSparseError, cause_of
 from lit_sparse.pickles import check_torch_file
+from lit_sparse.shards import is_sharded, read_shards
 from lit_sparse.state_checks import ANY, COUNT, SCALAR, DictOf, ListOf, at_most, check_state, is_of_kind
 from lit_sparse.stored import NotPlainError, open_inside, open_plain
 from lit_sparse.trust import trusting
@@ -170,7 +171,7 @@ def read_checkpoint(
     """Return a checkpoint of a Lightning module; its descriptions are not checked yet.
 
     Args:
-        file: path, or an open file.
+        file: path of a file or of the folder of a sharded checkpoint, URL, or an open file.
         source: name of the file in messages; by default its path.
         map_location: device of the tensors.
         within: see :func:`read_torch_file`.
@@ -179,7 +180,10 @@ def read_checkpoint(
         CheckpointError: if the file is not a checkpoint.
     """
     source = source or repr(str(file))
-    found = read_torch_file(file, source, within=within, map_location=map_location)
+    if isinstance(file, str | Path) and not is_url(file) and is_sharded(file):
+        found = read_shards(Path(file).resolve(), source, read_torch_file)
+    else:
+        found = read_torch_file(file, source, within=within, map_location=map_location)
     if isinstance(found, dict) and found and all(isinstance(value, Tensor) for value in found.values()):
         raise CheckpointError(f"{source} is a bare state dict: it holds weights but not the model's arguments. {SUGGESTION}")
     if not isinstance(found, dict) or not isinstance(found.get("state_dict"), dict):

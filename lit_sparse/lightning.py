@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from pytorch_lightning.loggers.csv_logs import ExperimentWriter
     from pytorch_lightning.overrides.distributed import _IndexBatchSamplerWrapper
     from pytorch_lightning.plugins import DoublePrecision, MixedPrecision, Precision, TorchCheckpointIO
+    from pytorch_lightning.strategies import ModelParallelStrategy
     from pytorch_lightning.trainer.call import _call_callback_hooks, _call_lightning_module_hook
     from pytorch_lightning.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
     from pytorch_lightning.utilities.enums import GradClipAlgorithmType
@@ -67,6 +68,7 @@ PLACES = {
     "overrides.distributed": "_IndexBatchSamplerWrapper",
     "plugins": "DoublePrecision MixedPrecision Precision TorchCheckpointIO",
     "plugins.environments": "LightningEnvironment SLURMEnvironment",
+    "strategies": "ModelParallelStrategy",
     "trainer.call": "_call_callback_hooks _call_lightning_module_hook",
     "utilities": "move_data_to_device rank_zero_info rank_zero_only rank_zero_warn",
     "utilities.enums": "GradClipAlgorithmType",

@@ -11,6 +11,7 @@ from lit_sparse.descriptions import build
 from lit_sparse.errors import CheckpointError, ConfigurationError
 from lit_sparse.lightning import pl
 from lit_sparse.runs import inside
+from lit_sparse.shards import is_sharded
 from lit_sparse.stored import read_yaml
 from lit_sparse.trust import trusting
 
@@ -66,7 +67,7 @@ def load(
     Raises:
         CheckpointError: if the checkpoint is missing, does not fit, or names a forbidden class.
     """
-    folder = None if is_url(path) or not Path(path).is_dir() else Path(path)
+    folder = None if is_url(path) or is_sharded(path) or not Path(path).is_dir() else Path(path)
     file = path if folder is None else _checkpoint_of(folder, which)
     model = load_module(pl.LightningModule, file, trust=trust, map_location=map_location, within=folder, **arguments).eval()
     if not data:

@@ -27,8 +27,11 @@ __all__ = [
     "experiment_name",
     "find_checkpoint",
     "inside",
+    "is_checkpoint",
     "next_command",
     "open_to_append",
+    "remove",
+    "replace_folder",
     "replaced",
     "result_file",
     "run_of",
@@ -146,14 +149,14 @@ def find_checkpoint(
         runs = [*([own] if own else []), *reversed(numbered(parent))]
         for run in runs:
             path = run / CHECKPOINTS / f"{wanted}.ckpt"
-            if path.is_file():
+            if is_checkpoint(path):
                 if run != runs[0]:
                     which = "the run of the config" if own else "the newest run"
                     note(f"{which}, {runs[0]}, has no {wanted} checkpoint; the older run {run} is used")
                 return inside(path, run)
         other = "last" if wanted == "best" else "best"
         for run in runs:
-            if (path := run / CHECKPOINTS / f"{other}.ckpt").is_file():
+            if is_checkpoint(path := run / CHECKPOINTS / f"{other}.ckpt"):
                 raise CheckpointError(
                     f"--ckpt_path {wanted}: no run in {str(parent)!r} holds a {wanted} checkpoint, but {str(path)!r} exists."
                     f" Give --ckpt_path {other}."
@@ -164,7 +167,7 @@ def find_checkpoint(
         )
     path = Path(wanted)
     try:
-        exists = path.is_file()
+        exists = is_checkpoint(path)
     except OSError:  # too long
         exists = False
     if not exists:
@@ -173,6 +176,32 @@ def find_checkpoint(
             " of the newest run."
         )
     return path
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Return whether there is a checkpoint, a file or a folder; a kill may have left a folder under another name."""
+    old = path.with_name(f".{path.name}.old")
+    if not path.exists() and old.is_dir():
+        old.rename(path)
+    return path.is_file() or (path / "meta.pt").is_file()
+
+
+def replace_folder(part: Path, target: Path) -> None:
+    """Let a folder replace a file or a folder; :func:`is_checkpoint` undoes a replacement that a kill has cut."""
+    old = target.with_name(f".{target.name}.old")
+    remove(old)
+    if target.exists():
+        target.rename(old)
+    part.rename(target)
+    remove(old)
+
+
+def remove(path: Path) -> None:
+    """Remove a folder, a file or a link, if there is one."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def run_of(checkpoint: Path | None) -> Path | None:
@@ -191,7 +220,7 @@ def next_command(run: Path, command: str, names: Iterable[str]) -> str:
         command: ``"fit"`` to continue, or another command.
         names: names of checkpoints; the first that exists is used.
     """
-    checkpoints = [path for name in names if (path := run / CHECKPOINTS / f"{name}.ckpt").is_file()]
+    checkpoints = [path for name in names if is_checkpoint(path := run / CHECKPOINTS / f"{name}.ckpt")]
     if not checkpoints:
         return ""
     config, checkpoint = shlex.quote(str(run / "config.yaml")), shlex.quote(str(checkpoints[0]))

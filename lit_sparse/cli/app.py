@@ -33,7 +33,7 @@ from lit_sparse.cli.callbacks import (
     pictures,
 )
 from lit_sparse.cli.checkpoints import StoredModel, changes_of_run, is_restoring, load_weights, nested, read_for
-from lit_sparse.cli.files import DiskError, WholeFiles
+from lit_sparse.cli.files import DiskError, WholeFiles, keep_shards_whole
 from lit_sparse.cli.help import USAGES
 from lit_sparse.cli.loggers import ROWS, RowsBeforeCheckpoint, run_loggers
 from lit_sparse.cli.messages import SAID
@@ -55,6 +55,7 @@ from lit_sparse.lightning import (
     LightningArgumentParser,
     LightningCLI,
     LightningEnvironment,
+    ModelParallelStrategy,
     ProgressBar,
     TorchCheckpointIO,
     pl,
@@ -342,6 +343,8 @@ class LitSparseCLI(LightningCLI):
         trainer = super().instantiate_trainer(**kwargs)
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             trainer.strategy.checkpoint_io = WholeFiles()
+        if isinstance(trainer.strategy, ModelParallelStrategy):
+            keep_shards_whole(trainer.strategy)
         return trainer
 
     @contextmanager

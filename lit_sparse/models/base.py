@@ -364,6 +364,27 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
             self.hparams["optimizer"] = {**named, "init_args": {**named.get("init_args", {}), "lr": self._rate}}
 
     @override
+    def configure_model(self) -> None:
+        """Divide the weights over the processes of a ``ModelParallelStrategy``; without one, do nothing.
+
+        Raises:
+            ConfigurationError: with tensor parallelism.
+        """
+        if self.device_mesh is None:
+            return
+        from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+
+        if (size := self.device_mesh["tensor_parallel"].size()) > 1:
+            raise ConfigurationError(
+                f"Expected `tensor_parallel_size` of ModelParallelStrategy to be 1 but got {size}. Set it to 1, and"
+                " `data_parallel_size` to the number of processes."
+            )
+        if not isinstance(self, FSDPModule):
+            fully_shard(self, mesh=self.device_mesh["data_parallel"])
+            for name in ("training_step", "validation_step", "test_step", "predict_step"):
+                register_fsdp_forward_method(self, name)
+
+    @override
     def configure_callbacks(self) -> list[pl.Callback]:
         """Return callbacks that the trainer lacks: of counts, and of a checkpoint on ``monitor`` in place of Lightning's."""
         from lit_sparse.callbacks import CountLogger
