@@ -30,6 +30,7 @@ from lit_sparse.ground.files import replaced
 from lit_sparse.ground.stored import read_bytes, read_yaml
 from lit_sparse.lightning.choice import ModelCheckpoint, ModelSummary, ProgressBar, SaveConfigCallback, pl
 from lit_sparse.lightning.internals import sets_rates
+from lit_sparse.models.base import MOST_COUNTED
 from lit_sparse.runs.folders import NUMBER
 
 __all__ = ["OptimizerOptions", "SaveConfig", "as_list", "checkpoints", "measures", "not_named", "pictures"]
@@ -114,7 +115,7 @@ class OptimizerOptions(pl.Callback):
 
 def measures() -> list[pl.Callback]:
     """Return the callbacks that log numbers, for all runs."""
-    return [CountLogger(max_count=4096), SecondsLogger()]
+    return [CountLogger(max_count=MOST_COUNTED), SecondsLogger()]
 
 
 def pictures(folder: str | None) -> list[pl.Callback]:
@@ -132,6 +133,10 @@ def pictures(folder: str | None) -> list[pl.Callback]:
     ]
 
 
+class RunCheckpoint(ModelCheckpoint):
+    """Write a checkpoint of the run folder; its class keeps its state apart from those of the user's callbacks."""
+
+
 def checkpoints(folder: Path, model: pl.LightningModule, every_n_steps: int | None) -> list[pl.Callback]:
     """Return the callbacks that write the best and the last checkpoint.
 
@@ -143,11 +148,11 @@ def checkpoints(folder: Path, model: pl.LightningModule, every_n_steps: int | No
     key, mode = monitor_of(model)
     common: dict[str, Any] = {"dirpath": folder, "enable_version_counter": False, "auto_insert_metric_name": False}
     callbacks: list[pl.Callback] = [
-        ModelCheckpoint(filename="best", monitor=key, mode=mode, **common),
-        ModelCheckpoint(filename="last", every_n_epochs=1, save_on_train_epoch_end=True, **common),
+        RunCheckpoint(filename="best", monitor=key, mode=mode, **common),
+        RunCheckpoint(filename="last", every_n_epochs=1, save_on_train_epoch_end=True, **common),
     ]
     if every_n_steps:
-        callbacks.append(ModelCheckpoint(filename="last", every_n_train_steps=every_n_steps, **common))
+        callbacks.append(RunCheckpoint(filename="last", every_n_train_steps=every_n_steps, **common))
     return callbacks
 
 

@@ -44,7 +44,7 @@ OWN: dict[type[pl.Callback], tuple[str, ...]] = {
     AttentionPlot: (),
     BasesPlot: (),
     ClassSamplesPlot: (),
-    CountLogger: ("support_size_", "decoder_calls_", "groups_"),
+    CountLogger: (),  # which the model brings anyway
     DecoderCallsPlot: (),
     LanguageLogger: ("message_entropy", "used_vocabulary", "class_information", "topographic_similarity", "posdis", "bosdis"),
     NegativeELBOPlot: (),

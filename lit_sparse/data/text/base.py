@@ -185,7 +185,7 @@ class TextDataModule(ResumableDataModule):
         for split in needed.get(stage, ("train", "val", "test")):
             if split == "train" and self.streaming:
                 self._open_stream()
-            elif not len(next(iter(self.texts(split).values()))):
+            elif split not in self._sequences and not len(next(iter(self.texts(split).values()))):  # else released
                 raise DataError(f"Expected examples in the {split} data but got none. Check the file.")
         if stage == "fit":
             warn_without_test(self.check_test)
