@@ -2,6 +2,7 @@
 
 from lit_sparse import train_extra  # noqa: F401
 from lit_sparse.arguments import check_types
+from lit_sparse.data.activations import ActivationDataModule
 from lit_sparse.data.base import ResumableDataModule
 from lit_sparse.data.coreset import CoresetDataModule
 from lit_sparse.data.images import (
@@ -39,6 +40,7 @@ from lit_sparse.data.transport_samples import Points, TransportDataModule
 from lit_sparse.text import Vocabulary, VocabularyOptions
 
 __all__ = [
+    "ActivationDataModule",
     "CaliforniaHousingDataModule",
     "CatalogueDataModule",
     "ColoredDigitsDataModule",

@@ -10,6 +10,7 @@ Example:
 """
 
 from lit_sparse.arguments import check_types
+from lit_sparse.hf.activations import activations, loss_recovered, spliced
 from lit_sparse.hf.annealed import AnnealedEntmax
 from lit_sparse.hf.attachment import AttentionReport, LayerReport, sparsify
 from lit_sparse.hf.callbacks import AlphaAnnealing, SparsityCallback
@@ -27,11 +28,14 @@ __all__ = [
     "LayerReport",
     "SparseAttentionPooling",
     "SparsityCallback",
+    "activations",
     "fenchel_young_loss_func",
     "from_pretrained",
+    "loss_recovered",
     "register",
     "risk_loss_func",
     "sparsify",
+    "spliced",
 ]
 
 check_types(globals())
