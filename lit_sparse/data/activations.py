@@ -125,7 +125,7 @@ class ActivationDataModule(ResumableDataModule):
         shards, tokens, ends = self._of(split)
         number = torch.searchsorted(ends, indices, right=True)
         features = torch.empty(len(indices), shards[0].shape[1])
-        for shard in number.unique().tolist():
+        for shard in {*number.tolist()}:
             here = number == shard
             features[here] = shards[shard].rows(indices[here] - (int(ends[shard - 1]) if shard else 0)).float()
         return {"features": features, "token": tokens[indices, 1].long(), "index": indices}
@@ -177,7 +177,7 @@ class ActivationDataModule(ResumableDataModule):
         """Write the shards of a split that are not there yet."""
         place, texts = self._place(split), self._texts(split)
         hashed = hashlib.blake2b("\0".join(texts).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-        described = {
+        described: dict[str, Any] = {
             "model": _signature(self.model),
             "layer": self.layer,
             "max_length": self.max_length,

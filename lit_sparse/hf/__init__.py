@@ -19,6 +19,7 @@ from lit_sparse.hf.loss_functions import fenchel_young_loss_func, risk_loss_func
 from lit_sparse.hf.pooling import SparseAttentionPooling
 from lit_sparse.hf.registry import register
 from lit_sparse.hf.saving import from_pretrained
+from lit_sparse.hf.selection import example_gradients, weighted_dataset, weighted_loss_func
 
 __all__ = [
     "AlphaAnnealing",
@@ -29,6 +30,7 @@ __all__ = [
     "SparseAttentionPooling",
     "SparsityCallback",
     "activations",
+    "example_gradients",
     "fenchel_young_loss_func",
     "from_pretrained",
     "loss_recovered",
@@ -36,6 +38,8 @@ __all__ = [
     "risk_loss_func",
     "sparsify",
     "spliced",
+    "weighted_dataset",
+    "weighted_loss_func",
 ]
 
 check_types(globals())

@@ -107,7 +107,7 @@ def loss_recovered(
 
 
 def _module(model: nn.Module, layer: str) -> nn.Module:
-    parts = dict(model.named_modules())
+    parts: dict[str, nn.Module] = dict(model.named_modules())
     if not layer or layer not in parts:
         raise ConfigurationError(
             f"Expected `layer` to name a module of {type(model).__name__} but got {layer!r}.{did_you_mean(layer, parts)}"

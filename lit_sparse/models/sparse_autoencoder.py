@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,14 @@ __all__ = ["SparseAutoencoder"]
 
 #: Examples for the geometric median, and iterations of Weiszfeld's algorithm.
 SAMPLE, ITERATIONS = 4096, 100
+
+
+@runtime_checkable
+class HasPenalty(Protocol):
+    """A mapping that is trained by a penalty of its own."""
+
+    def penalty(self, scores: Tensor) -> Tensor:
+        """Return a scalar for scores (B, width)."""
 
 
 class SparseAutoencoder(LitSparseModule):
@@ -195,7 +203,7 @@ class SparseAutoencoder(LitSparseModule):
         if stage == "train":
             losses = losses + self._revival(scores, left.detach())
             self._count_idle(active)
-            if hasattr(self.mapping, "penalty"):
+            if isinstance(self.mapping, HasPenalty):
                 penalty = self.mapping.penalty(scores)
         else:
             metrics = self.stage_metrics(stage)
@@ -242,8 +250,8 @@ def geometric_median(points: Tensor) -> Tensor:
     """Return the point (D,) with the least sum of distances to points (N, D), by Weiszfeld's algorithm."""
     found = points.mean(0)
     for _ in range(ITERATIONS):
-        weights = 1 / torch.linalg.vector_norm(points - found, dim=1).clamp_min(1e-12)
-        moved = weights @ points / weights.sum()
+        weights: Tensor = 1 / torch.linalg.vector_norm(points - found, dim=1).clamp_min(1e-12)
+        moved: Tensor = weights @ points / weights.sum()
         if float((moved - found).norm()) <= 1e-9 * float(found.norm()):
             return moved
         found = moved

@@ -85,7 +85,8 @@ def front(
         optimizer.step()
     sae.eval().requires_grad_(False)
     explained, dead, active = ExplainedVariance(train.shape[1]), DeadFraction(width), []
-    for part in held_out.split(1024):
+    for rows in in_batches(torch.arange(len(held_out)), 1024):
+        part = held_out[rows]
         activity = sae.encode(part)
         explained.update(part, sae.decode(activity))
         dead.update(activity)
@@ -107,8 +108,8 @@ def activations_of(model: str, layer: str, path: str, folder: str, max_texts: in
     columns = ["premise", "hypothesis"]
     data = ActivationDataModule(model, layer, folder=folder, path=path, val="dev", columns=columns, max_texts=max_texts)
     data.setup("fit")
-    sizes = {"train": data.size("train"), "val": min(TOKENS, data.size("val"))}
-    train, held_out = (data.fetch(split, 0, torch.arange(size))["features"] for split, size in sizes.items())  # type: ignore[arg-type]
+    rows = {"train": torch.arange(data.size("train")), "val": shuffled(data.size("val"), 0)[:TOKENS]}
+    train, held_out = (data.fetch(split, 0, rows[split])["features"] for split in ("train", "val"))  # type: ignore[arg-type]
     return train, held_out
 
 
