@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from lit_sparse.checks import check_count
 from lit_sparse.coresets import FileVectors
@@ -41,8 +40,8 @@ Examples = tuple[list[FileVectors], Tensor, Tensor]
 class ActivationDataModule(ResumableDataModule):
     """Activations of a module of a Hugging Face model, one example per token of a text.
 
-    The first use computes them on the texts of a split and writes them to ``folder``, in shards of 2,048 texts; if it is killed,
-    the next one continues after the last complete shard. Later uses only read the shards, whose rows are mapped into
+    The first use computes them on the texts of a split and writes them to ``folder``, in shards of 2,048 texts. If it is
+    killed, the next one continues after the last complete shard. Later uses only read the shards, whose rows are mapped into
     memory when they are needed. Padding and special tokens are left out, and so is a text that comes again. Shards of another
     model, module or text are refused.
 
@@ -63,8 +62,8 @@ class ActivationDataModule(ResumableDataModule):
         options: batch sizes, workers and seed; see :class:`~lit_sparse.data.ResumableDataModule`.
 
     Raises:
-        ConfigurationError: for an argument outside its range; when the shards are made, if there is no such module, or the folder
-            has shards of something else.
+        ConfigurationError: for an argument outside its range; when the shards are made, if there is no such module, or the
+            folder has shards of something else.
         DataError: when the shards are made, if the tokenizer has more ids than the model, or activations are not finite; when
             they are read, if a shard is damaged.
         MissingExtraError: without the extra ``hf``.
@@ -188,7 +187,7 @@ class ActivationDataModule(ResumableDataModule):
         if stored is not None and stored != described:
             changed = [name for name in described if stored.get(name) != described[name]]
             raise ConfigurationError(
-                f"Expected activations of the same {', '.join(changed) or 'kind'} in {str(place)!r} but it has those of another."
+                f"Expected activations of the same {', '.join(changed) or 'kind'} in {str(place)!r} but got others."
                 " Choose another `folder`, or remove this one."
             )
         missing = [number for number in range(described["shards"]) if not self._file(split, number).exists()]
@@ -233,8 +232,8 @@ class ActivationDataModule(ResumableDataModule):
             found = activations(model, self.layer, inputs.to(model.device)).cpu()[kept]
             if not bool(found.isfinite().all()):
                 raise DataError(
-                    f"Expected finite activations of {self.layer!r} but got NaN or infinity in one of {BATCH} {split} texts, such as"
-                    f" {texts[numbers[0]][:80]!r}. Check the model's weights."
+                    f"Expected finite activations of {self.layer!r} but got NaN or infinity in one of {BATCH} {split} texts, such"
+                    f" as {texts[numbers[0]][:80]!r}. Check the model's weights."
                 )
             rows = torch.tensor(numbers).unsqueeze(1).expand(ids.shape)
             yield torch.stack([rows[kept], ids.cpu()[kept]], 1), found if found.dtype == torch.float16 else found.float()
@@ -291,4 +290,4 @@ def _signature(model: str) -> str:
             for place in range(PLACES):
                 opened.seek(size * place // PLACES)
                 hashed.update(opened.read(BYTES))
-    return f"{hashed.hexdigest()}" if folder.is_dir() else model
+    return hashed.hexdigest() if folder.is_dir() else model

@@ -18,6 +18,7 @@ from lit_sparse.hf.layer_mapping import LayerMapping
 from lit_sparse.hf.loss_functions import fenchel_young_loss_func, risk_loss_func
 from lit_sparse.hf.pooling import SparseAttentionPooling
 from lit_sparse.hf.registry import register
+from lit_sparse.hf.sae_lens import save_for_sae_lens
 from lit_sparse.hf.saving import from_pretrained
 from lit_sparse.hf.selection import example_gradients, weighted_dataset, weighted_loss_func
 
@@ -36,6 +37,7 @@ __all__ = [
     "loss_recovered",
     "register",
     "risk_loss_func",
+    "save_for_sae_lens",
     "sparsify",
     "spliced",
     "weighted_dataset",

@@ -122,6 +122,6 @@ def _per_token(output: Any, layer: str, tokens: Tensor) -> Tensor:
     if not isinstance(found, Tensor) or found.dim() != 3 or found.shape[:2] != tokens.shape or not found.is_floating_point():
         got = f"{tuple(found.shape)} of {found.dtype}" if isinstance(found, Tensor) else full_name(found)
         raise ConfigurationError(
-            f"Expected {layer!r} to return a vector for each of the tokens {tuple(tokens.shape)} but got {got}. Name another one."
+            f"Expected {layer!r} to return a vector for each of the tokens {tuple(tokens.shape)} but got {got}. Name another."
         )
     return found

@@ -46,8 +46,8 @@ def example_gradients(
         ConfigurationError: if no parameter is left.
         DataError: if there are no examples, or a gradient is not finite.
 
-    Source: Xia et al. (2024), LESS: Selecting Influential Data for Targeted Instruction Tuning. Weinberger et al. (2009), Feature
-    Hashing for Large Scale Multitask Learning, for the projection.
+    Source: Xia et al. (2024), LESS: Selecting Influential Data for Targeted Instruction Tuning. Weinberger et al. (2009),
+    Feature Hashing for Large Scale Multitask Learning, for the projection.
 
     Example:
         >>> import torch

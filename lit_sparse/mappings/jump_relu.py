@@ -47,8 +47,8 @@ def mark_invalid(x: Tensor, y: Tensor) -> Tensor:
 class JumpReLU(SparseMapping):
     """Scores above learnt thresholds, as a layer.
 
-    The derivative in a threshold t, which is zero almost everywhere, is replaced in training by its average over a band of scores
-    around the threshold: ``-t / bandwidth`` where ``|x - t| < bandwidth / 2``. Derivatives in the scores are exact.
+    The derivative in a threshold t, which is zero almost everywhere, is replaced in training by its average over a band of
+    scores around the threshold: ``-t / bandwidth`` where ``|x - t| < bandwidth / 2``. Derivatives in the scores are exact.
 
     Args:
         k: mean number of entries above their thresholds that :meth:`penalty` aims at.

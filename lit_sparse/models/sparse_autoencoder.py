@@ -43,18 +43,18 @@ class SparseAutoencoder(LitSparseModule):
 
     .. math:: u = W z + c, \qquad p = f(u), \qquad y = p \, \langle u, p \rangle_+ / \langle p, p \rangle
 
-    where f is the mapping: y is the point nearest to the scores on the ray through f(u). It is f(u) itself for mappings that keep
-    scores, such as ``HardThreshold``; those onto the simplex, or onto a norm, get the magnitude that they lack. The
+    where f is the mapping: y is the point nearest to the scores on the ray through f(u). It is f(u) itself for mappings that
+    keep scores, such as ``HardThreshold``; those onto the simplex, or onto a norm, get the magnitude that they lack. The
     reconstruction is ``x' = s D^T y + b``. The rows of D, the dictionary, have unit norm.
 
-    The loss of an example is the mean of ``(x - x')^2 / s^2``, close to the fraction of variance that is not explained. Units that
-    were inactive for ``dead_after`` examples get an auxiliary loss: their largest scores reconstruct what the others left.
+    The loss of an example is the mean of ``(x - x')^2 / s^2``, close to the fraction of variance that is not explained. Units
+    that were inactive for ``dead_after`` examples get an auxiliary loss: their largest scores reconstruct what the others left.
     A mapping with a ``penalty``, as ``JumpReLU`` has, adds it to the objective.
 
     The decoder's bias b begins as the geometric median of training examples, and the encoder as the dictionary.
 
-    Logged are ``l0``, the mean number of active units, and in validation and test ``explained_variance`` and ``dead_fraction``, the
-    fraction of units that are active for none of the examples.
+    Logged are ``l0``, the mean number of active units, and in validation and test ``explained_variance`` and
+    ``dead_fraction``, the fraction of units that are active for none of the examples.
 
     Batches are dicts of ``features`` (B, D) and ``index`` (B,).
 
@@ -155,7 +155,7 @@ class SparseAutoencoder(LitSparseModule):
             return
         if not has_rows(data):
             raise ConfigurationError(
-                "Expected a data module of lit_sparse to begin with but got none. Use one, or call `model.start_from(examples)`."
+                "Expected a data module of lit_sparse to begin with but got none. Use one, or call `model.start_from(rows)`."
             )
         order = torch.randperm(data.size("train"))[:SAMPLE].sort().values
         self.start_from(self._features(data.fetch("train", 0, order)))

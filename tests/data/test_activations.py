@@ -14,13 +14,13 @@ import torch
 
 pytest.importorskip("transformers", reason="needs transformers: pip install -e '.[hf]'")
 
-from lit_sparse.data import ActivationDataModule, activations  # noqa: E402
-from lit_sparse.errors import ConfigurationError, DataError  # noqa: E402
-from lit_sparse.hf import activations as activations_of  # noqa: E402
+from lit_sparse.data import ActivationDataModule, activations
+from lit_sparse.errors import ConfigurationError, DataError
+from lit_sparse.hf import activations as activations_of
 
-from .encoder import make_encoder  # noqa: E402
+from .encoder import make_encoder
 
-WORDS = "a dog cat runs sleeps in the park house old green".split()
+WORDS = ["a", "dog", "cat", "runs", "sleeps", "in", "the", "park", "house", "old", "green"]
 LAYER = "encoder.layer.0"
 Make = Callable[..., ActivationDataModule]
 
@@ -115,11 +115,11 @@ def test_what_does_not_fit_is_refused(make: Make, encoder: str, tmp_path: Path) 
     model.encoder.layer[0].output.dense.bias.data[3] = torch.nan
     broken = make_encoder(tmp_path / "broken", WORDS)
     model.save_pretrained(broken)
-    with pytest.raises(DataError, match="Expected finite activations of 'encoder.layer.0' but got NaN"):
+    with pytest.raises(DataError, match="Expected finite activations of 'encoder\\.layer\\.0' but got NaN"):
         setup(make(broken))
     with pytest.raises(DataError, match="cannot be loaded"):
         setup(make(str(tmp_path / "nothing")))
-    with pytest.raises(ConfigurationError, match="Call data.setup"):
+    with pytest.raises(ConfigurationError, match="Expected `setup`"):
         make().size("train")
     setup(make())
     for other in ({"layer": "encoder.layer.1"}, {"max_texts": 3}, {"max_length": 4}):
