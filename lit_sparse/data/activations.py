@@ -226,14 +226,14 @@ class ActivationDataModule(ResumableDataModule):
             ids, kept = inputs["input_ids"], inputs["attention_mask"].bool() & ~inputs.pop("special_tokens_mask").bool()
             if int(ids.max()) >= known:
                 raise DataError(
-                    f"Expected token ids below {known}, the vocabulary of {self.model!r}, but its tokenizer made {int(ids.max())}."
-                    " Use the model's own tokenizer."
+                    f"Expected token ids below {known}, the vocabulary of {self.model!r}, but its tokenizer made"
+                    f" {int(ids.max())}. Use the model's own tokenizer."
                 )
             found = activations(model, self.layer, inputs.to(model.device)).cpu()[kept]
             if not bool(found.isfinite().all()):
                 raise DataError(
-                    f"Expected finite activations of {self.layer!r} but got NaN or infinity in one of {BATCH} {split} texts, such"
-                    f" as {texts[numbers[0]][:80]!r}. Check the model's weights."
+                    f"Expected finite activations of {self.layer!r} but got NaN or infinity in one of {BATCH} {split} texts,"
+                    f" such as {texts[numbers[0]][:80]!r}. Check the model's weights."
                 )
             rows = torch.tensor(numbers).unsqueeze(1).expand(ids.shape)
             yield torch.stack([rows[kept], ids.cpu()[kept]], 1), found if found.dtype == torch.float16 else found.float()

@@ -25,8 +25,8 @@ def save_for_sae_lens(autoencoder: Any, folder: str | Path, *, model_name: str =
     The activity there is that of this package times the scale of the activations.
 
     Args:
-        autoencoder: a :class:`lit_sparse.models.SparseAutoencoder` with a ``HardThreshold`` of positive scores, ``BatchTopK`` or
-            ``JumpReLU``. SAELens has no other mapping of the package.
+        autoencoder: a :class:`lit_sparse.models.SparseAutoencoder` with a ``HardThreshold`` of positive scores, a
+            ``BatchTopK`` or a ``JumpReLU``. SAELens has no other mapping of the package.
         folder: folder of the two files.
         model_name: name of the model whose activations it reconstructs.
         hook_name: name of the module there.
@@ -54,8 +54,8 @@ def save_for_sae_lens(autoencoder: Any, folder: str | Path, *, model_name: str =
         weights["threshold"] = (scale * cutoff).expand(width)
     else:
         raise ConfigurationError(
-            f"Expected HardThreshold(nonneg=True), BatchTopK or JumpReLU for SAELens but got {mapping!r}. Train one of these, or use"
-            " the checkpoint."
+            f"Expected HardThreshold(nonneg=True), BatchTopK or JumpReLU for SAELens but got {mapping!r}. Train one of these,"
+            " or use the checkpoint."
         )
     config = {
         "d_in": autoencoder.in_features,

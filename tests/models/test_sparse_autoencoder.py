@@ -11,6 +11,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
+from lit_sparse.cli import main
 from lit_sparse.data import SyntheticRegressionDataModule
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.mappings import (
@@ -27,6 +28,7 @@ from lit_sparse.metrics import ExplainedVariance
 from lit_sparse.models import SparseAutoencoder
 from lit_sparse.models.sparse_autoencoder import geometric_median
 from lit_sparse.testing import concrete_subclasses
+from tests.conftest import CONFIGS, ROOT, Command, metrics_of
 
 from . import plain_autoencoder
 
@@ -176,6 +178,33 @@ def test_a_fit_starts_from_its_data_and_goes_on_from_a_checkpoint(tmp_path: Path
         assert torch.equal(again.state_dict()[name], value), name
     loaded = SparseAutoencoder.load_from_checkpoint(tmp_path / "a.ckpt", weights_only=True)
     assert loaded.started and float(loaded.scale) == float(whole.scale) != 1
+
+
+@pytest.mark.gate
+def test_killed_and_resumed_and_two_processes(lit_sparse: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that the system kills goes on as if it had not been, and two processes with half of each batch equal one."""
+    fit = ("fit", "-c", str(ROOT / "tests" / "support" / "sae.yaml"), "--checkpoint_every_n_steps=4")
+    killer = ("--trainer.callbacks=interruptions.KillAtStep", "--trainer.callbacks.step=31")  # 20 batches an epoch
+    killed = lit_sparse(*fit, *killer, "--name=cut")
+    assert killed.returncode == -9, killed.stderr
+    two = lit_sparse(*fit, "-c", str(CONFIGS / "trainer" / "ddp_cpu.yaml"), "--data.init_args.batch_size=6", "--name=two")
+    assert two.returncode == 0, two.stderr
+    monkeypatch.chdir(tmp_path)
+    for arguments in ([*fit, "--name=cut", "--ckpt_path", "last"], [*fit, "--name=whole"]):
+        assert main(list(arguments)) == 0
+
+    def state(name: str) -> dict[str, Tensor]:
+        return torch.load(tmp_path / "runs" / name / "0" / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]  # type: ignore[no-any-return]
+
+    whole = state("whole")
+    assert int(whole["idle"].max()) >= 60, "some units were dead"
+    for name, tolerance in (("cut", 1e-6), ("two", 1e-4)):
+        assert state(name).keys() == whole.keys()
+        for key, value in whole.items():
+            torch.testing.assert_close(state(name)[key], value, atol=tolerance, rtol=tolerance)
+        expected, got = (metrics_of(tmp_path / "runs" / run / "0") for run in ("whole", name))
+        for key in ("val/explained_variance", "val/dead_fraction", "val/l0", "train/loss"):
+            assert got[key][-1] == pytest.approx(expected[key][-1], rel=1e-3 if name == "two" else 1e-6), key
 
 
 def test_refusals() -> None:
