@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -68,8 +68,6 @@ class ActivationDataModule(ResumableDataModule):
             they are read, if a shard is damaged.
         MissingExtraError: without the extra ``hf``.
     """
-
-    independent_rows: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+
+from lit_sparse.data import ActivationDataModule
 
 
 def make_encoder(folder: Path, words: Sequence[str], *, vocabulary: int | None = None) -> str:
@@ -25,3 +28,12 @@ def make_encoder(folder: Path, words: Sequence[str], *, vocabulary: int | None =
     )
     transformers.BertModel(config).save_pretrained(folder)
     return str(folder)
+
+
+def tiny_activations(folder: Path, **options: Any) -> ActivationDataModule:
+    """Return activations of such an encoder on a few sentences."""
+    for split in ("train", "val", "test"):
+        lines = [f'{{"text": "a dog {"runs " * (i % 4)}{i}"}}' for i in range(20)]
+        (folder / f"{split}.jsonl").write_text("\n".join(lines))
+    model = make_encoder(folder / "encoder", ["a", "dog", "runs"])
+    return ActivationDataModule(model, "encoder.layer.0", folder=str(folder / "shards"), path=str(folder), **options)
