@@ -109,7 +109,7 @@ def activations_of(model: str, layer: str, path: str, folder: str, max_texts: in
     data = ActivationDataModule(model, layer, folder=folder, path=path, val="dev", columns=columns, max_texts=max_texts)
     data.setup("fit")
     rows = {"train": torch.arange(data.size("train")), "val": shuffled(data.size("val"), 0)[:TOKENS]}
-    train, held_out = (data.fetch(split, 0, rows[split])["features"] for split in ("train", "val"))  # type: ignore[arg-type]
+    train, held_out = (data.fetch(split, 0, rows[split])["features"] for split in ("train", "val"))
     return train, held_out
 
 
