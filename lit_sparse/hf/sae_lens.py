@@ -22,7 +22,7 @@ VERSION = "6.0.0"
 def save_for_sae_lens(autoencoder: Any, folder: str | Path, *, model_name: str = "", hook_name: str = "") -> None:
     """Write ``cfg.json`` and ``sae_weights.safetensors`` to a folder, for ``sae_lens.SAE.load_from_disk``.
 
-    The activity there is that of this package times the scale of the activations.
+    The activity there is this package's activity times the scale of the activations.
 
     Args:
         autoencoder: a :class:`lit_sparse.models.SparseAutoencoder` with a ``HardThreshold`` of positive scores, a

@@ -53,7 +53,7 @@ class BatchTopK(SparseMapping):
 
     In training the rows of a batch depend on one another, see :func:`batch_topk`; with several processes each takes the largest
     of its own rows. In evaluation every score above ``cutoff`` is kept. So each row is mapped by itself, and keeps k
-    entries on average: after each batch of training the cutoff moves by 5 % of the relative excess over k. Since rows share a
+    entries on average: after each training batch the cutoff moves by 5 % of the relative excess over k. Since rows share a
     budget, there is no value.
 
     Args:

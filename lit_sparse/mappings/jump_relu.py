@@ -117,7 +117,7 @@ class JumpReLU(SparseMapping):
         return self.training and self.weight.requires_grad and torch.is_grad_enabled()
 
     def _slope(self, scores: Tensor, thresholds: Tensor, jump: Tensor | float, dim: int) -> Tensor:
-        """Return zeros whose derivative in the thresholds is that of a jump at each of them, averaged over the band."""
+        """Return zeros whose derivative in the thresholds is the slope of a jump at each of them, averaged over the band."""
         x = scores.detach().movedim(dim, -1)
         near = (x - thresholds.detach()).abs() < self.bandwidth / 2
         slope = torch.where(near, -jump / self.bandwidth, 0.0).to(scores.dtype)

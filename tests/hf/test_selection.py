@@ -67,7 +67,7 @@ class Line(nn.Module):
 
 
 def test_weights_of_a_coreset_reach_the_loss(tmp_path: Any) -> None:
-    """One update of the Trainer, also with accumulation, is that of the weighted mean; evaluation has no weights."""
+    """One update of the Trainer, also with accumulation, is an update by the weighted mean; evaluation has no weights."""
     datasets, transformers = pytest.importorskip("datasets"), pytest.importorskip("transformers")
     x, y = torch.linspace(-1, 2, 8), torch.arange(8) % 2
     data = datasets.Dataset.from_dict({"x": x.tolist(), "labels": y.tolist()})

@@ -134,7 +134,7 @@ def encoder_of(model: str, path: str) -> tuple[Any, list[int], Callable[[], floa
 
 
 def ranking_loss(first: Tensor, second: Tensor, ranks: Tensor) -> Tensor:
-    """Return the log of 1 + the sum of exponentials of similarities of lower-ranked pairs minus those of higher-ranked ones.
+    """Return the log of 1 + the sum of exponentials of how much more similar lower-ranked pairs are than higher-ranked ones.
 
     A premise with the hypothesis of another pair has the lowest rank.
 
