@@ -32,6 +32,10 @@ FOLDERS = {
         "Supervised online auto-encoder",
         "``mnist`` trains in batches and ``mnist_online`` with one image per update. The overlays are the other variants.",
     ),
+    "sparse_autoencoder": (
+        "Sparse auto-encoder on activations",
+        "The weights of the sentence encoder come with the extra ``demo``.",
+    ),
     "coreset": (
         "Training on a coreset",
         "``logistic`` and ``gaussian`` need no files. ``mnist_lastlayer`` is trained after its ``mnist_proxy``.",

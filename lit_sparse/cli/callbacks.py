@@ -22,6 +22,7 @@ from lit_sparse.callbacks import (
     SuccessPlot,
     SupportSizePlot,
     TextPredictionWriter,
+    TopTokensPlot,
     TransportPlot,
 )
 from lit_sparse.cli.best_metrics import monitor_of
@@ -129,6 +130,7 @@ def pictures(folder: str | None) -> list[pl.Callback]:
         *(kind(folder) for kind in kinds),
         *(ReconstructionPlot(folder), ClassSamplesPlot(folder=folder), LanguageLogger(folder=folder)),
         *(BasesPlot(folder=folder), ActivityHistogram(folder=folder), TransportPlot(folder=folder)),
+        TopTokensPlot(folder=folder),
         *(AttentionPlot(folder=folder), PredictionWriter(folder), TextPredictionWriter(folder)),
     ]
 

@@ -31,6 +31,7 @@ from lit_sparse.callbacks import (
     SupportSizePlot,
     TemperatureAnnealing,
     TextPredictionWriter,
+    TopTokensPlot,
     TransportPlot,
 )
 from lit_sparse.data import DigitsDataModule, ReferentialGameDataModule
@@ -55,6 +56,7 @@ OWN: dict[type[pl.Callback], tuple[str, ...]] = {
     SuccessPlot: (),
     SupportSizePlot: (),
     TextPredictionWriter: (),
+    TopTokensPlot: (),
     TransportPlot: (),
 }
 #: Those that change what is trained.

@@ -17,6 +17,7 @@ from lit_sparse.cli import COMMANDS, main
 from lit_sparse.coresets import Uniform
 from lit_sparse.data import CoresetDataModule, ReferentialGameDataModule, SymmetricNoise
 from tests.conftest import CONFIGS
+from tests.data.encoder import tiny_activations
 from tests.models.test_precision import digits, entailment, pairs, regression, transport
 
 from .pages import DOCS
@@ -49,6 +50,7 @@ def pixels(examples: object) -> torch.Tensor:
 
 DATA: dict[str, Callable[[Path], pl.LightningDataModule]] = {
     "Images": lambda _: digits(labelled=1.0, label_noise=SymmetricNoise(0.2)),
+    "Activations": tiny_activations,
     "Tables": lambda _: regression(),
     "Pairs of texts": pairs,
     "Entailment": entailment,

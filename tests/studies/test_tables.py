@@ -187,6 +187,20 @@ def test_measured_numbers_may_be_the_axis(write_study: Callable[..., Path]) -> N
     assert [list(line.get_ydata()) for line in canvas.axes[0].lines] == [[1.0, 1.0], [1.0]]
 
 
+def test_each_point_of_a_grid_has_a_measured_number_of_its_own(write_study: Callable[..., Path]) -> None:
+    cells = {"a": {"function": "some.function", "grid": {"kind": ["one", "two"], "k": [1, 2]}}}
+    study = load_study(write_study(cells=cells, figures=[{"lines": "kind", "panels": [{"value": "y", "x": "size"}]}]))
+    sizes = {("one", "1"): (1, 3), ("one", "2"): (5, 7), ("two", "1"): (4, 4), ("two", "2"): (9, 11)}
+    rows = [
+        {"cell": "a", "seed": str(seed), "kind": kind, "k": k, "size": str(size), "y": k}
+        for (kind, k), several in sizes.items()
+        for seed, size in enumerate(several)
+    ]
+    canvas = canvas_of(study, study.figures[0], rows, [])
+    assert canvas is not None
+    assert [list(line.get_xdata()) for line in canvas.axes[0].lines] == [[2.0, 6.0], [4.0, 10.0]]
+
+
 @pytest.mark.parametrize(
     ("log", "scales"),
     [(False, ("linear", "linear")), (True, ("linear", "log")), ("x", ("log", "linear")), ("both", ("log", "log"))],

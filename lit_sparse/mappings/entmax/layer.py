@@ -160,7 +160,7 @@ class Entmax(SparseMapping):
 
     def regularizer(self, y: Tensor, dim: int = -1, allowed: Tensor | None = None) -> Tensor:
         """Return the negative Tsallis entropy ``(sum y^alpha - 1) / (alpha (alpha - 1))``."""
-        return _tsallis(y, self.alpha, dim)
+        return tsallis(y, self.alpha, dim)
 
     @override
     def parameter_term(self, y: Tensor, dim: int, allowed: Tensor | None) -> Tensor | None:
@@ -226,7 +226,7 @@ class LearnableEntmax(Entmax):
         return [cls(), cls(start=2.5, low=1.5, high=4.0, gamma=0.5), cls(start=0.7, low=0.2)]
 
 
-def _tsallis(y: Tensor, alpha: float | Tensor, dim: int) -> Tensor:
+def tsallis(y: Tensor, alpha: float | Tensor, dim: int) -> Tensor:
     """Return ``(sum y^alpha - 1) / (alpha (alpha - 1))`` as ``sum y expm1((alpha - 1) log y) / (alpha (alpha - 1))``."""
     if not isinstance(alpha, Tensor):
         if abs(alpha - 1) < CLOSE:
