@@ -174,13 +174,14 @@ def _lines(study: Study, figure: Figure, rows: Sequence[Row], panel: Panel) -> d
 
 
 def _placed(study: Study, rows: Sequence[Row], x: str) -> Sequence[Row]:
-    """Return rows whose measured number x is its median over the seeds of a cell, so that a cell is one point."""
+    """Return rows whose measured number x is its median over the seeds, so that a point of a grid is one point."""
     if study.stores(x):
         return rows
-    found: dict[str, list[float]] = {}
+    keys = [key for key in study.row_keys if key != "seed"]
+    found: dict[tuple[str | None, ...], list[float]] = {}
     for row in (row for row in rows if row.get(x)):
-        found.setdefault(row["cell"], []).append(float(row[x]))
-    return [row | {x: str(statistics.median(found[row["cell"]]))} for row in rows if row.get(x)]
+        found.setdefault(tuple(row.get(key) for key in keys), []).append(float(row[x]))
+    return [row | {x: str(statistics.median(found[tuple(map(row.get, keys))]))} for row in rows if row.get(x)]
 
 
 def series(rows: Sequence[Row], panel: Panel) -> Points:
