@@ -17,6 +17,7 @@ import torch
 from lit_sparse.callbacks import ClassSamplesPlot, TemperatureAnnealing
 from lit_sparse.coresets import (
     GIGA,
+    BlockVectors,
     Coreset,
     Examples,
     FunctionVectors,
@@ -260,6 +261,10 @@ def test_seeds_of_numpy_and_torch_are_those_of_python() -> None:
         lambda: TemperatureAnnealing(rate=10**400),
         lambda: HoyerSparseness(dim=10**400),
         lambda: BitVector(d=2**63),
+        lambda: length_mask(torch.tensor([1]), 10**400),
+        lambda: BlockVectors(lambda rows: torch.ones(len(rows), 2), 3, device="x"),
+        lambda: attention(*torch.randn(3, 2, 4), Sparsemax(), bias=torch.ones(2, device="meta")),
+        lambda: attention(*torch.randn(3, 2, 4), Sparsemax(), torch.ones(2, device="meta").bool()),
     ],
 )
 def test_records_and_functions_check_what_they_get(make: Any) -> None:
