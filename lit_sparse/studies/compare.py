@@ -162,7 +162,7 @@ def comparison(
 
 
 def first_of(runs: Sequence[Source]) -> dict[str, Source]:
-    """Return the first run of each name, such as that of the first seed."""
+    """Return the first run of each name, such as the first seed."""
     first = {run.name: run for run in reversed(runs)}
     return {run.name: first[run.name] for run in runs}
 
