@@ -54,7 +54,7 @@ def as_arrow() -> bytes:
     ("name", "content"),
     [
         ("t.csv", b"a,b\n1,u\n2,v\n"),
-        ("t.csv.gz", gzip.compress(b"a,b\n1,u\n2,v\n")),
+        ("t.csv.gz", gzip.compress(b"a,b\n1,u\n2,v\n", mtime=0)),
         ("t.jsonl", b'{"a": 1, "b": "u"}\n{"a": 2, "b": "v"}\n'),
         ("t.parquet", as_parquet()),
         ("t.arrow", as_arrow()),
@@ -99,6 +99,6 @@ def test_urls_that_cannot_be_read(memory: Any, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(DataError, match=r"There is no file|does not exist"):
         read_lines("memory://none.txt")
     monkeypatch.setattr(sizes, "ROWS", 2**10)
-    memory.pipe_file("/bomb.csv.gz", gzip.compress(b"\n" * 2**20))
+    memory.pipe_file("/bomb.csv.gz", gzip.compress(b"\n" * 2**20, mtime=0))
     with pytest.raises(DataError, match="Expected at most 4,"):
         read_split(None, "memory://bomb.csv.gz", AB)

@@ -406,3 +406,11 @@ def test_texts_of_a_catalogue_that_overlap_are_refused(tmp_path: Path) -> None:
     (folder / "a.mo").write_bytes(overlapping(200, 20_000))
     with pytest.raises(DataError, match=r"is not a whole catalogue \(its texts overlap\)"):
         read_catalogues(folders=[str(tmp_path)], language="fr")
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "text", ["%" + "0" * 100_000, "a" * 100_000, "a&b" + " " * 100_000, "a_" * 100_000 + "!", "aA_" * 100_000 + "!"]
+)
+def test_long_messages_take_little_time(text: str) -> None:
+    assert len(clean_pair(f"{text} a", "b") or "no") == 2
