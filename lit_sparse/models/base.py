@@ -578,7 +578,7 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
 
     @contextmanager
     def _of_loader(self, loader: int) -> Iterator[None]:
-        """Let metrics and logged values of the block be those of a loader of validation or test."""
+        """Let the block measure and log for one loader of validation or test."""
         self._loader = loader
         try:
             yield

@@ -182,11 +182,12 @@ class Seq2Seq(GeneratingModule):
     def exported(self) -> dict[str, tuple[nn.Module, tuple[Any, ...]]]:
         """Return a decoding step, and the encoder, whose file has ``_encoder`` in its name."""
         predictor, texts = self.predictor(), two_texts(self.vocabularies["source"].unk)
-        memory, state = predictor.encoder(*texts)
+        encoder = predictor.get_submodule("encoder")
+        memory, state = encoder(*texts)
         tokens = torch.full((2,), self.vocabularies["target"].bos)
         for _ in range(2):
             _, _, state = predictor(tokens, memory, state)
-        return {"": (predictor, (tokens, memory, state)), "_encoder": (predictor.encoder, texts)}
+        return {"": (predictor, (tokens, memory, state)), "_encoder": (encoder, texts)}
 
     @override
     def configure_metrics(self, stage: Stage) -> dict[str, Metric]:

@@ -124,6 +124,7 @@ def test_each_validation_loader_has_its_own_means(tmp_path: Path) -> None:
     assert len(used.callback_metrics) == 2 * len(names)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # of torch.compile
 @pytest.mark.cases(gate=1)
 @EACH
 def test_a_compiled_step_trains_as_the_step_does(name: str, tmp_path: Path) -> None:
