@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +125,7 @@ def test_each_validation_loader_has_its_own_means(tmp_path: Path) -> None:
     assert len(used.callback_metrics) == 2 * len(names)
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # of torch.compile
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of torch.compile, which differ between its versions
 @pytest.mark.cases(gate=1)
 @EACH
 def test_a_compiled_step_trains_as_the_step_does(name: str, tmp_path: Path) -> None:
@@ -132,6 +133,7 @@ def test_a_compiled_step_trains_as_the_step_does(name: str, tmp_path: Path) -> N
     for compiled in (False, True):
         pl.seed_everything(0)
         model, data = MADE[name](tmp_path)
+        model.optimizer = functools.partial(torch.optim.SGD, lr=0.01)  # Adam makes steps of rounding errors
         if compiled:
             model.compile(backend="eager")
             assert copy.deepcopy(model)._compiled_step is None, "a copy would compute with the weights of this one"
