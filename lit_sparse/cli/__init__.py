@@ -29,6 +29,7 @@ COMMANDS = {
     "validate": "score a checkpoint on the validation data: lit-sparse validate -c CONFIG --ckpt_path CHECKPOINT",
     "test": "score a checkpoint on the test data: lit-sparse test -c CONFIG --ckpt_path CHECKPOINT",
     "predict": "write a checkpoint's predictions: lit-sparse predict -c CONFIG --ckpt_path CHECKPOINT",
+    "export": "write a model as ONNX or for torch.export: lit-sparse export RUN_FOLDER -o model.onnx",
     "select": "select a coreset of the data: lit-sparse select -c coreset/logistic",
     "compare": "tabulate and draw runs: lit-sparse compare sparse=RUN_FOLDER dense=RUN_FOLDER",
     "report": "write one page about runs, a sweep or a study: lit-sparse report RUN_FOLDER RUN_FOLDER -o report.html",
@@ -42,6 +43,7 @@ COMMANDS = {
 
 #: Command that does not run a model -> module with its ``main`` and ``parser``.
 MODULES = {
+    "export": "lit_sparse.cli.export",
     "select": "lit_sparse.cli.select",
     "compare": "lit_sparse.studies.compare",
     "report": "lit_sparse.studies.report",

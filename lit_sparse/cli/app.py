@@ -169,6 +169,7 @@ class LitSparseCLI(LightningCLI):
             default=None,
             help="Number of steps after which the last checkpoint is also written, besides after each epoch.",
         )
+        group.add_argument("--compile", type=bool, default=False, help="Whether torch.compile compiles the step of the model.")
         group.add_argument("--quiet", action="store_true", help="Print only results, warnings and errors.")
         group.add_argument(
             "--trust",
@@ -298,6 +299,8 @@ class LitSparseCLI(LightningCLI):
         limited = nullcontext() if self._limits is None else self._limits.kept()
         with told_as(lambda error: build_error(error, self._options())), limited:
             super().instantiate_classes()
+        if self._options()["compile"]:
+            self.model.compile()
         if not self._execute and self.command != "fit" and self._checkpoint is not None:
             load_weights(self.model, self._checkpoint)
 

@@ -136,7 +136,7 @@ def pictures(folder: str | None) -> list[pl.Callback]:
 
 
 class RunCheckpoint(ModelCheckpoint):
-    """Write a checkpoint of the run folder; its class keeps its state apart from those of the user's callbacks."""
+    """Write a checkpoint of the run folder; its class keeps its state apart from the user's callbacks."""
 
 
 def checkpoints(folder: Path, model: pl.LightningModule, every_n_steps: int | None) -> list[pl.Callback]:

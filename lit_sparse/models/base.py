@@ -84,6 +84,8 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
     adversarial: ClassVar[bool] = False
     #: Whether validation and test skip an empty batch, that of a process without examples.
     skips_empty_batches: ClassVar[bool] = True
+    #: What :meth:`compile` makes of ``step``.
+    _compiled_step: Callable[..., StepOutput] | None = None
     #: Learning rate in place of the optimizer's own.
     _rate: float | None = None
     #: Loader of validation or test whose batch is measured.
@@ -190,6 +192,15 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         metrics: StageMetrics = getattr(self, name)
         return metrics
 
+    @override
+    def compile(self, *args: Any, **options: Any) -> None:
+        """Compile :meth:`step` by ``torch.compile`` with these arguments; what Lightning does around it stays as it is."""
+        self._compiled_step = torch.compile(self.step, *args, **options)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state without compiled code, which belongs to this object and process."""
+        return {name: value for name, value in super().__getstate__().items() if name != "_compiled_step"}
+
     def configure_predictor(self) -> nn.Module:
         """Return a plain torch module that computes the model's predictions; it may share the model's parts."""
         raise ConfigurationError(
@@ -210,6 +221,13 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
             )
         return copy.deepcopy(served).requires_grad_(False).eval()
 
+    def exported(self) -> dict[str, tuple[nn.Module, tuple[Any, ...]]]:
+        """Return the modules that ``lit-sparse export`` writes, by what follows the name of the file, with example arguments.
+
+        By default the predictor, of two examples with ``in_features`` numbers each.
+        """
+        return {"": (self.predictor(), (torch.rand(2, int(getattr(self, "in_features", 1))),))}
+
     def run_step(self, batch: Batch, batch_idx: int, stage: Stage) -> dict[str, Any]:
         """Return the objective of a batch as ``loss``, and the measurements of the step for callbacks.
 
@@ -227,7 +245,7 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         check_choice("stage", stage, get_args(Stage))
         check_batch(batch)
         try:
-            output = self.step(batch, batch_idx, stage)
+            output = (self._compiled_step or self.step)(batch, batch_idx, stage)
         except KeyError as error:
             if not isinstance(batch, dict) or not error.args or error.args[0] in batch:
                 raise
@@ -560,7 +578,7 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
 
     @contextmanager
     def _of_loader(self, loader: int) -> Iterator[None]:
-        """Let metrics and logged values of the block be those of a loader of validation or test."""
+        """Let the block measure and log for one loader of validation or test."""
         self._loader = loader
         try:
             yield

@@ -77,7 +77,7 @@ def read_torch_file(file: str | Path | IO[bytes], source: str, *, within: Path |
     """Return the content of a ``torch.save`` file without running code, and verify the checksums, which torch does not.
 
     Args:
-        file: path or URL, or an open file.
+        file: path or URL of a file, path of the folder of a sharded checkpoint, or an open file.
         source: name of the file in messages.
         within: folder out of which no link may lead; None for a file that the user names.
         options: further arguments of ``torch.load``.
@@ -86,6 +86,8 @@ def read_torch_file(file: str | Path | IO[bytes], source: str, *, within: Path |
         CheckpointError: if the file is damaged, or holds objects other than tensors, numbers, text, lists and dicts.
     """
     try:
+        if isinstance(file, str | Path) and not is_url(file) and is_sharded(file):
+            return read_shards(Path(file).resolve(), source, read_torch_file)
         if isinstance(file, str | Path):
             with open_plain(local_copy(file)) if within is None else open_inside(Path(file), within) as opened:
                 return read_torch_file(opened, source, **options)
@@ -180,10 +182,7 @@ def read_checkpoint(
         CheckpointError: if the file is not a checkpoint.
     """
     source = source or repr(str(file))
-    if isinstance(file, str | Path) and not is_url(file) and is_sharded(file):
-        found = read_shards(Path(file).resolve(), source, read_torch_file)
-    else:
-        found = read_torch_file(file, source, within=within, map_location=map_location)
+    found = read_torch_file(file, source, within=within, map_location=map_location)
     if isinstance(found, dict) and found and all(isinstance(value, Tensor) for value in found.values()):
         raise CheckpointError(f"{source} is a bare state dict: it holds weights but not the model's arguments. {SUGGESTION}")
     if not isinstance(found, dict) or not isinstance(found.get("state_dict"), dict):

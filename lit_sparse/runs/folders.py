@@ -172,7 +172,7 @@ def find_checkpoint(
 
 def is_checkpoint(path: Path) -> bool:
     """Return whether there is a checkpoint, a file or a folder; a kill may have left a folder under another name."""
-    old = path.with_name(f".{path.name}.old")
+    old = path.parent / f".{path.name}.old"
     if not path.exists() and old.is_dir():
         old.rename(path)
     return path.is_file() or (path / "meta.pt").is_file()

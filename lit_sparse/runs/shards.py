@@ -55,7 +55,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read_shards(folder: Path, source: str, read: Callable[..., Any]) -> dict[str, Any]:
-    """Return the content of a sharded checkpoint as that of a single file, with whole tensors.
+    """Return the content of a sharded checkpoint in the form of a single file, with whole tensors.
 
     Args:
         folder: the folder.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -121,3 +123,20 @@ def test_each_validation_loader_has_its_own_means(tmp_path: Path) -> None:
     for place, suffix in enumerate(("", "/dataloader_idx_1")):
         assert {name: float(used.callback_metrics[f"{name}{suffix}"]) for name in names} == expected[place]
     assert len(used.callback_metrics) == 2 * len(names)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of torch.compile, which differ between its versions
+@pytest.mark.cases(gate=1)
+@EACH
+def test_a_compiled_step_trains_as_the_step_does(name: str, tmp_path: Path) -> None:
+    weights = []
+    for compiled in (False, True):
+        pl.seed_everything(0)
+        model, data = MADE[name](tmp_path)
+        model.optimizer = functools.partial(torch.optim.SGD, lr=0.01)  # Adam makes steps of rounding errors
+        if compiled:
+            model.compile(backend="eager")
+            assert copy.deepcopy(model)._compiled_step is None, "a copy would compute with the weights of this one"
+        trainer(tmp_path, max_epochs=1, limit_train_batches=1).fit(model, data)
+        weights.append(torch.cat([torch.zeros(1), *(weight.detach().flatten() for weight in model.parameters())]))
+    torch.testing.assert_close(*weights, rtol=1e-4, atol=1e-4)

@@ -205,6 +205,7 @@ class ClassSamplesPlot(Picture):
     """
 
     name = "samples_by_class"
+    uses_weights = True
 
     def __init__(self, columns: int = 10, folder: str | None = None) -> None:
         super().__init__(folder)
@@ -241,6 +242,7 @@ class BasesPlot(Picture):
     """
 
     name = "bases"
+    uses_weights = True
 
     def __init__(self, count: int = 100, shape: tuple[int, int] | None = None, folder: str | None = None) -> None:
         super().__init__(folder)
@@ -414,6 +416,7 @@ class TransportPlot(Picture):
     """
 
     name = "transport"
+    uses_weights = True
     stages = ("val", "test")
 
     def __init__(self, points: int = 300, folder: str | None = None) -> None:
