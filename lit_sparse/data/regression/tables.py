@@ -98,7 +98,7 @@ class TableDataModule(RegressionDataModule):
         self.drop_last = drop_last
 
     def setup(self, stage: str | None = None) -> None:
-        """Read the rows; with ``streaming`` only those that are held out, and the statistics of the others."""
+        """Read the rows; with ``streaming`` only the held-out rows, and the statistics of the training rows."""
         if not self.streaming:
             super().setup(stage)
         elif not self._tables:
