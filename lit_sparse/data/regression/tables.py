@@ -88,7 +88,7 @@ class TableDataModule(RegressionDataModule):
         if streaming and (names := [name for name, given in whole.items() if given is not None]):
             raise ConfigurationError(f"Expected no `streaming` with `{names[0]}`, which needs all rows. Leave one out.")
         self._stream: Stream | None = None
-        self._rows = torch.empty(0, dtype=torch.int64)  # those of training in the stream
+        self._rows = torch.empty(0, dtype=torch.int64)  # training rows of the stream
         self.path = path
         self.features = features
         self.target = target
