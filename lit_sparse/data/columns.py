@@ -14,7 +14,7 @@ import numpy as np
 
 from lit_sparse.errors import DataError
 
-__all__ = ["Column", "chosen", "joined", "stored"]
+__all__ = ["Column", "chosen", "joined", "stored", "unchecked"]
 
 #: Number of bytes of a table that are kept in memory.
 MEMORY = 2**26
@@ -47,11 +47,6 @@ class Column(_Values):
         self.chunks = [chunk for chunk in chunks if len(chunk)]
         self.decode = decode
         self._ends = [*accumulate(map(len, self.chunks))]
-
-    @property
-    def is_text(self) -> bool:
-        """Whether each value is known to be text in whole characters."""
-        return self.decode is None and all(str(chunk.type) in ("string", "large_string") for chunk in self.chunks)
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -109,6 +104,13 @@ class _Chosen(_Values):
 def chosen(values: Sequence[Any], places: Any) -> Sequence[Any]:
     """Return some values of a column, by a tensor of their places, or of a list."""
     return [values[place] for place in places.tolist()] if isinstance(values, list) else _Chosen(values, places)
+
+
+def unchecked(values: Sequence[Any]) -> Sequence[Any]:
+    """Return the values that may be anything but text in whole characters, which Arrow knows of a column of its own text."""
+    if not isinstance(values, Column) or values.decode is not None:
+        return values
+    return () if {str(chunk.type) for chunk in values.chunks} <= {"string", "large_string"} else values
 
 
 def joined(first: Sequence[Any], second: Sequence[Any]) -> Sequence[Any]:

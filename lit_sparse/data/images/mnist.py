@@ -131,7 +131,7 @@ class MNISTDataModule(ImageDataModule):
         return self._from_folder(Path(folder))
 
     def prepare_data(self) -> None:
-        """Download the images if they are those of the hub."""
+        """Download the images with `source="hub"`."""
         if self.source == "hub":
             self._of_hub()
 

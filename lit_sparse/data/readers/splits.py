@@ -45,7 +45,7 @@ def read_split(
     Text may be gzipped (``.gz``), and parallel text may also end in ``.txt``. In ``.csv`` and ``.tsv`` files an empty cell is
     a missing value, and a column with only numbers is read as numbers. In a ``.tsv`` file quotation marks are characters.
 
-    Values of tables are kept in Arrow's format, and those of large tables on the disk.
+    Values of tables are kept in Arrow's format; large tables lie on the disk.
 
     Args:
         path: a folder, its URL for fsspec such as ``s3://bucket/snli``, or the name of a data set of the Hugging Face hub. A

@@ -10,8 +10,9 @@ import csv
 import io
 import itertools
 import json
+import re
 import sys
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
@@ -43,6 +44,7 @@ ROWS, AT_ONCE = 4096, 256
 BLOCK = 2**20
 #: Start of a cell with a value in JSON.
 ENCODED = "\0"
+DECODER = json.JSONDecoder(object_pairs_hook=unique_keys)
 #: Position of a row, such as "line 3", and its values by column.
 Row = tuple[str, Mapping[str, Any]]
 #: Role -> values of some rows, an array of Arrow.
@@ -76,10 +78,13 @@ def from_chunks(chunks: Iterable[Chunk], first: Place | None, columns: Mapping[s
     """
     ending, read = ".arrow" if first is None else ending_of(first), {}
     for role, arrays in stored(chunks, mapped=ending == ".arrow").items():
-        numeric = ending in (".csv", ".tsv") and all(map(_are_numbers, arrays))  # these formats have no types
-        if numeric and first is not None:
+        decode = TABLES[ending].decode
+        if ending in (".csv", ".tsv") and first is not None and all(map(_are_numbers, arrays)):  # these formats have no types
             _check_digits(arrays, columns[role], first)
-        read[role] = Column(arrays, _number if numeric else TABLES[ending].decode)
+            decode = _number
+        elif decode is not None and not any(map(_has_encoded, arrays)):
+            decode = None
+        read[role] = Column(arrays, decode)
     return read
 
 
@@ -235,27 +240,33 @@ def _names(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _json_chunks(path: Place, columns: Mapping[str, str]) -> Iterator[Chunk]:
-    rows = _json_rows(path, columns)
-    while some := list(itertools.islice(rows, AT_ONCE)):
-        yield {role: _encoded(some, column, path) for role, column in columns.items()}
+    def cell(row: Row, column: str) -> str | None:
+        value = _value(row[1], column)
+        if type(value) is int and abs(value) > sys.float_info.max:
+            raise _too_long(column, path, row[0])
+        return _cell(value)
+
+    return _chunks_of_rows(_json_rows(path, columns), columns, cell)
 
 
-def _encoded(rows: Iterable[Row], column: str, path: Place) -> Any:
+def _chunks_of_rows(rows: Iterator[Row], columns: Mapping[str, str], cell: Callable[[Row, str], str | None]) -> Iterator[Chunk]:
     import pyarrow
 
-    cells = []
-    for place, row in rows:
-        value = _value(row, column)
-        if type(value) is int and abs(value) > sys.float_info.max:
-            raise _too_long(column, path, place)
-        cells.append(_cell(value))
-    return pyarrow.array(cells, pyarrow.large_string())
+    while some := list(itertools.islice(rows, AT_ONCE)):
+        cells = {role: [cell(row, column) for row in some] for role, column in columns.items()}
+        yield {role: pyarrow.array(values, pyarrow.large_string()) for role, values in cells.items()}
 
 
 def _cell(value: Any) -> str | None:
     if value is None or (isinstance(value, str) and value[:1] != ENCODED and (value.isascii() or _is_whole(value))):
         return value
     return ENCODED + json.dumps(value)
+
+
+def _has_encoded(cells: Any) -> bool:
+    """Return whether the text of a chunk has a mark anywhere."""
+    text = cells.buffers()[2]
+    return text is not None and re.search(ENCODED.encode(), text) is not None
 
 
 def _is_whole(text: str) -> bool:
@@ -291,7 +302,7 @@ def _json_rows(path: Place, _: Mapping[str, str]) -> Iterator[Row]:
 
 def _parsed(path: Place, number: int, text: str) -> Any:
     try:
-        return json.loads(text, object_pairs_hook=unique_keys)
+        return DECODER.decode(text)
     except json.JSONDecodeError as error:
         line, what = number + error.lineno - 1, f"{error.msg} at character {error.colno}"
     except (ValueError, RecursionError) as error:  # thousands of digits or of brackets
@@ -302,41 +313,38 @@ def _parsed(path: Place, number: int, text: str) -> Any:
 # CSV and TSV: each cell is text
 
 
-class _RaggedError(ValueError):
-    """Error for a line with other cells than the header, which the slower reader tells."""
-
-
 def _cell_chunks(path: Place, columns: Mapping[str, str]) -> Iterator[Chunk]:
-    """Yield the rows below a header; empty rows are skipped, and empty cells are missing values."""
-    try:
-        with open_bounded(path, lines=True) as file:
-            if file.read(3) != BOM:
-                file.seek(0)
-            header = next(filter(None, _rows_of_cells(path, file)), [])
-            if len({*header}) < len(header):
-                raise _RaggedError
-            while block := file.read(BLOCK):
-                block += file.readline()
-                if b'"' in block or block.count(b"\r") > block.count(b"\r\n"):
-                    yield from _quoted_chunks(_rows_of_cells(path, itertools.chain(io.BytesIO(block), file)), header, columns)
-                    return
-                yield _plain_chunk(block, "\t" if ending_of(path) == ".tsv" else ",", header, columns)
-    except DataError:
-        raise
-    except (csv.Error, ValueError) as error:  # of Arrow, too
-        deque(_cell_rows(path, columns), 0)  # raises the error with its line
-        raise DataError(f"{str(path)!r} is not a table: {error}. Correct it.") from error
+    """Yield the rows below a header: Arrow reads them as Python does, but faster, up to the first quotation mark or mistake."""
+    delimiter, done, plain = "\t" if ending_of(path) == ".tsv" else ",", 0, True
+    with open_bounded(path, lines=True) as file:
+        header = file.readline().removeprefix(BOM)
+        while plain and (block := file.read(BLOCK)):
+            block += file.readline()
+            plain = b'"' not in header + block and block.count(b"\r") == block.count(b"\r\n")
+            try:
+                chunk = _plain_chunk(block, delimiter, header, columns) if plain else {}
+            except ValueError:  # of Arrow, too
+                plain = False
+            else:
+                done += len(next(iter(chunk.values()), ()))
+                yield from [chunk] * plain
+    if not plain:
+        rows = itertools.islice(_cell_rows(path, columns), done, None)
+        yield from _chunks_of_rows(rows, columns, lambda row, column: row[1].get(column))
 
 
-def _plain_chunk(block: bytes, delimiter: str, header: list[str], columns: Mapping[str, str]) -> Chunk:
+def _plain_chunk(block: bytes, delimiter: str, header: bytes, columns: Mapping[str, str]) -> Chunk:
     """Return the rows of lines without quotation marks, which Arrow reads as Python does."""
     from pyarrow import csv as arrow
     from pyarrow import large_string, nulls
 
-    kept = [name for name in header if name in columns.values()] or header[:1]
+    names = header.decode().rstrip("\r\n").split(delimiter)
+    if len({*names}) < len(names) or not all(names):
+        raise ValueError
+    kept = [name for name in names if name in columns.values()] or names[:1]
     table = arrow.read_csv(
         io.BytesIO(block),
-        arrow.ReadOptions(column_names=header, block_size=len(block) + 1, use_threads=False),
+        arrow.ReadOptions(column_names=names, block_size=len(block) + 1, use_threads=False),
         arrow.ParseOptions(delimiter=delimiter, quote_char=False),
         arrow.ConvertOptions(
             include_columns=kept,
@@ -349,28 +357,6 @@ def _plain_chunk(block: bytes, delimiter: str, header: list[str], columns: Mappi
         role: table[column].combine_chunks() if column in kept else nulls(len(table), large_string())
         for role, column in columns.items()
     }
-
-
-def _quoted_chunks(rows: Iterator[list[str]], header: list[str], columns: Mapping[str, str]) -> Iterator[Chunk]:
-    cells: dict[str, list[str]] = {role: [] for role in columns}
-    while some := _several(rows):
-        some = [row for row in some if row]
-        if {*map(len, some)} - {len(header)}:
-            raise _RaggedError
-        by_name = dict(zip(header, zip(*some, strict=True), strict=False))
-        for role, column in columns.items():
-            cells[role].extend(by_name.get(column, [""] * len(some)))
-        if len(next(iter(cells.values()))) >= ROWS:
-            yield {role: _filled(values) for role, values in cells.items()}
-            cells = {role: [] for role in columns}
-    if next(iter(cells.values())):
-        yield {role: _filled(values) for role, values in cells.items()}
-
-
-def _filled(cells: list[str]) -> Any:
-    import pyarrow
-
-    return pyarrow.array([cell or None for cell in cells], pyarrow.large_string())
 
 
 def _rows_of_cells(path: Place, lines: Iterable[bytes]) -> Iterator[list[str]]:

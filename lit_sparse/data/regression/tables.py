@@ -88,7 +88,7 @@ class TableDataModule(RegressionDataModule):
         if streaming and (names := [name for name, given in whole.items() if given is not None]):
             raise ConfigurationError(f"Expected no `streaming` with `{names[0]}`, which needs all rows. Leave one out.")
         self._stream: Stream | None = None
-        self._rows = torch.empty(0, dtype=torch.int64)  # those of training in the stream
+        self._rows = torch.empty(0, dtype=torch.int64)  # training rows of the stream
         self.path = path
         self.features = features
         self.target = target
@@ -98,7 +98,7 @@ class TableDataModule(RegressionDataModule):
         self.drop_last = drop_last
 
     def setup(self, stage: str | None = None) -> None:
-        """Read the rows; with ``streaming`` only those that are held out, and the statistics of the others."""
+        """Read the rows; with ``streaming`` only the held-out rows, and the statistics of the training rows."""
         if not self.streaming:
             super().setup(stage)
         elif not self._tables:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lit_sparse.checks import check_count
 from lit_sparse.data.base import ResumableDataModule, Split, in_batches, shuffled, warn_without_test
-from lit_sparse.data.columns import Column, chosen, joined
+from lit_sparse.data.columns import chosen, joined, unchecked
 from lit_sparse.data.loader import Batch, EpochLoader
 from lit_sparse.data.readers.hub import load
 from lit_sparse.data.readers.splits import check_split, is_of_hub, open_split, read_split
@@ -159,8 +159,7 @@ class TextDataModule(ResumableDataModule):
     def _checked_texts(self, split: Split) -> dict[str, Any]:
         values = self.read_inputs() if split == "predict" else self.read(split)
         for role in self.roles:
-            rows = values.get(role, ())
-            for row, text in enumerate(() if isinstance(rows, Column) and rows.is_text else rows):
+            for row, text in enumerate(unchecked(values.get(role, ()))):
                 _check_text(text, role, row, split)
         counts = {role: len(rows) for role, rows in values.items()}
         if len(set(counts.values())) > 1:

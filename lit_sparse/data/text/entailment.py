@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from lit_sparse.checks import check_count
 from lit_sparse.data.base import Split
-from lit_sparse.data.columns import chosen
+from lit_sparse.data.columns import chosen, unchecked
 from lit_sparse.data.loader import Batch
 from lit_sparse.data.readers.splits import read_split
 from lit_sparse.data.readers.word_vectors import read_vectors, read_words
@@ -176,7 +176,7 @@ class EntailmentDataModule(TextDataModule):
     def _sentences(self, values: dict[str, Any], split: Split) -> dict[str, Any]:
         """Return the columns of a split with its sentences as text; trees become their leaves."""
         for role, column in self.columns("predict").items():
-            for row, text in enumerate(values[role], 1):
+            for row, text in enumerate(unchecked(values[role]), 1):
                 if not isinstance(text, str):  # checked here, before dropped pairs change the row numbers
                     raise DataError(
                         f"Expected text as {role} but got {text!r} in row {row} of the {split} data (counted from 1)."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import random
 import struct
@@ -14,6 +15,7 @@ import pytest
 from pyarrow import parquet
 
 from lit_sparse.data import TableDataModule, columns
+from lit_sparse.data.readers import tables
 from lit_sparse.data.readers.splits import read_split
 from lit_sparse.errors import DataError
 from lit_sparse.ground import stored
@@ -133,3 +135,17 @@ def test_numbers_of_every_kind_of_table(tmp_path: Path, ending: str, monkeypatch
     assert batch["features"].squeeze(1).tolist() == x
     assert batch["target"].tolist() == y
     assert [data.group_names[i] for i in batch["group"].tolist()] == group
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+def test_lines_with_and_without_quotation_marks(tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrow reads the first lines, and Python the others."""
+    monkeypatch.setattr(tables, "BLOCK", 64)
+    values = [f"plain {n}" for n in range(50)] + ['say "yes", \nor not', "more"] * 20
+    with (tmp_path / "t.csv").open("w", newline="") as file:
+        csv.writer(file, lineterminator=ending).writerows([["a", "b"], *([text, n] for n, text in enumerate(values))])
+    assert read_split(str(tmp_path), "t", {"x": "a", "y": "b"}) == {"x": values, "y": [*range(90)]}
+    with (tmp_path / "t.csv").open("a", newline="") as file:
+        file.write(f'one{ending}"two",2{ending}')
+    with pytest.raises(DataError, match=r"2 cells per line in .* but got 1 in line 112"):
+        read_split(str(tmp_path), "t", {"x": "a", "y": "b"})
