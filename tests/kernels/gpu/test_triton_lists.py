@@ -254,13 +254,15 @@ def check_attention(device: str) -> None:
 
 def check_output_layer(device: str) -> None:
     """The support of linear scores, with losses and gradients, equals the search by ranges of classes."""
-    for features, number, classes, with_bias, mapping in (
-        (300, 40, 70, True, Entmax(1.5, gamma=0.3)),
-        (20, 33, 40, False, Sparsemax()),
+    half = torch.bfloat16
+    for features, number, classes, bias, mapping, dtype in (
+        (300, 40, 70, True, Entmax(1.5, gamma=0.3), torch.float32),
+        (20, 33, 40, False, Sparsemax(), torch.float32),
+        (300, 33, 40, True, Sparsemax(), half),
     ):
         torch.manual_seed(features)
-        layer = LinearFenchelYoungLoss(mapping, features, classes, bias=with_bias).to(device)
-        hidden, labels = torch.randn(number, features).to(device), torch.randint(classes, (number,)).to(device)
+        layer = LinearFenchelYoungLoss(mapping, features, classes, bias).to(device, dtype)
+        hidden, labels = torch.randn(number, features).to(device, dtype), torch.randint(classes, (number,)).to(device)
         hidden[3, 1] = torch.nan
         results = []
         for devices in (triton_rows.DEVICES, []):
@@ -278,7 +280,8 @@ def check_output_layer(device: str) -> None:
                 slopes = torch.autograd.grad(layer(leaf[keep], labels[keep]), [leaf, *layer.parameters()])
                 assert bool(found) == bool(devices)
                 results.append((loss, *parts, *slopes))
-        torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-5, equal_nan=True)
+        close = 2e-2 if dtype == half else 1e-4
+        torch.testing.assert_close(results[0], results[1], rtol=close, atol=close / 10, equal_nan=True)
 
 
 CHECKS: dict[str, Callable[[str], None]] = {
