@@ -4,11 +4,11 @@
 
 First all tests that need a GPU run, for at most ``--tests`` seconds. Mappings of 4,096 rows of 1,024 scores follow, beside
 softmax by torch and the package ``entmax`` where it is installed, then losses of 50,000 classes in bfloat16 beside ``linear``
-and ``cross_entropy``. Then the forward pass and a training step of attention with 16 heads of 64 entries in bfloat16 are timed
-by events of CUDA, medians of eight calls: softmax by each back end of torch's ``scaled_dot_product_attention``, entmax with
-alpha 1.5 by lists, in blocks, and by the package ``adasplash`` where it is installed. Each line has milliseconds and the peak
-of memory in MiB. Rows come in the order of their size, until ``--seconds`` are over. The last table has other block shapes for the
-lists.
+and ``cross_entropy``. Then the forward pass and a training step of attention with 16 heads of 64 entries in bfloat16 are
+timed by events of CUDA, medians of eight calls: softmax by each back end of torch's ``scaled_dot_product_attention``, entmax
+with alpha 1.5 by lists, in blocks, and by the package ``adasplash`` where it is installed. Each line has milliseconds and the
+peak of memory in MiB. Rows come in the order of their size, until ``--seconds`` are over. The last table has other block
+shapes for the lists.
 """
 
 from __future__ import annotations
