@@ -272,10 +272,11 @@ FLASH_SHAPES = ((128, 64, 4), (128, 128, 8), (128, 64, 8), (64, 64, 4), (64, 128
 
 
 def score_loop(launch: Launch, count: Count) -> float:
-    """Return the instructions for a score of the shortest loop that multiplies matrices."""
+    """Return the instructions for a score of the shortest loop that multiplies matrices, as often as it runs for a score."""
     threads = 32 * launch.options["num_warps"]
     tile = launch.constants["rows"] * launch.constants["columns"] / threads
-    return min((size for size, multiplies in count.loops if multiplies), default=0) / tile
+    repeats = max(1, launch.constants.get("entries", 0) // launch.constants["width"])
+    return min((size for size, multiplies in count.loops if multiplies), default=0) * repeats / tile
 
 
 def best_flash(dtype: torch.dtype, width: int, is_causal: bool, capability: int) -> float:

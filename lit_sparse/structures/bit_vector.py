@@ -105,6 +105,7 @@ def nearest_within(scores: Tensor, budget: float) -> Tensor:
     The labels of :data:`~lit_sparse.kernels.budget_sparsemax.map_budget` say how entries depend on the scores: not at all, on
     their own, or on all tied ones.
     """
+    point: Tensor
     point, labels = map_budget(scores.detach(), float(budget), 1.0)
     tied = labels == 1
     rest = torch.where(tied, scores - point, 0.0).sum(-1, keepdim=True) / tied.sum(-1, keepdim=True).clamp_min(1)

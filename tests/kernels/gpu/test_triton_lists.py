@@ -296,10 +296,14 @@ CHECKS: dict[str, Callable[[str], None]] = {
 }
 
 
+LONG = ["lists", "output layer"]
+
+
 @pytest.mark.gate
-def test_in_the_interpreter() -> None:
+@pytest.mark.parametrize("names", [[name for name in CHECKS if name not in LONG], LONG], ids="; ".join)
+def test_in_the_interpreter(names: list[str]) -> None:
     pytest.importorskip("triton")
-    assert run_python("-m", MODULE, *CHECKS, TRITON_INTERPRET="1").split("\n")[:-1] == [f"{name}: holds" for name in CHECKS]
+    assert run_python("-m", MODULE, *names, TRITON_INTERPRET="1").split("\n")[:-1] == [f"{name}: holds" for name in names]
 
 
 @pytest.mark.slow
@@ -335,7 +339,8 @@ def test_programs_of_rows_and_of_output_layers_compile_without_spills(capability
         rows = [launch for _, launch in inspect.row_launches(dtype, 1024, capability)]
         assert len(rows) >= 15
         for launch in (*rows, *inspect.output_launches(dtype, 1024, capability)):
-            assert inspect.compiled(getattr(inspect.triton_programs, launch.name), launch, capability).spills == 0, launch
+            least = 8 if launch.constants.get("some") else 0  # outside of loops, where the support exceeds k
+            assert inspect.compiled(getattr(inspect.triton_programs, launch.name), launch, capability).spills <= least, launch
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
