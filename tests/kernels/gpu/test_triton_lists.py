@@ -332,9 +332,14 @@ def test_passes_over_scores_compile_without_spills(capability: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", [80, 90, 100])
-def test_programs_of_rows_and_of_output_layers_compile_without_spills(capability: int) -> None:
+def test_other_programs_compile(capability: int) -> None:
+    """Rows and output layers without spills; attention in blocks, which has some in float32, at all."""
     pytest.importorskip("triton", minversion="3.3")
     inspect = importlib.import_module("scripts.inspect_kernels")
+    blocks = list(inspect.attention_launches(torch.bfloat16, 64, False, capability))[6:]
+    assert [launch.name for launch in blocks] == ["attend_blocks", "differentiate_queries", "differentiate_keys"]
+    for launch in blocks:
+        inspect.compiled(getattr(inspect.triton_programs, launch.name), launch, capability)
     for dtype in (torch.bfloat16, torch.float32):
         rows = [launch for _, launch in inspect.row_launches(dtype, 1024, capability)]
         assert len(rows) >= 15
