@@ -73,7 +73,7 @@ def check_lists(device: str) -> None:
         assert torch.equal(same, counts)
         assert torch.equal(short, places[:, :2])
         if rest["mask"] is not None:
-            ranges, whole = ranges_of(rest["mask"], rest["is_causal"])
+            ranges, whole = ranges_of(rest["mask"], length, rest["is_causal"])
             ranged = scores._replace(mask=None if whole else rest["mask"], is_causal=False, ranges=ranges)
             same, counted = list_marked(ranged, bound_scores(ranged, alphas, gamma), size)
             assert torch.equal(same, places)
@@ -104,7 +104,7 @@ def sequences_of(*lengths: int) -> Tensor:
 def check_ranges(device: str) -> None:
     """Tiles outside packed sequences, padding or windows are not computed, and the lists are the same."""
     here, window = torch.arange(70, device=device), torch.ones(70, 70, dtype=torch.bool, device=device).tril()
-    packed, padded = sequences_of(30, 3, 37).to(device), (here < 40).expand(70, 70)
+    packed, padded = sequences_of(30, 3, 37).to(device), (here < 40)[None]
     for mask, is_causal, plain in (
         (packed, True, True),
         (packed, False, True),
@@ -113,8 +113,9 @@ def check_ranges(device: str) -> None:
         (packed & (here % 7 > 0) & (here[:, None] % 5 > 0), True, False),
         (padded & ~padded, False, True),
     ):
-        ranges, whole = ranges_of(mask, is_causal)
+        ranges, whole = ranges_of(mask, 70, is_causal)
         assert whole == plain
+        mask = mask.expand(70, 70)
         allowed = mask.tril() if is_causal else mask
         key = torch.randn(1, 70, 8).to(device)
         scores = Scores(key, key, allowed[None], None, 0.0, 0.3, False)
