@@ -2,6 +2,7 @@
 
     python scripts/inspect_kernels.py                     # registers, spills, shared memory, occupancy, loops
     python scripts/inspect_kernels.py --estimate 4096     # and a bound of the time of attention, from peak rates
+    python scripts/inspect_kernels.py --output docs/reference/gpu_programs.csv
 
 The counts are exact for a compiler, and say nothing about latency: they choose shapes, and compare programs with each other. A
 loop is a backward branch; its instructions are given for each score that it computes. Programs of rows, of 1,024 scores, have
@@ -12,6 +13,7 @@ Triton's tutorial, and ``softmax`` the softmax of rows; they are here for compar
 from __future__ import annotations
 
 import argparse
+import csv
 import re
 import subprocess
 import tempfile
@@ -270,10 +272,11 @@ FLASH_SHAPES = ((128, 64, 4), (128, 128, 8), (128, 64, 8), (64, 64, 4), (64, 128
 
 
 def score_loop(launch: Launch, count: Count) -> float:
-    """Return the instructions for a score of the shortest loop that multiplies matrices."""
+    """Return the instructions for a score of the shortest loop that multiplies matrices, as often as it runs for a score."""
     threads = 32 * launch.options["num_warps"]
     tile = launch.constants["rows"] * launch.constants["columns"] / threads
-    return min((size for size, multiplies in count.loops if multiplies), default=0) / tile
+    repeats = max(1, launch.constants.get("entries", 0) // launch.constants["width"])
+    return min((size for size, multiplies in count.loops if multiplies), default=0) * repeats / tile
 
 
 def best_flash(dtype: torch.dtype, width: int, is_causal: bool, capability: int) -> float:
@@ -287,7 +290,7 @@ def best_flash(dtype: torch.dtype, width: int, is_causal: bool, capability: int)
     return min(found)
 
 
-def line(launch: Launch, count: Count, capability: int, label: str) -> str:
+def line(launch: Launch, count: Count, capability: int, label: str) -> tuple[str | int, ...]:
     """Return a row of the table, with the instructions of the inner loop, or of the whole code of a program of rows."""
     warps, fixed = launch.options["num_warps"], launch.constants
     shape = each = ""
@@ -297,14 +300,13 @@ def line(launch: Launch, count: Count, capability: int, label: str) -> str:
         columns = fixed["depth"] * fixed["groups"]
         each, shape = f"{count.code * 32 * warps / (fixed['rows'] * columns):.0f}", f"{fixed['rows']} x {columns}"
     held = occupancy(count, warps, capability)
-    cells = (launch.name, label, shape, warps, count.registers, count.spills, count.shared >> 10, held, each)
-    return f"| {' | '.join(map(str, cells))} |"
+    return launch.name, label, shape, warps, count.registers, count.spills, count.shared >> 10, held, each
 
 
-def lines(capability: int) -> Iterator[str]:
+def lines(capability: int) -> Iterator[tuple[str | int, ...]]:
     """Yield the rows of the table."""
 
-    def counted(launch: Launch, label: str, program: Any = None) -> str:
+    def counted(launch: Launch, label: str, program: Any = None) -> tuple[str | int, ...]:
         program = program or getattr(triton_programs, launch.name)
         return line(launch, compiled(program, launch, capability), capability, label)
 
@@ -356,15 +358,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--capabilities", type=int, nargs="+", default=list(CAPABILITIES), choices=list(CAPABILITIES))
     parser.add_argument("--estimate", type=int, metavar="KEYS", help="print bounds of the time of attention with so many keys")
+    parser.add_argument("--output", type=Path, help="file of comma-separated values to write the table to")
     options = parser.parse_args()
+    found: list[tuple[str | int, ...]] = [("compute capability", *COLUMNS)]
     for capability in options.capabilities:
         print(f"\nCompute capability {capability // 10}.{capability % 10}, Triton {triton.__version__}\n")
         print(f"| {' | '.join(COLUMNS)} |")
         print("| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |")
-        for each in lines(capability):
-            print(each, flush=True)
+        for cells in lines(capability):
+            found.append((f"{capability // 10}.{capability % 10}", *cells))
+            print(f"| {' | '.join(map(str, cells))} |", flush=True)
         if options.estimate:
             estimate(options.estimate, capability)
+    if options.output:
+        with options.output.open("w", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows(found)
 
 
 if __name__ == "__main__":

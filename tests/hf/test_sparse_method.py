@@ -62,14 +62,14 @@ def test_packed_and_padded_batches_are_ranges_of_keys(monkeypatch: pytest.Monkey
     ids = torch.randint(3, 50, (1, 12))
     positions = torch.cat([torch.arange(5), torch.arange(7)])[None]
     packed = model(ids, position_ids=positions, use_cache=False).logits  # with a cache, transformers does not unpack
-    ranges, whole = ranges_of(masks[0], False)
+    ranges, whole = ranges_of(masks[0], 12, False)
     assert whole
     assert ranges[0, 0, :, 0].tolist() == [0] * 5 + [5] * 7
     assert ranges[0, 0, :, 1].tolist() == list(range(1, 13))
     torch.testing.assert_close(packed, torch.cat([model(part).logits for part in ids.split([5, 7], 1)], 1))
     masks.clear()
     model(**tiny.tokens())
-    assert ranges_of(masks[0], False)[1]
+    assert ranges_of(masks[0], masks[0].shape[-2], False)[1]
 
 
 def test_weights_are_returned_where_they_may_be_read() -> None:

@@ -101,17 +101,18 @@ def multiplies(device: torch.device, dtype: torch.dtype) -> bool:
     return dtype in WIDE and runs_on(device)
 
 
-def ranges_of(mask: Tensor, is_causal: bool) -> tuple[Tensor, bool]:
-    """Return the ranges (..., L, 2) of a mask (..., L, S), and whether they say all that the mask does.
+def ranges_of(mask: Tensor, length: int, is_causal: bool) -> tuple[Tensor, bool]:
+    """Return the ranges (..., L, 2) of a mask (..., L or 1, S), and whether they say all that the mask does.
 
     They do for padding, packed sequences and sliding windows, causal or not.
     """
     size, seen = mask.shape[-1], mask.view(torch.uint8)
     some, first, last = seen.amax(-1), seen.argmax(-1), size - seen.flip(-1).argmax(-1)
     whole = bool(((last - first) * some == mask.sum(-1)).all())
+    first, last, some = (x.expand(*mask.shape[:-2], length) for x in (first, last, some.bool()))
     if is_causal:
-        last = torch.minimum(last, torch.arange(1, mask.shape[-2] + 1, device=mask.device))
-    return (torch.stack([first, last], -1) * (some.bool() & (first < last)).unsqueeze(-1)).int(), whole
+        last = torch.minimum(last, torch.arange(1, length + 1, device=mask.device))
+    return (torch.stack([first, last], -1) * (some & (first < last)).unsqueeze(-1)).int(), whole
 
 
 def shape_of(scores: Scores) -> dict[str, Any]:

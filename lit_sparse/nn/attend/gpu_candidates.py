@@ -37,7 +37,7 @@ def list_on_gpu(operands: Operands, threshold: Threshold, only_few: bool) -> tup
     pairs = pairs.simplified(length, size)
     ranges, mask, bias = None, pairs.mask, None if pairs.bias is None else pairs.bias.detach().expand(*leading, length, size)
     if mask is not None:
-        ranges, whole = ranges_of(mask.expand(*mask.shape[:-2], length, size), pairs.is_causal)
+        ranges, whole = ranges_of(mask.expand(*mask.shape[:-1], size), length, pairs.is_causal)
         ranges, mask = ranges.expand(*leading, length, 2), None if whole else mask.expand(*leading, length, size)
     scores = Scores(query, key, mask, bias, pairs.softcap or 0.0, factor, pairs.is_causal and ranges is None, ranges)
     alpha = threshold.alpha

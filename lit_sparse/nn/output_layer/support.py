@@ -27,7 +27,12 @@ FLAT = 0.5
 
 
 def find_support(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, mapping: SparseMapping, alpha: float
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    mapping: SparseMapping,
+    alpha: float,
+    narrow: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the support of each row of scores ``W h + b``, if it has few candidates; no gradient.
 
@@ -37,13 +42,15 @@ def find_support(
         bias: (V,), or None.
         mapping: mapping whose threshold has this alpha.
         alpha: number above 1.
+        narrow: ``hidden`` and ``weight`` before they were converted, which programs of a GPU multiply to choose candidates.
 
     Returns:
         Places (N, C) int32 of the support in increasing order, then -1. Weights (N, C) there, then 0. Boolean (N,), True where
         the support is listed. An invalid row has NaN, and the place of its first NaN or +inf.
     """
     if hidden.numel() and multiplies(hidden.device, hidden.dtype):
-        return _support_by_programs(hidden, weight, bias, mapping, alpha)
+        given = narrow if narrow is not None and narrow[0].dtype == narrow[1].dtype else (hidden, weight)
+        return _support_by_programs(hidden, weight, bias, mapping, alpha, given)
     parts = [_support_of(rows, weight, bias, mapping, alpha) for rows in torch.split(hidden, ROWS)]
     width = max(part[0].shape[1] for part in parts)
     places, weights = (
@@ -131,13 +138,19 @@ def _support_of(
 
 
 def _support_by_programs(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, mapping: SparseMapping, alpha: float
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    mapping: SparseMapping,
+    alpha: float,
+    given: tuple[Tensor, Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the same by the programs of a GPU that list the keys of attention: a class is a key with a bias."""
     rows, size = len(hidden), len(weight)
     most = min(size, max(LEAST, int(size * SHARE)))
     each = None if bias is None else bias.expand(1, rows, size)
-    scores = Scores(hidden.contiguous()[None], weight.contiguous()[None], None, each, 0.0, 1.0, False)
+    query, key = (x.contiguous()[None] for x in given)
+    scores = Scores(query, key, None, each, 0.0, 1.0, False)
     places, counts = list_marked(scores, bound_scores(scores, alpha, mapping.gamma), most)
     listed = counts <= most
     if listed.sum() < (1 - FLAT) * rows:

@@ -75,7 +75,7 @@ def check_lists(device: str) -> None:
         assert torch.equal(same, counts)
         assert torch.equal(short, places[:, :2])
         if rest["mask"] is not None:
-            ranges, whole = ranges_of(rest["mask"], rest["is_causal"])
+            ranges, whole = ranges_of(rest["mask"], length, rest["is_causal"])
             ranged = scores._replace(mask=None if whole else rest["mask"], is_causal=False, ranges=ranges)
             same, counted = list_marked(ranged, bound_scores(ranged, alphas, gamma), size)
             assert torch.equal(same, places)
@@ -106,7 +106,7 @@ def sequences_of(*lengths: int) -> Tensor:
 def check_ranges(device: str) -> None:
     """Tiles outside packed sequences, padding or windows are not computed, and the lists are the same."""
     here, window = torch.arange(70, device=device), torch.ones(70, 70, dtype=torch.bool, device=device).tril()
-    packed, padded = sequences_of(30, 3, 37).to(device), (here < 40).expand(70, 70)
+    packed, padded = sequences_of(30, 3, 37).to(device), (here < 40)[None]
     for mask, is_causal, plain in (
         (packed, True, True),
         (packed, False, True),
@@ -115,8 +115,9 @@ def check_ranges(device: str) -> None:
         (packed & (here % 7 > 0) & (here[:, None] % 5 > 0), True, False),
         (padded & ~padded, False, True),
     ):
-        ranges, whole = ranges_of(mask, is_causal)
+        ranges, whole = ranges_of(mask, 70, is_causal)
         assert whole == plain
+        mask = mask.expand(70, 70)
         allowed = mask.tril() if is_causal else mask
         key = torch.randn(1, 70, 8).to(device)
         scores = Scores(key, key, allowed[None], None, 0.0, 0.3, False)
@@ -256,13 +257,15 @@ def check_attention(device: str) -> None:
 
 def check_output_layer(device: str) -> None:
     """The support of linear scores, with losses and gradients, equals the search by ranges of classes."""
-    for features, number, classes, with_bias, mapping in (
-        (300, 40, 70, True, Entmax(1.5, gamma=0.3)),
-        (20, 33, 40, False, Sparsemax()),
+    half = torch.bfloat16
+    for features, number, classes, bias, mapping, dtype in (
+        (300, 40, 70, True, Entmax(1.5, gamma=0.3), torch.float32),
+        (20, 33, 40, False, Sparsemax(), torch.float32),
+        (300, 33, 40, True, Sparsemax(), half),
     ):
         torch.manual_seed(features)
-        layer = LinearFenchelYoungLoss(mapping, features, classes, bias=with_bias).to(device)
-        hidden, labels = torch.randn(number, features).to(device), torch.randint(classes, (number,)).to(device)
+        layer = LinearFenchelYoungLoss(mapping, features, classes, bias).to(device, dtype)
+        hidden, labels = torch.randn(number, features).to(device, dtype), torch.randint(classes, (number,)).to(device)
         hidden[3, 1] = torch.nan
         results = []
         for devices in (triton_rows.DEVICES, []):
@@ -280,7 +283,8 @@ def check_output_layer(device: str) -> None:
                 slopes = torch.autograd.grad(layer(leaf[keep], labels[keep]), [leaf, *layer.parameters()])
                 assert bool(found) == bool(devices)
                 results.append((loss, *parts, *slopes))
-        torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-5, equal_nan=True)
+        close = 2e-2 if dtype == half else 1e-4
+        torch.testing.assert_close(results[0], results[1], rtol=close, atol=close / 10, equal_nan=True)
 
 
 CHECKS: dict[str, Callable[[str], None]] = {
@@ -295,10 +299,14 @@ CHECKS: dict[str, Callable[[str], None]] = {
 }
 
 
+LONG = ["lists", "output layer"]
+
+
 @pytest.mark.gate
-def test_in_the_interpreter() -> None:
+@pytest.mark.parametrize("names", [[name for name in CHECKS if name not in LONG], LONG], ids="; ".join)
+def test_in_the_interpreter(names: list[str]) -> None:
     pytest.importorskip("triton")
-    assert run_python("-m", MODULE, *CHECKS, TRITON_INTERPRET="1").split("\n")[:-1] == [f"{name}: holds" for name in CHECKS]
+    assert run_python("-m", MODULE, *names, TRITON_INTERPRET="1").split("\n")[:-1] == [f"{name}: holds" for name in names]
 
 
 @pytest.mark.slow
@@ -327,14 +335,20 @@ def test_passes_over_scores_compile_without_spills(capability: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", [80, 90, 100])
-def test_programs_of_rows_and_of_output_layers_compile_without_spills(capability: int) -> None:
+def test_other_programs_compile(capability: int) -> None:
+    """Rows and output layers without spills; attention in blocks, which has some in float32, at all."""
     pytest.importorskip("triton", minversion="3.3")
     inspect = importlib.import_module("scripts.inspect_kernels")
+    blocks = list(inspect.attention_launches(torch.bfloat16, 64, False, capability))[6:]
+    assert [launch.name for launch in blocks] == ["attend_blocks", "differentiate_queries", "differentiate_keys"]
+    for launch in blocks:
+        inspect.compiled(getattr(inspect.triton_programs, launch.name), launch, capability)
     for dtype in (torch.bfloat16, torch.float32):
         rows = [launch for _, launch in inspect.row_launches(dtype, 1024, capability)]
         assert len(rows) >= 15
         for launch in (*rows, *inspect.output_launches(dtype, 1024, capability)):
-            assert inspect.compiled(getattr(inspect.triton_programs, launch.name), launch, capability).spills == 0, launch
+            least = 8 if launch.constants.get("some") else 0  # outside of loops, where the support exceeds k
+            assert inspect.compiled(getattr(inspect.triton_programs, launch.name), launch, capability).spills <= least, launch
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
