@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +14,12 @@ from torch import Tensor, nn
 from lit_sparse.coresets import Coreset, KCenter
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.hf import example_gradients, weighted_dataset, weighted_loss_func
+from tests.data.encoder import make_encoder
+from tests.scripts import test_scripts
 
 from .tiny import bert, tokens
+
+WORDS, LABELS = ("a", "dog", "runs"), ("entailment", "neutral", "contradiction")
 
 
 def examples(number: int = 6) -> list[dict[str, Tensor]]:
@@ -55,6 +62,20 @@ def test_gradients_that_cannot_be_had() -> None:
         example_gradients(model, examples())
 
 
+@pytest.mark.gate
+def test_the_example_prints_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    rows = [{"premise": WORDS[i % 3], "hypothesis": WORDS[i % 2], "label": LABELS[i % 3]} for i in range(120)]
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.jsonl.gz").write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode()))
+    options = {"data": tmp_path, "model": make_encoder(tmp_path / "encoder", WORDS), "seeds": 1, "steps": 2}
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["example", *(f"--{name}={value}" for name, value in options.items())])
+    monkeypatch.setattr(test_scripts, "SCRIPTS", test_scripts.SCRIPTS.parent / "examples")
+    test_scripts.load("choose_training_pairs").main()
+    lines = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    assert [line[0] for line in lines[2:]] == ["| random", "| k-center", "| NN-OMP", "| A-IHT II", "| all pairs"]
+
+
 class Line(nn.Module):
     """Scores of two classes that depend on a number."""
 
@@ -66,7 +87,7 @@ class Line(nn.Module):
         return {"logits": x.unsqueeze(1) * self.slope}
 
 
-def test_weights_of_a_coreset_reach_the_loss(tmp_path: Any) -> None:
+def test_weights_of_a_coreset_reach_the_loss(tmp_path: Path) -> None:
     """One update of the Trainer, also with accumulation, is an update by the weighted mean; evaluation has no weights."""
     datasets, transformers = pytest.importorskip("datasets"), pytest.importorskip("transformers")
     x, y = torch.linspace(-1, 2, 8), torch.arange(8) % 2
