@@ -15,7 +15,7 @@ Example:
 from lit_sparse.ground.arguments import check_types
 from lit_sparse.mappings.base import SparseMapping
 from lit_sparse.mappings.batch_topk import BatchTopK
-from lit_sparse.mappings.budget_sparsemax.layer import BudgetSparsemax
+from lit_sparse.mappings.budget_sparsemax import BudgetSparsemax
 from lit_sparse.mappings.capped_softmax.layer import CappedSoftmax
 from lit_sparse.mappings.entmax.layer import Entmax, LearnableEntmax
 from lit_sparse.mappings.fusedmax.layer import Fusedmax, LearnableFusedmax

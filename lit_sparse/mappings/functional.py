@@ -1,7 +1,7 @@
 """Every mapping as a function of scores: ``from lit_sparse.mappings import functional as F``."""
 
 from lit_sparse.mappings.batch_topk import batch_topk
-from lit_sparse.mappings.budget_sparsemax.layer import budget_sparsemax
+from lit_sparse.mappings.budget_sparsemax import budget_sparsemax
 from lit_sparse.mappings.capped_softmax.layer import capped_softmax
 from lit_sparse.mappings.entmax.layer import entmax
 from lit_sparse.mappings.fusedmax.layer import fusedmax

@@ -13,9 +13,9 @@ from typing_extensions import Self, override
 from lit_sparse.checks import check_count
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.torch_internals import on_values
+from lit_sparse.kernels.budget_sparsemax import map_budget
 from lit_sparse.kernels.kbest import best_bits
 from lit_sparse.kernels.oracles import BITS, TIE, CompiledOracle
-from lit_sparse.mappings.budget_sparsemax.kernel import map_budget
 from lit_sparse.structures.base import Structure, best_by_search, coarse_scores, less_the_largest
 from lit_sparse.structures.count import CountConstraint
 
@@ -102,7 +102,7 @@ class BitVector(_Bits):
 def nearest_within(scores: Tensor, budget: float) -> Tensor:
     """Return the nearest point with entries in [0, 1] and at most this sum, differentiable.
 
-    The labels of :data:`~lit_sparse.mappings.budget_sparsemax.kernel.map_budget` say how entries depend on the scores: not at all, on
+    The labels of :data:`~lit_sparse.kernels.budget_sparsemax.map_budget` say how entries depend on the scores: not at all, on
     their own, or on all tied ones.
     """
     point: Tensor

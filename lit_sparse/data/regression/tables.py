@@ -65,6 +65,8 @@ class TableDataModule(RegressionDataModule):
     #: Value of each group.
     group_names: list[str]
 
+    independent_rows = True
+
     def __init__(
         self,
         path: str,

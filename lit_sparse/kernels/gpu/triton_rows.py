@@ -127,7 +127,7 @@ def capped_product(v: Tensor, y: Tensor, x: Tensor, rho: float | Tensor, gamma: 
 
 
 def map_budget(x: Tensor, k: float | Tensor, gamma: float) -> Any:
-    """See :data:`lit_sparse.mappings.budget_sparsemax.kernel.map_budget`."""
+    """See :data:`lit_sparse.kernels.budget_sparsemax.map_budget`."""
     if not _serves(x):
         return NotImplemented
     labels = torch.empty(x.shape, dtype=torch.int32, device=x.device)
@@ -136,7 +136,7 @@ def map_budget(x: Tensor, k: float | Tensor, gamma: float) -> Any:
 
 
 def budget_product(v: Tensor, y: Tensor, labels: Tensor, gamma: float) -> Any:
-    """See :data:`lit_sparse.mappings.budget_sparsemax.kernel.budget_product`."""
+    """See :data:`lit_sparse.kernels.budget_sparsemax.budget_product`."""
     if not _serves(v):
         return NotImplemented
     return _launch("budget_jacobian", _like(v), (v, y, labels), (), _parts(1.0 / gamma), v.dtype)

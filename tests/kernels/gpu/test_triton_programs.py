@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from lit_sparse.kernels import RowKernel, center_on_support, project_simplex
+from lit_sparse.kernels.budget_sparsemax import budget_product, map_budget
 from lit_sparse.kernels.gpu import triton_rows
-from lit_sparse.mappings.budget_sparsemax.kernel import budget_product, map_budget
 from lit_sparse.mappings.capped_softmax.kernel import capped_product, map_capped
 from lit_sparse.mappings.entmax.kernel import entmax_product, map_entmax
 from lit_sparse.mappings.hard_threshold.kernel import chosen_product, threshold_hard
