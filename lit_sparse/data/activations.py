@@ -19,8 +19,8 @@ from lit_sparse.data.loader import Batch
 from lit_sparse.data.readers.arrays import read_npy
 from lit_sparse.data.readers.splits import read_split
 from lit_sparse.errors import ConfigurationError, DataError
-from lit_sparse.hf.activations import activations
 from lit_sparse.hf.requirement import import_transformers
+from lit_sparse.hf.splicing import activations
 from lit_sparse.lightning import rank_zero_info
 from lit_sparse.runs import replaced
 from lit_sparse.stored import read_json
