@@ -23,6 +23,7 @@ from lit_sparse.ground.files import replaced
 from lit_sparse.ground.stored import read_json
 from lit_sparse.hf.activations import activations
 from lit_sparse.hf.requirement import import_transformers
+from lit_sparse.hf.splicing import activations
 from lit_sparse.lightning.choice import rank_zero_info
 
 __all__ = ["ActivationDataModule"]

@@ -21,6 +21,7 @@ from lit_sparse.hf.registry import register
 from lit_sparse.hf.sae_lens import save_for_sae_lens
 from lit_sparse.hf.saving import from_pretrained
 from lit_sparse.hf.selection import example_gradients, weighted_dataset, weighted_loss_func
+from lit_sparse.hf.splicing import activations, loss_recovered, spliced
 
 __all__ = [
     "AlphaAnnealing",
