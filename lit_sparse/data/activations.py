@@ -21,7 +21,6 @@ from lit_sparse.data.readers.splits import read_split
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.ground.files import replaced
 from lit_sparse.ground.stored import read_json
-from lit_sparse.hf.activations import activations
 from lit_sparse.hf.requirement import import_transformers
 from lit_sparse.hf.splicing import activations
 from lit_sparse.lightning.choice import rank_zero_info

@@ -10,7 +10,6 @@ Example:
 """
 
 from lit_sparse.ground.arguments import check_types
-from lit_sparse.hf.activations import activations, loss_recovered, spliced
 from lit_sparse.hf.annealed import AnnealedEntmax
 from lit_sparse.hf.attachment import AttentionReport, LayerReport, sparsify
 from lit_sparse.hf.callbacks import AlphaAnnealing, SparsityCallback
