@@ -44,6 +44,8 @@ def length_mask(lengths: Tensor, size: int) -> Tensor:
     Raises:
         ConfigurationError: unless the lengths are integers in 0 .. size; values on a GPU are not read.
     """
+    if isinstance(size, int):  # a traced size is none
+        check_count("size", size, 0)
     check_lengths(lengths, size)
     return torch.arange(size, device=lengths.device) < lengths.unsqueeze(-1)
 
