@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -43,6 +44,8 @@ FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 MOST_LAYERS, MOST_FEATURES, MOST_INPUTS, MOST_EXAMPLES = 1_000, 1_000_000, 10_000_000, 100_000_000
 #: Largest size of a seed from which others are made, of epochs for example, that are numbers of 64 bits.
 MOST_SEED = 2**32
+#: Largest integer of torch, numpy and compiled code.
+MOST_INTEGER = 2**63 - 1
 # Smallest and largest strengths that float32 can divide by and multiply with.
 LEAST, MOST = 1e-30, 1e30
 
@@ -96,8 +99,8 @@ def check_integer(name: str, value: int) -> int:
         ConfigurationError: for any other value.
     """
     value = _plain(value)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigurationError(f"Expected argument `{name}` to be an integer but got {value!r}.")
+    if isinstance(value, bool) or not isinstance(value, int) or abs(value) > MOST_INTEGER:
+        raise ConfigurationError(f"Expected argument `{name}` to be an integer of 64 bits but got {value!r}.")
     return value
 
 
@@ -108,7 +111,7 @@ def check_count(name: str, value: int, least: int = 1, most: int | None = None) 
         name: name in the message.
         value: the integer.
         least: smallest integer allowed.
-        most: largest integer allowed, such as :data:`MOST_LAYERS` if Python's lists grow with it; None for no limit.
+        most: largest integer allowed, such as :data:`MOST_LAYERS` if Python's lists grow with it; None for 64 bits.
 
     Raises:
         ConfigurationError: for any other value.
@@ -116,7 +119,8 @@ def check_count(name: str, value: int, least: int = 1, most: int | None = None) 
     value = _plain(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ConfigurationError(f"Expected argument `{name}` to be an integer of at least {least} but got {value!r}.")
-    if most is not None and value > most:
+    most = MOST_INTEGER if most is None else most
+    if value > most:
         raise ConfigurationError(
             f"Expected argument `{name}` to be an integer of at most {most} but got {value!r}. Choose a smaller one."
         )
@@ -179,6 +183,8 @@ def check_number(name: str, value: float, low: float, high: float, *, open_low: 
     """
     value = _plain(value)
     number = not isinstance(value, bool) and isinstance(value, int | float)
+    if isinstance(value, int) and abs(value) > sys.float_info.max:  # between its bounds, but no float
+        number = False
     if not number or not low <= value <= high or (open_low and value == low) or (open_high and value == high):
         allowed = f"{low} {'<' if open_low else '<='} {name} {'<' if open_high else '<='} {high}"
         raise ConfigurationError(f"Expected argument `{name}` to be a number with {allowed} but got {value!r}.")

@@ -121,22 +121,27 @@ def seeded_uniform(seed: int, index: Tensor, shape: tuple[int, ...] = (), *, str
         >>> bool((a[1] == seeded_uniform(0, torch.tensor([3]), (2,))[0]).all())
         True
     """
-    return _whole_uniform(_seed_for(index, seed), index, _shape(shape), stream)
+    return _whole_uniform(_seed_for(index, seed), index, _shape(shape), _integer("stream", stream))
 
 
 def seeded_normal(seed: int, index: Tensor, shape: tuple[int, ...] = (), *, stream: int = 0) -> Tensor:
     """Sample from the standard normal distribution by the Box-Muller method; arguments as for :func:`seeded_uniform`."""
-    return _whole_normal(_seed_for(index, seed), index, _shape(shape), stream)
+    return _whole_normal(_seed_for(index, seed), index, _shape(shape), _integer("stream", stream))
 
 
 def _seed_for(index: Tensor, seed: int) -> int:
-    """Return a seed that is an integer; text times a large number would fill the memory."""
-    if not isinstance(index, Tensor) or index.is_floating_point() or index.is_complex():
+    """Return a seed that is an integer, for an index of integers; text times a large number would fill the memory."""
+    if not isinstance(index, Tensor) or index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
         got = index.dtype if isinstance(index, Tensor) else full_name(index)
         raise ConfigurationError(f"Expected an index of integers in a tensor but got {got}.")
-    if not hasattr(seed, "__index__"):
-        raise ConfigurationError(f"Expected argument `seed` to be an integer but got {seed!r}.")
-    return seed if torch.compiler.is_compiling() else operator.index(seed)
+    return _integer("seed", seed)
+
+
+def _integer(name: str, value: int) -> int:
+    try:
+        return value if torch.compiler.is_compiling() else operator.index(value)
+    except TypeError as error:
+        raise ConfigurationError(f"Expected argument `{name}` to be an integer but got {value!r}.") from error
 
 
 def _shape(shape: tuple[int, ...]) -> tuple[int, ...]:

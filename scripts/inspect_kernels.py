@@ -2,15 +2,18 @@
 
     python scripts/inspect_kernels.py                     # registers, spills, shared memory, occupancy, loops
     python scripts/inspect_kernels.py --estimate 4096     # and a bound of the time of attention, from peak rates
+    python scripts/inspect_kernels.py --output docs/reference/gpu_programs.csv
 
 The counts are exact for a compiler, and say nothing about latency: they choose shapes, and compare programs with each other. A
-loop is a backward branch; its instructions are given for each score that it computes. ``flash`` is the forward pass of softmax
-attention as in Triton's tutorial, written here for comparison.
+loop is a backward branch; its instructions are given for each score that it computes. Programs of rows, of 1,024 scores, have
+the instructions of their whole code, of which loops run several times. ``flash`` is the forward pass of softmax attention as in
+Triton's tutorial, and ``softmax`` the softmax of rows; they are here for comparison.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import re
 import subprocess
 import tempfile
@@ -58,7 +61,7 @@ class Launch(NamedTuple):
 
 
 class Count(NamedTuple):
-    """What a compiled program needs: registers of a thread, bytes of spills and of shared memory, and its loops.
+    """What a compiled program needs: registers of a thread, bytes of spills and of shared memory, its loops and instructions.
 
     A loop has its number of instructions, and whether it multiplies matrices.
     """
@@ -67,6 +70,7 @@ class Count(NamedTuple):
     spills: int
     shared: int
     loops: list[tuple[int, bool]]
+    code: int
 
 
 class _Recorder:
@@ -131,7 +135,7 @@ def compiled(program: Any, launch: Launch, capability: int) -> Count:
         if jump and int(jump[1], 16) < at:
             body = [line for place, line in lines if int(jump[1], 16) <= place <= at]
             loops.append((len(body), any("MMA" in line for line in body)))
-    return Count(registers, stack + local, built.metadata.shared, loops)
+    return Count(registers, stack + local, built.metadata.shared, loops, len(lines))
 
 
 def occupancy(count: Count, warps: int, capability: int) -> int:
@@ -142,15 +146,16 @@ def occupancy(count: Count, warps: int, capability: int) -> int:
 
 
 def attention_launches(
-    dtype: torch.dtype, width: int, is_causal: bool, capability: int, biased: bool = False
+    dtype: torch.dtype, width: int, is_causal: bool, capability: int, biased: bool = False, packed: bool = False
 ) -> Iterator[Launch]:
-    """Yield the launches of attention by lists, with a mask and a bias or without, then in blocks."""
+    """Yield the launches of attention by lists, with a mask and a bias, of packed sequences, or neither, then in blocks."""
     heads, length = 16, 4096
     x = torch.empty(heads, length, width, dtype=dtype, device="meta")
     pairs = (None, None)
     if biased:
         pairs = tuple(torch.empty(heads, length, length, dtype=kind, device="meta") for kind in (torch.bool, torch.float32))
-    scores = triton_lists.Scores(x, x, *pairs, 0.0, width**-0.5, is_causal)
+    ranges = torch.empty(1, length, 2, dtype=torch.int32, device="meta").expand(heads, -1, -1) if packed else None
+    scores = triton_lists.Scores(x, x, *pairs, 0.0, width**-0.5, is_causal, ranges)
     yield from recorded(lambda: triton_lists.list_marked(scores, triton_lists.bound_scores(scores, 1.5, 1.0), 64), capability)
     places = torch.empty(heads * length, 64, dtype=torch.int32, device="meta")
     rows, weights = x.float().flatten(0, 1), places.float()
@@ -165,12 +170,51 @@ def attention_launches(
         yield from recorded(lambda: triton_attention.differentiate(x, attended, x, x, x, None, options), capability)
 
 
-def row_launches(dtype: torch.dtype, d: int, capability: int) -> Iterator[Launch]:
-    """Yield the launches of mappings of rows."""
+def output_launches(dtype: torch.dtype, features: int, capability: int) -> list[Launch]:
+    """Return the launches of the two passes over the classes of an output layer."""
+    hidden, weight = (torch.empty(1, n, features, dtype=dtype, device="meta") for n in (4096, 50_000))
+    bias = torch.empty(50_000, dtype=dtype, device="meta").expand(1, 4096, 50_000)
+    scores = triton_lists.Scores(hidden, weight, None, bias, 0.0, 1.0, False)
+    return recorded(
+        lambda: triton_lists.list_marked(scores, triton_lists.bound_scores(scores, 1.5, 1.0), 64)[0].shape, capability
+    )[:2]
+
+
+def row_launches(dtype: torch.dtype, d: int, capability: int) -> Iterator[tuple[str, Launch]]:
+    """Yield the launches of mappings of rows, with what they compute."""
     x = torch.empty(4096, d, dtype=dtype, device="meta")
-    yield from recorded(lambda: triton_rows.project_simplex(x, 1.0, 0), capability)
-    yield from recorded(lambda: triton_rows.map_entmax(x, 1.5, 1.0), capability)
-    yield from recorded(lambda: triton_rows.entmax_product(x, x, 1.5, 1.0), capability)
+    labels, chosen = x.to(torch.int32), x.to(torch.uint8)
+    alphas = torch.empty(4096, 1, device="meta")
+    calls: dict[str, Callable[[], Any]] = {
+        "sparsemax": lambda: triton_rows.project_simplex(x, 1.0, 0),
+        "top-k sparsemax": lambda: triton_rows.project_simplex(x, 1.0, 16),
+        "their gradients": lambda: triton_rows.center_on_support(x, x, 1.0),
+        "entmax 1.5": lambda: triton_rows.map_entmax(x, 1.5, 1.0),
+        "its gradients": lambda: triton_rows.entmax_product(x, x, 1.5, 1.0),
+        "entmax, one alpha a row": lambda: triton_rows.map_entmax(x, alphas, 1.0),
+        "its gradients ": lambda: triton_rows.entmax_product(x, x, alphas, 1.0),
+        "hard threshold": lambda: triton_rows.threshold_hard(x, 16, False),
+        "its gradients  ": lambda: triton_rows.chosen_product(x, x, chosen),
+        "capped softmax": lambda: triton_rows.map_capped(x, 0.1, 1.0),
+        "its gradients   ": lambda: triton_rows.capped_product(x, x, x, 0.1, 1.0),
+        "bits with a budget": lambda: triton_rows.map_budget(x, 3.0, 1.0),
+        "its gradients    ": lambda: triton_rows.budget_product(x, x, labels, 1.0),
+        "Hoyer projection": lambda: triton_rows.project_hoyer(x, 0.5, 1.0, False),
+        "its gradients     ": lambda: triton_rows.hoyer_product(x, x, x, False),
+    }
+    for name, call in calls.items():
+        for launch in recorded(call, capability):
+            yield name.strip(), launch
+
+
+@triton.jit
+def softmax(y: tl.tensor, x: tl.tensor, d: tl.tensor, rows: tl.constexpr, depth: tl.constexpr, groups: tl.constexpr) -> None:
+    """Softmax of rows that registers hold."""
+    place = tl.program_id(0).to(tl.int64) * d + tl.arange(0, depth * groups)
+    inside = tl.arange(0, depth * groups) < d
+    z = tl.load(x + place, mask=inside, other=-float("inf")).to(tl.float32)
+    power = tl.exp(z - tl.max(z, 0))
+    tl.store(y + place, (power / tl.sum(power, 0)).to(y.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -228,10 +272,11 @@ FLASH_SHAPES = ((128, 64, 4), (128, 128, 8), (128, 64, 8), (64, 64, 4), (64, 128
 
 
 def score_loop(launch: Launch, count: Count) -> float:
-    """Return the instructions for a score of the shortest loop that multiplies matrices."""
+    """Return the instructions for a score of the shortest loop that multiplies matrices, as often as it runs for a score."""
     threads = 32 * launch.options["num_warps"]
     tile = launch.constants["rows"] * launch.constants["columns"] / threads
-    return min((size for size, multiplies in count.loops if multiplies), default=0) / tile
+    repeats = max(1, launch.constants.get("entries", 0) // launch.constants["width"])
+    return min((size for size, multiplies in count.loops if multiplies), default=0) * repeats / tile
 
 
 def best_flash(dtype: torch.dtype, width: int, is_causal: bool, capability: int) -> float:
@@ -245,15 +290,47 @@ def best_flash(dtype: torch.dtype, width: int, is_causal: bool, capability: int)
     return min(found)
 
 
-def line(launch: Launch, count: Count, capability: int, label: str) -> str:
-    """Return a row of the table."""
-    warps = launch.options["num_warps"]
-    tiled = launch.scores or launch.name == "flash"
-    each = f"{score_loop(launch, count):.1f}" if tiled else ""
-    shape = f"{launch.constants['rows']} x {launch.constants['columns']}" if tiled else ""
+def line(launch: Launch, count: Count, capability: int, label: str) -> tuple[str | int, ...]:
+    """Return a row of the table, with the instructions of the inner loop, or of the whole code of a program of rows."""
+    warps, fixed = launch.options["num_warps"], launch.constants
+    shape = each = ""
+    if launch.scores or launch.name == "flash":
+        each, shape = f"{score_loop(launch, count):.1f}", f"{fixed['rows']} x {fixed['columns']}"
+    elif "groups" in fixed:
+        columns = fixed["depth"] * fixed["groups"]
+        each, shape = f"{count.code * 32 * warps / (fixed['rows'] * columns):.0f}", f"{fixed['rows']} x {columns}"
     held = occupancy(count, warps, capability)
-    cells = (launch.name, label, shape, warps, count.registers, count.spills, count.shared >> 10, held, each)
-    return f"| {' | '.join(map(str, cells))} |"
+    return launch.name, label, shape, warps, count.registers, count.spills, count.shared >> 10, held, each
+
+
+def lines(capability: int) -> Iterator[tuple[str | int, ...]]:
+    """Yield the rows of the table."""
+
+    def counted(launch: Launch, label: str, program: Any = None) -> tuple[str | int, ...]:
+        program = program or getattr(triton_programs, launch.name)
+        return line(launch, compiled(program, launch, capability), capability, label)
+
+    half, single = torch.bfloat16, torch.float32
+    for dtype, width, kind in (
+        (half, 64, ""), (half, 64, "causal"), (half, 64, "packed"), (half, 64, "biased"), (half, 128, ""), (half, 256, ""),
+        (single, 64, ""), (single, 64, "biased"), (single, 128, ""),
+    ):  # fmt: skip
+        label = f"{str(dtype)[6:]}, {width} entries{', ' * bool(kind)}{kind}"
+        passes = attention_launches(dtype, width, kind == "causal", capability, kind == "biased", kind == "packed")
+        for launch in list(passes)[: 3 if kind in ("packed", "biased") else None]:
+            yield counted(launch, label)
+        if dtype == half and width <= 128 and kind in ("", "causal"):
+            for shape in FLASH_SHAPES[:4]:
+                yield counted(flash_launch(dtype, width, kind == "causal", shape), label, flash)
+    for dtype in (half, single):
+        for launch in output_launches(dtype, 1024, capability):
+            yield counted(launch, f"{str(dtype)[6:]}, output layer, 1,024 features")
+    for dtype in (single, half):
+        x = torch.empty(4096, 1024, dtype=dtype, device="meta")
+        given = Launch("softmax", (x, x, 1024), {"rows": 1, "depth": 8, "groups": 128}, {"num_warps": 1, "num_stages": 3})
+        yield counted(given, f"{str(dtype)[6:]}, softmax", softmax)
+        for name, launch in row_launches(dtype, 1024, capability):
+            yield counted(launch, f"{str(dtype)[6:]}, {name}")
 
 
 def estimate(size: int, capability: int) -> None:
@@ -281,35 +358,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--capabilities", type=int, nargs="+", default=list(CAPABILITIES), choices=list(CAPABILITIES))
     parser.add_argument("--estimate", type=int, metavar="KEYS", help="print bounds of the time of attention with so many keys")
+    parser.add_argument("--output", type=Path, help="file of comma-separated values to write the table to")
     options = parser.parse_args()
+    found: list[tuple[str | int, ...]] = [("compute capability", *COLUMNS)]
     for capability in options.capabilities:
         print(f"\nCompute capability {capability // 10}.{capability % 10}, Triton {triton.__version__}\n")
         print(f"| {' | '.join(COLUMNS)} |")
         print("| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |")
-        for dtype, width, is_causal in (
-            (torch.bfloat16, 64, False),
-            (torch.bfloat16, 64, True),
-            (torch.bfloat16, 128, False),
-            (torch.bfloat16, 256, False),
-            (torch.float32, 64, False),
-            (torch.float32, 128, False),
-        ):
-            label = f"{str(dtype)[6:]}, {width} entries{', causal' if is_causal else ''}"
-            for launch in attention_launches(dtype, width, is_causal, capability):
-                print(
-                    line(launch, compiled(getattr(triton_programs, launch.name), launch, capability), capability, label),
-                    flush=True,
-                )
-            if dtype == torch.bfloat16 and width <= 128:
-                for shape in FLASH_SHAPES[:4]:
-                    launch = flash_launch(dtype, width, is_causal, shape)
-                    print(line(launch, compiled(flash, launch, capability), capability, label), flush=True)
-        for dtype in (torch.float32, torch.bfloat16):
-            for launch in row_launches(dtype, 1024, capability):
-                count = compiled(getattr(triton_programs, launch.name), launch, capability)
-                print(line(launch, count, capability, f"{str(dtype)[6:]}, rows of 1,024"), flush=True)
+        for cells in lines(capability):
+            found.append((f"{capability // 10}.{capability % 10}", *cells))
+            print(f"| {' | '.join(map(str, cells))} |", flush=True)
         if options.estimate:
             estimate(options.estimate, capability)
+    if options.output:
+        with options.output.open("w", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows(found)
 
 
 if __name__ == "__main__":

@@ -34,10 +34,10 @@ from lit_sparse import hf
 from lit_sparse.errors import install_command
 from lit_sparse.hf import AnnealedEntmax, LayerMapping
 from lit_sparse.mappings import Entmax, Softmax
+from lit_sparse.studies.problems.autoencoders import LABELS, ranking_loss
 
 ANNEALING = 0.5  # share of the steps after which alpha is at its target
-TEMPERATURE, WARM_UP = 0.05, 10
-RANKS = {"entailment": 3, "neutral": 2, "contradiction": 1}
+WARM_UP = 10
 
 Rows = list[dict[str, Any]]
 
@@ -74,10 +74,7 @@ class Encoder:
 def loss_of(encoder: Encoder, rows: Rows) -> Tensor:
     """Return the log of 1 + the sum of exponentials of (lower-ranked - higher-ranked similarity) / temperature."""
     first, second = encoder([row[name] for name in ("premise", "hypothesis") for row in rows]).chunk(2)
-    similar = torch.cat([(first * second).sum(-1), (first * second.roll(1, 0)).sum(-1)]) / TEMPERATURE
-    rank = torch.tensor([RANKS[row["label"]] for row in rows] + [0] * len(rows))
-    wrong = (similar.unsqueeze(1) - similar)[rank.unsqueeze(1) < rank]
-    return torch.logsumexp(nnf.pad(wrong, (1, 0)), 0)
+    return ranking_loss(first, second, torch.tensor([LABELS[row["label"]] for row in rows]))
 
 
 def train(encoder: Encoder, rows: Rows, steps: int, batch: int, lr: float, seed: int) -> None:

@@ -67,6 +67,11 @@ def test_other_things_of_numpy_and_torch_are_refused(bad: Any) -> None:
         check_positive("gamma", bad)
 
 
+def test_an_integer_beyond_all_floats_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="`k`"):
+        check_number("k", 10**400, 0.0, math.inf)
+
+
 def test_a_number_that_would_lose_its_gradient_or_has_no_value_is_refused() -> None:
     for tensor in (torch.tensor(0.5, requires_grad=True), torch.tensor(0.5, device="meta")):
         with pytest.raises(ConfigurationError, match="`gamma`"):

@@ -35,6 +35,12 @@ class Model:
         return found.tolist(), float(found @ self.costs)
 
 
+def changed(**attributes: Any) -> Model:
+    model = Model()
+    vars(model).update(attributes)
+    return model
+
+
 def draw(seed: int, rows: int = 8) -> Tensor:
     return torch.rand(rows, D, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
@@ -106,6 +112,14 @@ def test_known_solutions_save_calls_in_a_training() -> None:
         (lambda: SparseMAPLoss(GRID)(draw(0), torch.zeros(8, 1)), "solutions of shape"),
         (lambda: SparseMAPLoss(GRID)(draw(0), draw(0)), "zeros and ones"),
         (lambda: SparseMAPLoss(GRID)(draw(0), torch.ones(8, D)), "structures of ShortestPath"),
+        (lambda: SPOPlusLoss(GRID)(draw(0), draw(0), torch.ones(8, D)), "structures of ShortestPath"),
+        (lambda: PerturbedFenchelYoungLoss(GRID)(draw(0), torch.zeros(8, D)), "structures of ShortestPath"),
+        (lambda: SPOPlusLoss(GRID)(draw(0), draw(0)[:1], torch.ones(8, D)), "true costs of shape"),
+        (lambda: SparseMAPLoss(GRID)(draw(0).long(), torch.ones(8, D)), "torch.int64"),
+        (lambda: SparseMAPLoss(changed(modelSense="min")), "`modelSense`"),
+        (lambda: SparseMAPLoss(changed(modelSense=0)), "`modelSense`"),
+        (lambda: SparseMAPLoss(changed(num_cost="five")), "`num_cost`"),
+        (lambda: torch.func.vmap(SparseMAPLoss(GRID))(draw(0)[:, None], torch.ones(8, 1, D)), "without vmap"),
     ],
 )
 def test_bad_input_is_explained(make: Any, words: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from lit_sparse.errors import ConfigurationError
 from lit_sparse.random import example_keys, seeded_normal, seeded_uniform
 
 
@@ -20,6 +21,18 @@ def test_draws_do_not_depend_on_the_batch() -> None:
         assert torch.equal(all_at_once[0], all_at_once[3])
         assert not torch.equal(draw(4, index, (4, 2)), all_at_once)
         assert not torch.equal(draw(3, index, (4, 2), stream=1), all_at_once)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(("0", torch.tensor([1])), "`seed`"), ((0, torch.tensor([True])), "index"), ((0, torch.tensor([1.0])), "index")],
+)
+def test_bad_arguments(arguments: Any, words: str) -> None:
+    for draw in (seeded_uniform, seeded_normal):
+        with pytest.raises(ConfigurationError, match=words):
+            draw(*arguments)
+        with pytest.raises(ConfigurationError, match="`stream`"):
+            draw(0, torch.tensor([1]), stream="a")  # type: ignore[arg-type]
 
 
 def test_uniform_moments() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import torch
 
 from lit_sparse.cli import main
 from lit_sparse.models import Seq2Seq
+from lit_sparse.runs.checkpoint_files import read_checkpoint
 
 from .conftest import CONFIGS, ROOT, Command, metrics_of
 from .data.pairs import write_pairs
@@ -28,19 +28,22 @@ PARALLEL = "--trainer.strategy.init_args"
 #: FSDP on CPUs, and torch's newer form by Lightning's ModelParallelStrategy, as on the page about several devices.
 STRATEGIES = {
     "fsdp": ("--trainer.strategy.class_path=sharded.CPUShards",),
-    "fully_shard": (
-        *("--model=sharded.ShardedSeq2Seq", "--trainer.strategy.class_path=pytorch_lightning.strategies.ModelParallelStrategy"),
-        *(f"{PARALLEL}.data_parallel_size=2", f"{PARALLEL}.tensor_parallel_size=1"),
-        f"{PARALLEL}.save_distributed_checkpoint=false",
-    ),
+    "fully_shard": ("-c", "parallel.yaml", f"{PARALLEL}.save_distributed_checkpoint=false"),
+    "shards": ("-c", "parallel.yaml"),
 }
+YAML = """
+trainer:
+  strategy:
+    class_path: pytorch_lightning.strategies.ModelParallelStrategy
+    init_args: {data_parallel_size: 2, tensor_parallel_size: 1}
+"""
 TWO = ("--trainer.devices=2", "--checkpoint_every_n_steps=3")
 #: Lightning's FSDP does not clip norms.
-CLIP = {"fsdp": (), "fully_shard": ("--trainer.gradient_clip_val=0.1",)}
+CLIP = {"fsdp": (), **dict.fromkeys(("fully_shard", "shards"), ("--trainer.gradient_clip_val=0.1",))}
 
 
 def checkpoint_of(run: Path) -> dict[str, torch.Tensor]:
-    state: dict[str, torch.Tensor] = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    state: dict[str, torch.Tensor] = read_checkpoint(run / "checkpoints" / "last.ckpt")["state_dict"]
     return state
 
 
@@ -56,11 +59,11 @@ def test_shards_train_and_continue_as_whole_weights_do(
     base, shards = (*TRANSLATION, *BODIES[body], *CLIP[strategy]), STRATEGIES[strategy]
     done = lit_sparse("fit", *base, "-c", str(CONFIGS / "trainer" / "ddp_cpu.yaml"), *TWO, "--name=whole")
     assert done.returncode == 0, done.stderr
-    model, options = ((shards[0],), shards[1:]) if shards[0].startswith("--model") else ((), shards)
-    fit = ("fit", *model, *base, *TWO, *options, "--name=cut")
+    Path("parallel.yaml").write_text(YAML)
+    fit = ("fit", *base, *TWO, *shards, "--name=cut")
     killed = lit_sparse(*fit, "--trainer.callbacks=interruptions.KillAtStep", "--trainer.callbacks.step=8")
     assert killed.returncode != 0
-    assert (tmp_path / "runs" / "cut" / "0" / "checkpoints" / "last.ckpt").is_file(), killed.stderr
+    assert (tmp_path / "runs" / "cut" / "0" / "checkpoints" / "last.ckpt").is_dir() == (strategy == "shards"), killed.stderr
     done = lit_sparse(*fit, "--ckpt_path=last")
     assert done.returncode == 0, done.stderr
     cut, whole = (tmp_path / "runs" / name / "0" for name in ("cut", "whole"))
@@ -68,13 +71,11 @@ def test_shards_train_and_continue_as_whole_weights_do(
     assert got.keys() == expected.keys()
     for name, tensor in expected.items():
         torch.testing.assert_close(got[name], tensor, atol=1e-5, rtol=1e-4, msg=name)
-    monkeypatch.syspath_prepend(str(ROOT / "tests" / "support"))
-    import_module("sharded")  # a checkpoint does not import the class that it names
     loaded = Seq2Seq.load_from_checkpoint(cut / "checkpoints" / "last.ckpt")
     for name, parameter in loaded.named_parameters():
         assert torch.equal(parameter.detach(), got[name])
-    assert main(["test", *base, "--name=whole", f"--ckpt_path={cut / 'checkpoints' / 'last.ckpt'}", *model]) == 0
-    done = lit_sparse("test", *model, *base, *TWO[:1], *options, "--name=cut", "--ckpt_path=last")
+    assert main(["test", *base, "--name=whole", f"--ckpt_path={cut / 'checkpoints' / 'last.ckpt'}"]) == 0
+    done = lit_sparse("test", *base, *TWO[:1], *shards, "--name=cut", "--ckpt_path=last")
     assert done.returncode == 0, done.stderr
     one, two = (metrics_of(cut / "test" / str(number)) for number in (0, 1))
     assert one.keys() == two.keys()

@@ -21,6 +21,7 @@ from lit_sparse.models import (
     RobustRegressor,
     SemiSupervisedVAE,
     SignalingGame,
+    SparseAutoencoder,
     SupervisedOnlineAutoencoder,
 )
 from lit_sparse.nn import MLP, ConvNet, EntailmentNetwork, MultiheadAttention
@@ -57,6 +58,8 @@ def vae(**options: Any) -> object:
         (lambda many: BitVectorVAE(TopKMarginalize(4), levels=many), "levels"),
         (lambda many: BitVectorVAE(TopKMarginalize(4), importance_samples=many), "importance_samples"),
         (lambda many: BitVectorVAE(TopKMarginalize(4), decoder_hidden=[many]), "decoder_hidden"),
+        (lambda many: SparseAutoencoder(Sparsemax(), in_features=3, width=many), "width"),
+        (lambda many: SparseAutoencoder(Sparsemax(), in_features=many, width=3), "in_features"),
         (lambda many: SupervisedOnlineAutoencoder(None, width=many), "width"),
         (lambda many: SupervisedOnlineAutoencoder(None, classes=many), "classes"),
         (lambda many: SignalingGame(Sparsemax(), Marginalize(), vocabulary=many), "vocabulary"),

@@ -23,7 +23,7 @@ FOLDERS = {
     ),
     "translation": (
         "Translation",
-        "The models of Multi30k are for a CPU. ``wmt_style`` is the published setting. ``catalogues`` needs no files.",
+        "The models of Multi30k are for a CPU. ``wmt_style`` is the published setting. ``catalogues`` has program messages.",
     ),
     "summarization": ("Summarization", "Headlines of Gigaword, by the published setting or with 10,000 pairs on a CPU."),
     "entailment": ("Entailment", "SNLI, by the published setting or with a part of the pairs on a CPU."),
@@ -31,6 +31,10 @@ FOLDERS = {
     "soae": (
         "Supervised online auto-encoder",
         "``mnist`` trains in batches and ``mnist_online`` with one image per update. The overlays are the other variants.",
+    ),
+    "sparse_autoencoder": (
+        "Sparse auto-encoder on activations",
+        "The weights of the sentence encoder come with the extra ``demo``.",
     ),
     "coreset": (
         "Training on a coreset",

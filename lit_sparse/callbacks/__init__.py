@@ -12,6 +12,7 @@ from lit_sparse.callbacks.pictures.plots import (
     ReconstructionPlot,
     SuccessPlot,
     SupportSizePlot,
+    TopTokensPlot,
     TransportPlot,
 )
 from lit_sparse.callbacks.stopping import RelativeChangeStopping
@@ -40,6 +41,7 @@ __all__ = [
     "SupportSizePlot",
     "TemperatureAnnealing",
     "TextPredictionWriter",
+    "TopTokensPlot",
     "TransportPlot",
     "draw_attention",
 ]

@@ -7,7 +7,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from lit_sparse.checks import check_count, check_positive
+from lit_sparse.checks import check_count, check_number, check_positive
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.estimators import GumbelSoftmax
 from lit_sparse.lightning.choice import pl, rank_zero_warn
@@ -42,9 +42,7 @@ class TemperatureAnnealing(pl.Callback):
     """
 
     def __init__(self, rate: float = 1e-5, every: int = 500, minimum: float = 0.5) -> None:
-        if not 0 <= rate < math.inf:
-            raise ConfigurationError(f"Expected argument `rate` to be a number >= 0 but got {rate!r}.")
-        self.rate = rate
+        self.rate = check_number("rate", rate, 0.0, math.inf, open_high=True)
         self.every = self._every_n_train_steps = check_count("every", every)
         self.minimum = check_positive("minimum", minimum)
 

@@ -9,7 +9,8 @@ import gc
 import io
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -28,6 +29,7 @@ COMMANDS = {
     "validate": "score a checkpoint on the validation data: lit-sparse validate -c CONFIG --ckpt_path CHECKPOINT",
     "test": "score a checkpoint on the test data: lit-sparse test -c CONFIG --ckpt_path CHECKPOINT",
     "predict": "write a checkpoint's predictions: lit-sparse predict -c CONFIG --ckpt_path CHECKPOINT",
+    "export": "write a model as ONNX or for torch.export: lit-sparse export RUN_FOLDER -o model.onnx",
     "select": "select a coreset of the data: lit-sparse select -c coreset/logistic",
     "compare": "tabulate and draw runs: lit-sparse compare sparse=RUN_FOLDER dense=RUN_FOLDER",
     "report": "write one page about runs, a sweep or a study: lit-sparse report RUN_FOLDER RUN_FOLDER -o report.html",
@@ -41,6 +43,7 @@ COMMANDS = {
 
 #: Command that does not run a model -> module with its ``main`` and ``parser``.
 MODULES = {
+    "export": "lit_sparse.cli.export",
     "select": "lit_sparse.cli.select",
     "compare": "lit_sparse.studies.compare",
     "report": "lit_sparse.studies.report",
@@ -144,10 +147,11 @@ def _run(args: list[str], *, program: bool) -> int:
             from lit_sparse.ground import train_extra  # noqa: F401
 
         _find_parts_here()
-        if args[0] in MODULES:
-            command: Callable[[Sequence[str]], int] = import_module(MODULES[args[0]]).main
-            return command(args[1:])
-        return int(_import_app(program).run(args))
+        with _help_is_written(args):
+            if args[0] in MODULES:
+                command: Callable[[Sequence[str]], int] = import_module(MODULES[args[0]]).main
+                return command(args[1:])
+            return int(_import_app(program).run(args))
     except LitSparseError as error:
         print(f"lit-sparse: error: {error}", file=sys.stderr)
         return 2
@@ -159,6 +163,20 @@ def _run(args: list[str], *, program: bool) -> int:
         return 2
     except KeyboardInterrupt as stop:
         return int(getattr(stop, "status", INTERRUPTED))
+
+
+@contextmanager
+def _help_is_written(args: Sequence[str]) -> Iterator[None]:
+    """Write help after it is made: argparse, which prints it, ignores that a disk is full."""
+    if not {"-h", "--help"} & {*args}:
+        yield
+        return
+    text = io.StringIO()
+    try:
+        with redirect_stdout(text):
+            yield
+    finally:
+        print(text.getvalue(), end="")
 
 
 def _import_app(program: bool) -> ModuleType:

@@ -30,7 +30,7 @@ from lit_sparse.cli.callbacks import (
     pictures,
 )
 from lit_sparse.cli.checkpoints import StoredModel, changes_of_run, is_restoring, load_weights, nested, read_for
-from lit_sparse.cli.files import DiskError, WholeFiles
+from lit_sparse.cli.files import DiskError, WholeFiles, keep_shards_whole
 from lit_sparse.cli.help import USAGES
 from lit_sparse.cli.loggers import ROWS, RowsBeforeCheckpoint, run_loggers
 from lit_sparse.cli.messages import SAID
@@ -46,7 +46,7 @@ from lit_sparse.cli.stopping import (
     stoppable,
     why_interrupted,
 )
-from lit_sparse.errors import DISK_IS_FULL, CheckpointError, LitSparseError, cause_of, printable
+from lit_sparse.errors import DISK_IS_FULL, CheckpointError, ConfigurationError, LitSparseError, cause_of, printable
 from lit_sparse.ground.arguments import constructor_parameters
 from lit_sparse.ground.distributed import group_for_run, is_lost
 from lit_sparse.ground.stored import read_metrics
@@ -54,13 +54,14 @@ from lit_sparse.lightning.choice import (
     LightningArgumentParser,
     LightningCLI,
     LightningEnvironment,
+    ModelParallelStrategy,
     ProgressBar,
     TorchCheckpointIO,
     pl,
     rank_zero_only,
 )
 from lit_sparse.runs.allocation import Limits
-from lit_sparse.runs.checkpoint_files import restoring_error
+from lit_sparse.runs.checkpoint_files import is_url, local_copy, restoring_error
 from lit_sparse.runs.folders import (
     CHECKPOINTS,
     claim_folder,
@@ -154,7 +155,8 @@ class LitSparseCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the arguments for the run folder, the checkpoints and the trusted classes."""
         group = parser.add_argument_group("run folder")
-        group.add_argument("--output_dir", type=str, default="runs", help="Folder of all runs.")
+        help_of = "Folder of all runs; by default trainer.default_root_dir, or else `runs`."
+        group.add_argument("--output_dir", type=str | None, default=None, help=help_of)
         group.add_argument(
             "--name",
             type=str | None,
@@ -167,6 +169,7 @@ class LitSparseCLI(LightningCLI):
             default=None,
             help="Number of steps after which the last checkpoint is also written, besides after each epoch.",
         )
+        group.add_argument("--compile", type=bool, default=False, help="Whether torch.compile compiles the step of the model.")
         group.add_argument("--quiet", action="store_true", help="Print only results, warnings and errors.")
         group.add_argument(
             "--trust",
@@ -187,14 +190,19 @@ class LitSparseCLI(LightningCLI):
             )
         if wanted is not None:
             newest = wanted in ("last", "best")
-            self._checkpoint = find_checkpoint(wanted, self._experiment() if newest else Path(), given.config, notes.append)
+            if is_url(wanted):
+                self._checkpoint = local_copy(wanted)
+            else:
+                self._checkpoint = find_checkpoint(wanted, self._experiment() if newest else Path(), given.config, notes.append)
+            shown = wanted if is_url(wanted) else str(self._checkpoint)
             self._stamp = _stamp(self._checkpoint)
-            checkpoint = read_for(self.command, self._checkpoint, self._checkpoint.parents[1] if newest else None)
+            within = self._checkpoint.parents[1] if newest else None
+            checkpoint = read_for(self.command, self._checkpoint, repr(shown), within)
             self._resumed_step = checkpoint.get("global_step")
             self._kept_rows = checkpoint.get(ROWS)
-            self._limits = Limits.of(repr(str(self._checkpoint)), checkpoint["state_dict"])
-            notes += self._merge(parser, args, self._checkpoint, checkpoint)
-            self._options()["ckpt_path"] = str(self._checkpoint)
+            self._limits = Limits.of(repr(shown), checkpoint["state_dict"])
+            notes += self._merge(parser, args, shown, checkpoint)
+            self._options()["ckpt_path"] = shown
         self._options()["trust"] = given.trusted or None
         if self._options().pop("quiet", False):  # not a part of the config of a run
             self._quiet = True
@@ -202,19 +210,26 @@ class LitSparseCLI(LightningCLI):
         for note in notes:
             self._note(note)
 
-    def _merge(self, parser: LightningArgumentParser, args: Any, path: Path, checkpoint: dict[str, Any]) -> list[str]:
-        """Parse the configs and options over the model of a checkpoint, and return notes on what they change."""
+    def _merge(self, parser: LightningArgumentParser, args: Any, shown: str, checkpoint: dict[str, Any]) -> list[str]:
+        """Parse the configs and options over the model of a checkpoint, and return notes on what they change.
+
+        Args:
+            parser: parser of the command.
+            args: arguments of the command.
+            shown: path or URL of the checkpoint.
+            checkpoint: its content.
+        """
         described = checkpoint.get("hyper_parameters") or {}
         if "_class_path" not in described:
             self.config = parser.parse_args(args)
             return []
-        stored = StoredModel.of(described, path)
+        stored = StoredModel.of(described, shown)
         base = nested(**{self.command: nested(model=stored.saved)})
         self.config = parser.parse_args(args, namespace=base)
         configured = self._options()["model"]
         used = stored.used_in(self.command, configured, self._given.model_options)
         notes = []
-        if (run := run_of(path)) is not None:
+        if (run := run_of(self._checkpoint)) is not None:
             now = yaml.safe_load(parser.dump(self.config, skip_validation=True))[self.command]
             notes = changes_of_run(run / "config.yaml", self.command, now)
         if self.command == "fit":
@@ -240,7 +255,13 @@ class LitSparseCLI(LightningCLI):
         options = self._options()
         if options.get("name") is None:
             options["name"] = experiment_name(self._given.config, str(options["model"]["class_path"]))
-        return experiment_folder(str(options["output_dir"]), str(options["name"]))
+        folders = {str(found) for found in (options["output_dir"], options["trainer"]["default_root_dir"]) if found is not None}
+        if len(folders) > 1:
+            raise ConfigurationError(
+                f"Expected one folder of all runs but got {' and '.join(sorted(folders))} as --output_dir and"
+                " --trainer.default_root_dir. Give one of the two."
+            )
+        return experiment_folder(next(iter(folders), "runs"), str(options["name"]))
 
     def _is_first(self) -> bool:
         """Return whether this is the first process, before a trainer exists.
@@ -256,7 +277,7 @@ class LitSparseCLI(LightningCLI):
         if not self._execute or self._options()["trainer"].get("fast_dev_run"):
             return
         first = self._is_first()
-        run = run_of(self._checkpoint) if self._checkpoint is not None else None
+        run = run_of(self._checkpoint)
         if self.command == "fit":
             last = self._checkpoint is not None and self._checkpoint.name == "last.ckpt"
             continued = last and run is not None and run.parent.resolve() == parent.resolve()
@@ -278,6 +299,8 @@ class LitSparseCLI(LightningCLI):
         limited = nullcontext() if self._limits is None else self._limits.kept()
         with told_as(lambda error: build_error(error, self._options())), limited:
             super().instantiate_classes()
+        if self._options()["compile"]:
+            self.model.compile()
         if not self._execute and self.command != "fit" and self._checkpoint is not None:
             load_weights(self.model, self._checkpoint)
 
@@ -323,6 +346,8 @@ class LitSparseCLI(LightningCLI):
         trainer = super().instantiate_trainer(**kwargs)
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             trainer.strategy.checkpoint_io = WholeFiles()
+        if isinstance(trainer.strategy, ModelParallelStrategy):
+            keep_shards_whole(trainer.strategy)
         return trainer
 
     @contextmanager
@@ -357,8 +382,8 @@ class LitSparseCLI(LightningCLI):
             kwargs["return_predictions"] = False
         if subcommand in ("validate", "test"):
             self._verbose, kwargs["verbose"] = kwargs.get("verbose", True), False
-        if kwargs.get("ckpt_path") is not None:  # models read it in `setup`, before Lightning restores it
-            self.trainer.ckpt_path = kwargs.pop("ckpt_path")
+        if kwargs.pop("ckpt_path", None) is not None:  # models read it in `setup`, before Lightning restores it
+            self.trainer.ckpt_path = str(self._checkpoint)
         return kwargs
 
     def _run_subcommand(self, subcommand: str) -> None:

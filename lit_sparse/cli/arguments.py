@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, NoReturn
 import yaml
 from typing_extensions import Self
 
-from lit_sparse.cli.configs import ENDINGS, load_yaml, read_config, with_full_name
+from lit_sparse.cli.configs import ENDINGS, in_model, load_yaml, read_config, with_full_name
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.stored import is_file
 from lit_sparse.runs.config_files import find_config
@@ -58,7 +58,7 @@ class Given(NamedTuple):
             paths.append(value if inline else str(find_config(value)))
             text = value if inline else read_config(paths[-1])
             configs.append(text if inline or not is_file(paths[-1]) else paths[-1])  # a pipe can be read only once
-            contents.append(load_yaml(text))
+            contents.append(in_model(load_yaml(text)))
         stored = [content["ckpt_path"] for content in contents if isinstance(content.get("ckpt_path", 0), str | None)]
         checkpoint = next(reversed(stored), None)  # the parser refuses other types
         some = [*(content.get("trust") for content in contents), *(_in_yaml(name) or name for name in found.trust)]

@@ -22,6 +22,7 @@ from lit_sparse.callbacks import (
     SuccessPlot,
     SupportSizePlot,
     TextPredictionWriter,
+    TopTokensPlot,
     TransportPlot,
 )
 from lit_sparse.cli.best_metrics import monitor_of
@@ -30,6 +31,7 @@ from lit_sparse.ground.files import replaced
 from lit_sparse.ground.stored import read_bytes, read_yaml
 from lit_sparse.lightning.choice import ModelCheckpoint, ModelSummary, ProgressBar, SaveConfigCallback, pl
 from lit_sparse.lightning.internals import sets_rates
+from lit_sparse.models.base import MOST_COUNTED
 from lit_sparse.runs.folders import NUMBER
 
 __all__ = ["OptimizerOptions", "SaveConfig", "as_list", "checkpoints", "measures", "not_named", "pictures"]
@@ -114,7 +116,7 @@ class OptimizerOptions(pl.Callback):
 
 def measures() -> list[pl.Callback]:
     """Return the callbacks that log numbers, for all runs."""
-    return [CountLogger(max_count=4096), SecondsLogger()]
+    return [CountLogger(max_count=MOST_COUNTED), SecondsLogger()]
 
 
 def pictures(folder: str | None) -> list[pl.Callback]:
@@ -128,8 +130,13 @@ def pictures(folder: str | None) -> list[pl.Callback]:
         *(kind(folder) for kind in kinds),
         *(ReconstructionPlot(folder), ClassSamplesPlot(folder=folder), LanguageLogger(folder=folder)),
         *(BasesPlot(folder=folder), ActivityHistogram(folder=folder), TransportPlot(folder=folder)),
+        TopTokensPlot(folder=folder),
         *(AttentionPlot(folder=folder), PredictionWriter(folder), TextPredictionWriter(folder)),
     ]
+
+
+class RunCheckpoint(ModelCheckpoint):
+    """Write a checkpoint of the run folder; its class keeps its state apart from the user's callbacks."""
 
 
 def checkpoints(folder: Path, model: pl.LightningModule, every_n_steps: int | None) -> list[pl.Callback]:
@@ -143,11 +150,11 @@ def checkpoints(folder: Path, model: pl.LightningModule, every_n_steps: int | No
     key, mode = monitor_of(model)
     common: dict[str, Any] = {"dirpath": folder, "enable_version_counter": False, "auto_insert_metric_name": False}
     callbacks: list[pl.Callback] = [
-        ModelCheckpoint(filename="best", monitor=key, mode=mode, **common),
-        ModelCheckpoint(filename="last", every_n_epochs=1, save_on_train_epoch_end=True, **common),
+        RunCheckpoint(filename="best", monitor=key, mode=mode, **common),
+        RunCheckpoint(filename="last", every_n_epochs=1, save_on_train_epoch_end=True, **common),
     ]
     if every_n_steps:
-        callbacks.append(ModelCheckpoint(filename="last", every_n_train_steps=every_n_steps, **common))
+        callbacks.append(RunCheckpoint(filename="last", every_n_train_steps=every_n_steps, **common))
     return callbacks
 
 

@@ -31,19 +31,19 @@ from lit_sparse.runs.trust import find_imported
 __all__ = ["StoredModel", "changes_of_run", "is_restoring", "load_weights", "nested", "read_for"]
 
 
-def read_for(command: str, path: Path, within: Path | None = None) -> dict[str, Any]:
+def read_for(command: str, path: Path, source: str, within: Path | None = None) -> dict[str, Any]:
     """Return a checkpoint that a command can use.
 
     Args:
         command: name of the command; ``"fit"`` also needs the state of the optimizer.
         path: path of the checkpoint.
+        source: its name in messages.
         within: folder out of which no link may lead; None for a file that the user names.
 
     Raises:
         CheckpointError: if it is not a checkpoint, names a class that is not allowed, or holds NaN.
     """
-    source = repr(str(path))
-    checkpoint = read_checkpoint(path, within=within)
+    checkpoint = read_checkpoint(path, source, within=within)
     described = checkpoint.get("hyper_parameters")
     if not isinstance(described, dict) or "_class_path" in described:
         plan_module(Limits.of(source, checkpoint["state_dict"]), described, pl.LightningModule)
@@ -83,22 +83,22 @@ class StoredModel:
     """The model of a checkpoint, under the options of a command.
 
     Attributes:
-        path: path of the checkpoint.
+        path: path or URL of the checkpoint.
         saved: the model as the checkpoint describes it.
         inference: names of the inference arguments of the model, which may differ in every command.
     """
 
-    path: Path
+    path: str
     saved: Namespace
     inference: frozenset[str]
 
     @classmethod
-    def of(cls, described: dict[str, Any], path: Path) -> Self:
+    def of(cls, described: dict[str, Any], path: str) -> Self:
         """Read a description whose classes and values were checked.
 
         Args:
             described: hyper-parameters of the checkpoint, ``_class_path`` among them.
-            path: path of the checkpoint.
+            path: path or URL of the checkpoint.
         """
         init_args = {name: value for name, value in described.items() if not name.startswith("_")}
         plain = json.loads(json.dumps({"class_path": described["_class_path"], "init_args": init_args}))  # dicts and lists
@@ -120,7 +120,7 @@ class StoredModel:
         kept, asked = str(self.saved["class_path"]), str(configured["class_path"]).rpartition(".")[2]
         if asked != kept.rpartition(".")[2]:
             raise CheckpointError(
-                f"Expected a checkpoint of a {asked}, as in the config, but got {str(self.path)!r} of a {kept}. Give the config"
+                f"Expected a checkpoint of a {asked}, as in the config, but got {self.path!r} of a {kept}. Give the config"
                 " that it was trained with, e.g. config.yaml of its run folder."
             )
         used = self.saved.clone()

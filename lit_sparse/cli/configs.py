@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from lit_sparse.ground.stored import open_plain
 from lit_sparse.ground.yaml_loaders import Loader, SecondKeyError
 from lit_sparse.lightning.choice import NAME, OTHER, chosen_path
 
-__all__ = ["ENDINGS", "MODE", "load_yaml", "read_config", "unreadable", "with_full_name"]
+__all__ = ["ENDINGS", "MODE", "in_model", "load_yaml", "read_config", "unreadable", "with_full_name"]
 
 #: Endings of the names of YAML files.
 ENDINGS = (".yaml", ".yml", ".json")
@@ -21,6 +22,10 @@ ENDINGS = (".yaml", ".yml", ".json")
 MODE = "lit_sparse_yaml"
 #: A name that is short for two classes, of which Lightning's has a ``monitor``; torch's class cannot be used without it.
 FULL_NAMES = {"ReduceLROnPlateau": f"{NAME}.cli.ReduceLROnPlateau"}
+
+#: Options of Lightning's command line that are arguments of the model here.
+OF_MODEL = ("optimizer", "lr_scheduler")
+OF_MODEL_OPTION = re.compile(rf"^--(?=(?:{'|'.join(OF_MODEL)})(?:[.=]|$))")
 
 #: The loader of jsonargparse, without its checks.
 load_yaml = get_loader("yaml")
@@ -92,6 +97,28 @@ def _loaded(text: str, name: str) -> Any:
         ) from error
 
 
+def in_model(content: Any) -> Any:
+    """Return a config whose optimizer and scheduler are arguments of its model, also if they stand at its top.
+
+    Raises:
+        ConfigurationError: if one stands at both places.
+
+    Example:
+        >>> in_model({"optimizer": "AdamW", "data": "DigitsDataModule"})
+        {'data': 'DigitsDataModule', 'model': {'init_args': {'optimizer': 'AdamW'}}}
+    """
+    own = {name: content[name] for name in OF_MODEL if name in content} if isinstance(content, dict) else {}
+    if not own:
+        return content
+    rest = {name: value for name, value in content.items() if name not in own}
+    model = rest.get("model")
+    model = {"class_path": model} if isinstance(model, str) else dict(model or {})
+    arguments = model.get("init_args") or {}
+    if twice := [name for name in own if name in arguments]:
+        raise ConfigurationError(f"Expected one `{twice[0]}` but got another one in `model.init_args`. Remove one of them.")
+    return {**rest, "model": {**model, "init_args": {**arguments, **own}}}
+
+
 def _load(text: str) -> Any:
     """Load a value of the command line or of a config."""
     return _loaded(text, "a value")
@@ -109,13 +136,13 @@ def _with_full_names(value: Any) -> Any:
 
 
 def with_full_name(arg: str) -> str:
-    """Return an argument of the command line with the full class name in place of an ambiguous short name.
+    """Return an argument of the command line with full names of options and classes in place of ambiguous short ones.
 
     Example:
-        >>> with_full_name("--model.init_args.lr_scheduler=ReduceLROnPlateau").removesuffix(".cli.ReduceLROnPlateau")
-        '--model.init_args.lr_scheduler=pytorch_lightning'
+        >>> with_full_name("--lr_scheduler=ReduceLROnPlateau").removesuffix(".cli.ReduceLROnPlateau")
+        '--model.lr_scheduler=pytorch_lightning'
     """
-    option, sign, value = arg.rpartition("=")
+    option, sign, value = OF_MODEL_OPTION.sub("--model.", arg).rpartition("=")
     return f"{option}{sign}{_with_full_names(value)}"
 
 

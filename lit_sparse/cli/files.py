@@ -11,8 +11,10 @@ from lit_sparse.errors import LitSparseError, cause_of
 from lit_sparse.ground.files import replaced
 from lit_sparse.lightning.choice import TorchCheckpointIO
 from lit_sparse.runs.checkpoint_files import check_written, read_checkpoint
+from lit_sparse.runs.folders import remove, replace_folder
+from lit_sparse.runs.shards import is_sharded
 
-__all__ = ["DiskError", "WholeFiles"]
+__all__ = ["DiskError", "WholeFiles", "keep_shards_whole"]
 
 
 class DiskError(LitSparseError, OSError):
@@ -49,3 +51,40 @@ class WholeFiles(TorchCheckpointIO):
         checkpoint = read_checkpoint(path)
         check_written(repr(str(path)), checkpoint)
         return checkpoint
+
+
+def keep_shards_whole(strategy: Any) -> None:
+    """Let a ModelParallelStrategy write its folders completely or not at all, and read them as plain data.
+
+    torch would unpickle what the folder holds. Each process reads the whole folder instead, and keeps its part.
+    """
+    save, load = strategy.save_checkpoint, strategy.load_checkpoint
+
+    def on_first(act: Any, *args: Any) -> None:
+        strategy.barrier()
+        if strategy.global_rank == 0:
+            act(*args)
+        strategy.barrier()
+
+    def save_checkpoint(checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        if not strategy._save_distributed_checkpoint:
+            save(checkpoint, filepath, storage_options)
+            return
+        target = Path(strategy.broadcast(filepath))
+        part = target.with_name(f".{target.name}.part")
+        on_first(remove, part)
+        save(checkpoint, part, storage_options)
+        on_first(replace_folder, part, target)
+
+    def load_checkpoint(checkpoint_path: Any, weights_only: bool | None = None) -> Any:
+        path = Path(strategy.broadcast(checkpoint_path))
+        if not is_sharded(path):
+            return load(path, weights_only)
+        whole = path.with_name(f".{path.name}.whole")
+        on_first(lambda: torch.save(read_checkpoint(path), whole))
+        try:
+            return load(whole, True)
+        finally:
+            on_first(remove, whole)
+
+    strategy.save_checkpoint, strategy.load_checkpoint = save_checkpoint, load_checkpoint

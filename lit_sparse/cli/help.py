@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from argparse import Action, _ArgumentGroup
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-__all__ = ["USAGES", "grouped"]
+__all__ = ["USAGES", "grouped", "plain"]
 
 Group = TypeVar("Group", bound=_ArgumentGroup)
 
@@ -52,7 +53,7 @@ _GROUPS = {
     "model": (
         "model and optimizer",
         "Parts of a model and their arguments are options: --model.mapping Entmax --model.mapping.alpha 1.3. So are its"
-        " optimizer and scheduler: --model.optimizer Adam --model.optimizer.lr 1e-3.",
+        " optimizer and scheduler, also without `model`: --optimizer Adam --optimizer.lr 1e-3.",
     ),
     "data": ("data", "Arguments of the data module are options: --data DigitsDataModule --data.batch_size 32."),
     "trainer": ("trainer", "These are arguments of Lightning's Trainer, such as epochs, devices and callbacks."),
@@ -62,8 +63,19 @@ _HELP = {
     "seed_everything": "Seed of all random numbers, or true for a random seed.",
     "model": "Class of the model; `lit-sparse list models` lists them. A config may be given in its place.",
     "data": "Class of the data module; `lit-sparse list data` lists them. A config may be given in its place.",
-    "ckpt_path": "Path of a checkpoint, or `best` or `last` for one of the newest run of the config.",
+    "ckpt_path": "Path or URL of a checkpoint, or `best` or `last` for one of the newest run of the config.",
 }
+
+
+def plain(text: str) -> str:
+    """Return text of a docstring without roles, links and quotes of code.
+
+    Example:
+        >>> plain("A :class:`~a.Part`, not ``x``; see `notes <https://a.org>`_.")
+        'A Part, not x; see notes.'
+    """
+    text = re.sub(r":\w+:`(?:[^`<]*<|~[\w.]*\.)?([^`>]*)>?`", r"\1", text)
+    return re.sub(r"`([^`<]*) <[^`]*>`_", r"\1", text).replace("``", "")
 
 
 def grouped(groups: Sequence[Group], actions: Iterable[Action]) -> list[Group]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import json
 from functools import reduce
 from operator import or_
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from lit_sparse.cli.configs import MODE
-from lit_sparse.cli.help import grouped
+from lit_sparse.cli.configs import MODE, in_model, load_yaml
+from lit_sparse.cli.help import grouped, plain
 from lit_sparse.cli.messages import START, explained
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.lightning.choice import LightningArgumentParser
@@ -47,6 +48,12 @@ class Parser(LightningArgumentParser):
         finally:
             START.reset(token)
 
+    def parse_string(self, content: str, *args: Any, **kwargs: Any) -> Any:
+        """Parse the content of a config, whose optimizer and scheduler may stand at its top, as in Lightning's configs."""
+        found = load_yaml(content)
+        moved = in_model(found)
+        return super().parse_string(content if moved is found else json.dumps(moved, default=str), *args, **kwargs)
+
     def parse_args(self, *args: Any, **kwargs: Any) -> Any:
         """Parse arguments; a config inside another may not be text."""
         try:
@@ -63,6 +70,7 @@ class Parser(LightningArgumentParser):
         if self.usage != argparse.SUPPRESS:  # of a command, not of a class
             self._action_groups = grouped(self._action_groups, self._actions)
         for action in self._actions:
+            action.help = action.help and plain(action.help)
             if action.dest.endswith(".help"):
                 action.help = argparse.SUPPRESS
             elif hasattr(action, "extra_help") and "extra_help" not in vars(action):

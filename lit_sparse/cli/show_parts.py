@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from lit_sparse.cli import show_configs
+from lit_sparse.cli.help import plain
 from lit_sparse.errors import ConfigurationError, did_you_mean
 
 __all__ = ["KINDS", "described", "main", "parser"]
@@ -79,9 +80,8 @@ def _first_sentence(part: type) -> str:
     """Return the first sentence of a docstring as plain text.
 
     Example:
-        >>> _first_sentence(type("Part", (), {"__doc__": "Is a :class:`~a.Part`, not ``x``. It has more."}))
-        'Is a Part, not x.'
+        >>> _first_sentence(type("Part", (), {"__doc__": "Is ``x``, e.g. a part. It has more."}))
+        'Is x, e.g. a part.'
     """
     paragraph = " ".join((inspect.getdoc(part) or "").partition("\n\n")[0].split())
-    plain = re.sub(r":\w+:`(?:[^`<]*<|~[\w.]*\.)?([^`>]*)>?`", r"\1", paragraph).replace("`", "")
-    return re.split(r"(?<=[.!?])(?<!e\.g\.)(?<!i\.e\.)(?<!al\.)(?<!eq\.)\s", plain)[0]
+    return re.split(r"(?<=[.!?])(?<!e\.g\.)(?<!i\.e\.)(?<!al\.)(?<!eq\.)\s", plain(paragraph))[0]

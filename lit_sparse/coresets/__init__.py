@@ -7,6 +7,7 @@ from lit_sparse.coresets.frank_wolfe import FrankWolfe
 from lit_sparse.coresets.giga import GIGA
 from lit_sparse.coresets.groups import select_by_group
 from lit_sparse.coresets.iht import IHT, AcceleratedIHT
+from lit_sparse.coresets.k_center import KCenter
 from lit_sparse.coresets.last_layer import LastLayerGradients
 from lit_sparse.coresets.likelihoods import Likelihood, LogisticLikelihood, NormalLikelihood, PoissonLikelihood
 from lit_sparse.coresets.omp import NonnegativeOMP
@@ -34,6 +35,7 @@ __all__ = [
     "FrankWolfe",
     "FunctionVectors",
     "GaussianPosterior",
+    "KCenter",
     "LastLayerGradients",
     "Likelihood",
     "LogLikelihoodVectors",

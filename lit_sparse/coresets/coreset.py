@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import os
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -53,7 +53,7 @@ class Coreset:
         if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 0:
             raise DataError(f"Expected the size to be a whole number, at least 0, but got {self.size!r}.")
         whole = isinstance(self.objective, bool) or not isinstance(self.objective, int | float)
-        if whole or not 0 <= self.objective < math.inf:
+        if whole or not 0 <= self.objective <= sys.float_info.max:
             raise DataError(f"Expected the objective to be a finite number of at least 0 but got {self.objective!r}.")
         for name, numbers in (("weights", self.weights), ("objectives", self.trace)):
             if numbers.dtype == torch.bool or numbers.is_complex():

@@ -85,6 +85,17 @@ def select_by_group(
                     f"Expected {str(state.path)!r} to have examples of {done} groups, in proportion to their sizes, but got"
                     f" {reprlib.repr(counts)}. {ANEW}"
                 )
+            known = 0.0
+            for name in names[:done]:
+                members = (groups == name).nonzero().squeeze(-1).to(found.device)
+                own = torch.isin(here.indices, members)
+                places = torch.searchsorted(members, here.indices[own])
+                known += squared_distance(part_of(found, members), places, here.weights[own])
+            if not abs(known - here.objective) <= 1e-3 * known + 1e-5 * float(found.total.double().square().sum()):
+                raise CheckpointError(
+                    f"Expected the objective of the groups in {str(state.path)!r} to be {known:g}, as its weights have it, but"
+                    f" got {here.objective:g}. {ANEW}"
+                )
         if whole.is_new:
             if found.is_first:
                 part_state.path.unlink(missing_ok=True)  # of another selection

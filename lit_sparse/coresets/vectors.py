@@ -232,7 +232,10 @@ class BlockVectors(Vectors):
     ) -> None:
         self._rows = rows
         self.block_size = check_count("block_size", block_size)
-        self.device = torch.device(device)
+        try:
+            self.device = torch.device(device)
+        except (RuntimeError, TypeError) as error:
+            raise ConfigurationError(f"Expected argument `device` to be one of torch but got {device!r}.") from error
         self.shape = (check_count("size", size, 0), 0)
         first = rows(torch.zeros(min(1, size), dtype=torch.int64, device=self.device))
         DenseVectors(first)  # validates it

@@ -1,5 +1,6 @@
 """Data modules with seeded augmentation and loaders that resume in the middle of an epoch."""
 
+from lit_sparse.data.activations import ActivationDataModule
 from lit_sparse.data.base import ResumableDataModule
 from lit_sparse.data.coreset import CoresetDataModule
 from lit_sparse.data.images import (
@@ -25,7 +26,6 @@ from lit_sparse.data.regression import (
     TableDataModule,
 )
 from lit_sparse.data.text import (
-    CatalogueDataModule,
     EntailmentDataModule,
     PairDataModule,
     Ragged,
@@ -39,8 +39,8 @@ from lit_sparse.ground.arguments import check_types
 from lit_sparse.text import Vocabulary, VocabularyOptions
 
 __all__ = [
+    "ActivationDataModule",
     "CaliforniaHousingDataModule",
-    "CatalogueDataModule",
     "ColoredDigitsDataModule",
     "CoresetDataModule",
     "DigitsDataModule",

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from itertools import accumulate
 from typing import Any, ClassVar, Literal, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DistributedSampler, Sampler
 from typing_extensions import Self
 
 from lit_sparse.checks import MOST_EXAMPLES, MOST_SEED, check_count, check_indices, check_integer, check_number
@@ -20,7 +24,7 @@ from lit_sparse.lightning.choice import check_pairing, pl, rank_zero_warn
 from lit_sparse.lightning.internals import fit_position, index_sampler, move_batches, runs_fit
 from lit_sparse.runs.checkpoint_files import load_module
 
-__all__ = ["ResumableDataModule", "Split", "in_batches", "loaded", "shuffled", "warn_without_test"]
+__all__ = ["ResumableDataModule", "Split", "fetched", "in_batches", "loaded", "shuffled", "warn_without_test"]
 
 Loaded = TypeVar("Loaded")
 Split = Literal["train", "val", "test", "predict"]
@@ -68,7 +72,29 @@ def fetched(data: ResumableDataModule, split: Split, epoch: int, indices: Tensor
         raise ConfigurationError(
             f"Expected `fetch` of {full_name(data)} to return a batch of {len(indices)} examples but got {got}."
         )
+    for change in (data.transform, data.augmentation if split == "train" else None):
+        if change is not None:
+            with _seeded(data.seed, epoch, int(indices[0]) if len(indices) else 0):
+                batch = change(batch)
+            if not isinstance(batch, dict):
+                raise ConfigurationError(f"Expected {full_name(change)} to return a batch, a dict, but got {full_name(batch)}.")
     return batch  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _seeded(*numbers: int) -> Iterator[None]:
+    """Seed the generators of torch, numpy and Python by numbers, and restore them afterwards."""
+    seed = int(np.random.SeedSequence([number % 2**32 for number in numbers]).generate_state(1)[0])
+    kept = random.getstate(), np.random.get_state()  # noqa: NPY002
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
+        try:
+            yield
+        finally:
+            random.setstate(kept[0])
+            np.random.set_state(kept[1])  # noqa: NPY002
 
 
 def batches_of(data: ResumableDataModule, epoch: int, rank: int, processes: int) -> Sequence[Tensor]:
@@ -110,7 +136,7 @@ def held_out(name: str, size: float, total: int, rest: int) -> int:
     count = round(check_number(name, size, 0.0, MOST_EXAMPLES) * total) if not size >= 1 else int(min(size, MOST_EXAMPLES))
     if not 0 < count < rest:
         raise ConfigurationError(
-            f"Expected `{name}` to hold out 1 .. {rest - 1} examples but got {size:g}, which is {count}. Change it."
+            f"Expected `{name}` to hold out 1 .. {rest - 1} examples but got {size!r}, which is {count}. Change it."
         )
     return count
 
@@ -145,9 +171,17 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
         updates_per_batch: number of updates in a batch of training, one after another on ``batch_size`` examples each. The
             training is the same as with 1, but the trainer's work per batch, which takes about a millisecond, is done only
             once. Steps are updates. Callbacks run, and limits count, once per batch.
+        persistent_workers: whether worker processes stay for the next epoch.
+        prefetch_factor: number of batches that each worker process fetches in advance; None for torch's default.
+        pin_memory: whether worker processes copy batches to pinned memory; None to do so if there is a GPU.
+        sampler: order of the training examples in an epoch, in place of a permutation. Its draws are seeded anew in each epoch.
+        transform: function from each batch to the batch that is used.
+        augmentation: function from each training batch, after ``transform``, to the batch that is used. Random draws of both
+            are a function of the seed, the epoch and the batch, so that they are the same in a continued run.
 
     Raises:
-        ConfigurationError: for a batch size or a number of updates below 1, a negative number of workers, or a wrong fold.
+        ConfigurationError: for a batch size or a number of updates below 1, a negative number of workers, options of workers
+            without any, or a wrong fold.
     """
 
     #: Whether each row of a batch depends on its own example alone, so that small batches can be fetched together. It holds for
@@ -165,6 +199,12 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
         seed: int = 0,
         fold: tuple[int, int] | None = None,
         updates_per_batch: int = 1,
+        persistent_workers: bool = False,
+        prefetch_factor: int | None = None,
+        pin_memory: bool | None = None,
+        sampler: Sampler[int] | None = None,
+        transform: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+        augmentation: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
     ) -> None:
         super().__init__()
         check_pairing()
@@ -185,6 +225,18 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
             raise ConfigurationError(f"Expected argument `fold` {wanted} but got {list(fold)}. Change it.")
         self.fold = fold
         self.updates_per_batch = updates_per_batch
+        self.persistent_workers = persistent_workers
+        self.prefetch_factor = prefetch_factor
+        self.pin_memory = pin_memory
+        self.sampler = sampler
+        self.transform = transform
+        self.augmentation = augmentation
+        EpochLoader(lambda _: [], lambda *_: {}, **self._loading())  # checks the options of workers
+        if isinstance(sampler, DistributedSampler):
+            raise ConfigurationError(
+                f"Expected a `sampler` of all examples, which are then divided among processes, but got {full_name(sampler)}."
+                " Give the sampler for one process."
+            )
         #: Position of loops by hand. That of a fit is the trainer's.
         self._position: Callable[[], dict[str, Any]] | None = None
 
@@ -244,9 +296,27 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
 
     def train_batches(self, epoch: int, rank: int, processes: int) -> Sequence[Tensor]:
         """Return the indices of each training batch of one process; all processes have equally many batches."""
-        order = shuffled(self.size("train"), self.seed, epoch)
+        order = self._order(self.size("train"), epoch)
         share = order[rank : len(order) - len(order) % processes : processes]
         return in_batches(share, self.batch_size)
+
+    def _order(self, size: int, epoch: int, stream: int = 0) -> Tensor:
+        """Return the order of so many training examples in an epoch: the sampler's, or else a permutation."""
+        if self.sampler is None:
+            return shuffled(size, self.seed, epoch, stream)
+        with _seeded(self.seed, epoch):
+            if isinstance(own := getattr(self.sampler, "generator", None), torch.Generator):
+                own.manual_seed(torch.initial_seed())
+            return check_indices(torch.tensor([*self.sampler], dtype=torch.int64), size)
+
+    def _loading(self) -> dict[str, Any]:
+        """Return the options of loaders about worker processes."""
+        return {
+            "num_workers": self.num_workers,
+            "persistent_workers": self.persistent_workers,
+            "prefetch_factor": self.prefetch_factor,
+            "pin_memory": torch.cuda.is_available() if self.pin_memory is None else self.pin_memory,
+        }
 
     def train_indices(self) -> Tensor:
         """Return the ascending indices (N,) of all examples that training uses."""
@@ -334,8 +404,7 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
         loader = EpochLoader(
             lambda epoch: batches,
             lambda epoch, indices: fetched(self, split, 0, indices) if len(indices) else {},
-            num_workers=self.num_workers,
-            pin_memory=torch.cuda.is_available(),
+            **self._loading(),
         )
         loader.batch_sampler = index_sampler(batches)
         return loader
@@ -343,7 +412,8 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
     def _has_independent_rows(self) -> bool:
         """Return whether small batches can be fetched together, see ``independent_rows``."""
         kind = next(kind for kind in type(self).__mro__ if "fetch" in vars(kind) or "independent_rows" in vars(kind))
-        return self.independent_rows and "independent_rows" in vars(kind)
+        changed = self.transform is not None or self.augmentation is not None
+        return self.independent_rows and "independent_rows" in vars(kind) and not changed
 
     def _may_be_without(self) -> bool:
         """Return whether a process may be without an example: in validation and test of models that skip an empty batch."""
@@ -374,8 +444,7 @@ class _TrainLoader(EpochLoader):
         super().__init__(
             lambda epoch: self._joined(batches_of(data, self._order(epoch), rank, processes)),
             fetch,
-            num_workers=data.num_workers,
-            pin_memory=torch.cuda.is_available(),
+            **data._loading(),
             rows_per_fetch=ROWS_PER_FETCH if data._has_independent_rows() else 0,
         )
 

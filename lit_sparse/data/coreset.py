@@ -121,6 +121,10 @@ class CoresetDataModule(ResumableDataModule):
                 " file of a saved coreset."
             )
         super().__init__(seed=seed)
+        if getattr(base, "sampler", None) is not None:
+            raise ConfigurationError(
+                "Expected a `base` without `sampler`, since a coreset is a sample, but got one. Leave it out."
+            )
         self.base = base
         self._selector = selector
         self._k = None if k is None else check_number("k", k, 0.0, 1e18, open_low=True)
@@ -240,6 +244,11 @@ class CoresetDataModule(ResumableDataModule):
             self._coreset = Coreset(**state_dict[STATE])
         if "base" in state_dict:
             self.base.load_state_dict(state_dict["base"])
+
+    @override
+    def _loading(self) -> dict[str, Any]:
+        base: Any = vars(self).get("base")
+        return base._loading() if isinstance(base, ResumableDataModule) else super()._loading()
 
     @override
     def _has_independent_rows(self) -> bool:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lit_sparse.data.base import ResumableDataModule
+from lit_sparse.data.base import ResumableDataModule, fetched
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.lightning.choice import pl
 
@@ -35,7 +35,7 @@ class _Resumable:
         return len(self.indices)
 
     def fetch(self, epoch: int, indices: Tensor) -> Any:
-        return self.base.fetch("train", epoch, self.indices[indices])
+        return fetched(self.base, "train", epoch, self.indices[indices])
 
 
 class _OfLoader:

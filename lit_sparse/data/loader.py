@@ -44,9 +44,14 @@ class EpochLoader:
         fetch: function from the epoch and indices to a batch.
         num_workers: number of worker processes that fetch batches; 0 fetches in this process.
         pin_memory: whether to copy batches of worker processes to pinned memory.
+        persistent_workers: whether the worker processes stay for the next epoch.
+        prefetch_factor: number of batches that each worker process fetches in advance; None for torch's default.
         rows_per_fetch: number of examples up to which this process fetches batches together, because a call takes longer than
             the rows of a small batch. The entries of their batches are rows, but tuples are the same in each. 0 fetches each
             batch by itself.
+
+    Raises:
+        ConfigurationError: for a number outside its range, or options of worker processes without any.
     """
 
     #: Where Lightning looks up the indices of predicted batches.
@@ -61,12 +66,22 @@ class EpochLoader:
         *,
         num_workers: int = 0,
         pin_memory: bool = False,
+        persistent_workers: bool = False,
+        prefetch_factor: int | None = None,
         rows_per_fetch: int = 0,
     ) -> None:
         self.batch_indices = batch_indices
         self.fetch = fetch
         self.num_workers = check_count("num_workers", num_workers, 0)
         self.pin_memory = pin_memory
+        self.persistent_workers = persistent_workers
+        self.prefetch_factor = None if prefetch_factor is None else check_count("prefetch_factor", prefetch_factor)
+        if not num_workers and (persistent_workers or prefetch_factor is not None):
+            raise ConfigurationError(
+                "Expected `num_workers` of at least 1 with `persistent_workers` or `prefetch_factor` but got 0. Increase it, or"
+                " leave them out."
+            )
+        self._workers: tuple[list[Any], DataLoader[Any]] | None = None  # those that stay, unless an iterator has them
         self.rows_per_fetch = check_count("rows_per_fetch", rows_per_fetch, 0)
         self.epoch = 0
         self.batch = 0  # number of batches of the epoch so far
@@ -154,8 +169,30 @@ class EpochLoader:
     def _batches(self, epoch: int, batch_indices: Sequence[Tensor]) -> Iterator[Batch]:
         if self.num_workers == 0:
             return self._fetched(epoch, batch_indices)
-        batches = _Batches(self.fetch, epoch, batch_indices)
-        return iter(DataLoader(batches, batch_size=None, num_workers=self.num_workers, pin_memory=self.pin_memory))
+        return self._by_workers([(epoch, indices) for indices in batch_indices])
+
+    def _by_workers(self, wanted: list[tuple[int, Tensor]]) -> Iterator[Batch]:
+        (keys, loader), self._workers = self._workers or self._started(), None
+        keys[:] = wanted
+        try:
+            yield from loader
+        finally:
+            if self.persistent_workers:
+                self._workers = keys, loader
+
+    def _started(self) -> tuple[list[Any], DataLoader[Any]]:
+        """Return a loader of batches by their epochs and indices, and the list in which it looks these up."""
+        keys: list[Any] = []
+        loader = DataLoader(
+            _Batches(self.fetch),
+            batch_size=None,
+            sampler=keys,
+            num_workers=self.num_workers,
+            pin_memory=self.pin_memory,
+            persistent_workers=self.persistent_workers,
+            prefetch_factor=self.prefetch_factor,
+        )
+        return keys, loader
 
     def _fetched(self, epoch: int, batch_indices: Sequence[Tensor]) -> Iterator[Batch]:
         for several in self._together(batch_indices):
@@ -218,17 +255,10 @@ def _divided(batch: Batch, sizes: list[int]) -> Iterator[Batch]:
 
 
 class _Batches(Dataset[Batch]):
-    """The batches of one epoch, fetched in worker processes."""
+    """Batches by their epochs and indices, fetched in worker processes."""
 
-    def __init__(self, fetch: Fetch, epoch: int, batch_indices: Sequence[Tensor]) -> None:
+    def __init__(self, fetch: Fetch) -> None:
         self.fetch = fetch
-        self.epoch = epoch
-        self.batch_indices = batch_indices
 
-    def __len__(self) -> int:
-        return len(self.batch_indices)
-
-    def __getitem__(self, index: int) -> Batch:
-        if index >= len(self.batch_indices):
-            raise IndexError(index)
-        return self.fetch(self.epoch, self.batch_indices[index])
+    def __getitem__(self, key: tuple[int, Tensor]) -> Batch:
+        return self.fetch(*key)

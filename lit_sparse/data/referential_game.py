@@ -101,6 +101,11 @@ class ReferentialGameDataModule(ResumableDataModule):
         #: Names of the classes in ``label``, set by ``setup``; empty if unknown.
         self.class_names: list[str] = []
 
+    def prepare_data(self) -> None:
+        """Download the images, if they have a source."""
+        if self.images is not None:
+            self.images.prepare_data()
+
     def setup(self, stage: str | None = None) -> None:
         """Read the vectors and split them."""
         if not self._splits:

@@ -36,12 +36,12 @@ def literal(text: str, longest: int = 40) -> str:
     return "".join(letter if letter in known else other for letter in shown).replace("$", r"\$")
 
 
-def new_figure(rows: int, columns: int, width: float, height: float) -> tuple[Any, list[Any]]:
-    """Return a matplotlib figure and its axes, without touching pyplot's state or needing a display."""
+def new_figure(rows: int, columns: int, width: float, height: float, constrained: bool = False) -> tuple[Any, list[Any]]:
+    """Return a matplotlib figure and its axes, without pyplot or a display; ``constrained`` makes room for labels."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height))
+    figure = Figure(figsize=(width, height), layout="constrained" if constrained else None)
     FigureCanvasAgg(figure)
     return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
 

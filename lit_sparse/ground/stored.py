@@ -54,7 +54,7 @@ LARGEST = 1e100
 LARGEST_WEIGHT = 1e6
 INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")  # in one spelling
 #: A number as programs write it; Python's ``float`` also takes digits of other scripts, underscores and spaces.
-NUMBER = re.compile(r"[-+]?(([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?|inf|nan)")
+NUMBER = re.compile(r"[-+]?(([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?|inf|nan)")
 #: What lets Lightning log several validations at one step, in the config of a run.
 ACCUMULATES = re.compile(r"^ +accumulate_grad_batches: (?!1$|null$)|GradientAccumulationScheduler", re.MULTILINE)
 REPAIR, ORIGIN = "Correct or restore the file", "Check where the file comes from"

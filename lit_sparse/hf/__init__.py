@@ -17,7 +17,10 @@ from lit_sparse.hf.layer_mapping import LayerMapping
 from lit_sparse.hf.loss_functions import fenchel_young_loss_func, risk_loss_func
 from lit_sparse.hf.pooling import SparseAttentionPooling
 from lit_sparse.hf.registry import register
+from lit_sparse.hf.sae_lens import save_for_sae_lens
 from lit_sparse.hf.saving import from_pretrained
+from lit_sparse.hf.selection import example_gradients, weighted_dataset, weighted_loss_func
+from lit_sparse.hf.splicing import activations, loss_recovered, spliced
 
 __all__ = [
     "AlphaAnnealing",
@@ -27,11 +30,18 @@ __all__ = [
     "LayerReport",
     "SparseAttentionPooling",
     "SparsityCallback",
+    "activations",
+    "example_gradients",
     "fenchel_young_loss_func",
     "from_pretrained",
+    "loss_recovered",
     "register",
     "risk_loss_func",
+    "save_for_sae_lens",
     "sparsify",
+    "spliced",
+    "weighted_dataset",
+    "weighted_loss_func",
 ]
 
 check_types(globals())

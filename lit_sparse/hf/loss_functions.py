@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.ground.arguments import checked
 from lit_sparse.ground.distributed import world_size
 from lit_sparse.mappings import FenchelYoungLoss, SparseMapping
 from lit_sparse.risks import Risk
@@ -21,6 +22,7 @@ IGNORED = -100
 LossFunction = Callable[..., Tensor]
 
 
+@checked
 def fenchel_young_loss_func(mapping: SparseMapping, *, shift: bool | None = None, label_smoothing: float = 0.0) -> LossFunction:
     """Return a ``compute_loss_func`` of the Trainer: the Fenchel-Young loss of a mapping in place of cross-entropy.
 
@@ -48,13 +50,14 @@ def fenchel_young_loss_func(mapping: SparseMapping, *, shift: bool | None = None
     )
 
     def compute(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
-        logits, labels = _aligned(outputs, labels, shift)
+        logits, labels = aligned(outputs, labels, shift)
         total = loss(logits.flatten(0, -2), labels.flatten())
-        return total / (_count(labels) if num_items_in_batch is None else num_items_in_batch)
+        return total / (count_labels(labels) if num_items_in_batch is None else num_items_in_batch)
 
     return compute
 
 
+@checked
 def risk_loss_func(
     risk: Risk, example_losses: Callable[[Tensor, Tensor], Tensor] | None = None, *, shift: bool | None = None
 ) -> LossFunction:
@@ -96,7 +99,7 @@ def risk_loss_func(
     def compute(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
         if world_size() > 1:
             raise ConfigurationError("Expected one process, because the Trainer rescales losses over processes, but got more.")
-        logits, labels = _aligned(outputs, labels, shift)
+        logits, labels = aligned(outputs, labels, shift)
         losses = _cross_entropies(logits, labels) if example_losses is None else example_losses(logits, labels)
         labelled = (labels != IGNORED).reshape(len(labels), -1).any(-1) if not labels.is_floating_point() else None
         share = _share(risk, labels, num_items_in_batch)
@@ -110,7 +113,7 @@ def _share(risk: Risk, labels: Tensor, num_items_in_batch: Tensor | int | None) 
     """Return the fraction of the accumulated batches' labels that are in this one."""
     if num_items_in_batch is None:
         return 1.0
-    here, total = int(_count(labels)), int(num_items_in_batch)
+    here, total = int(count_labels(labels)), int(num_items_in_batch)
     if here == total:
         return 1.0
     if not risk.unbiased or labels.dim() > 1:
@@ -122,7 +125,7 @@ def _share(risk: Risk, labels: Tensor, num_items_in_batch: Tensor | int | None) 
     return here / total
 
 
-def _count(labels: Tensor) -> Tensor:
+def count_labels(labels: Tensor) -> Tensor:
     return (labels != IGNORED).sum()
 
 
@@ -133,7 +136,7 @@ def _cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
     return losses.sum(-1) / (labels != IGNORED).view(len(labels), -1).sum(-1).clamp_min(1)
 
 
-def _aligned(outputs: Any, labels: Tensor, shift: bool | None) -> tuple[Tensor, Tensor]:
+def aligned(outputs: Any, labels: Tensor, shift: bool | None) -> tuple[Tensor, Tensor]:
     """Return logits (..., C) and their labels (...)."""
     logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
     if shift is None:

@@ -29,7 +29,7 @@ ACTING = {
     "use_pretrained_backbone",
 }
 #: Largest number of layers, labels and the like, for each of which a config makes an entry.
-MOST = 10**6
+MOST = 10**5
 
 
 class SavedFiles:
@@ -160,7 +160,7 @@ def _plain(content: dict[Any, Any], source: str) -> dict[Any, Any]:
             wrong = value > MOST
         if isinstance(value, list):
             numbers = list(_inside(value))
-            wrong = wrong or max((n for n in numbers if isinstance(n, int)), default=0) * len(numbers) > 10 * MOST
+            wrong = wrong or max((n for n in numbers if isinstance(n, int)), default=0) * len(numbers) > 100 * MOST
         if wrong:
             raise CheckpointError(
                 f"Expected {source} to describe a model alone but got {key!r} = {reprlib.repr(value)}. Remove the key, or give"

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
     from lightning_fabric.utilities import move_data_to_device
     from pytorch_lightning.callbacks import (
+        BasePredictionWriter,
         EarlyStopping,
         ModelCheckpoint,
         ModelPruning,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from pytorch_lightning.loggers.csv_logs import ExperimentWriter
     from pytorch_lightning.overrides.distributed import _IndexBatchSamplerWrapper
     from pytorch_lightning.plugins import DoublePrecision, MixedPrecision, Precision, TorchCheckpointIO
+    from pytorch_lightning.strategies import ModelParallelStrategy
     from pytorch_lightning.trainer.call import _call_callback_hooks, _call_lightning_module_hook
     from pytorch_lightning.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
     from pytorch_lightning.utilities.enums import GradClipAlgorithmType
@@ -56,7 +58,8 @@ if TYPE_CHECKING:
 
 #: Submodule of Lightning -> the names above that it has. They are imported on first use: ``cli`` alone takes a second.
 PLACES = {
-    "callbacks": "EarlyStopping ModelCheckpoint ModelPruning ModelSummary ProgressBar StochasticWeightAveraging Timer",
+    "callbacks": "BasePredictionWriter EarlyStopping ModelCheckpoint ModelPruning ModelSummary ProgressBar"
+    " StochasticWeightAveraging Timer",
     "callbacks.early_stopping": "EarlyStoppingReason",
     "cli": "LightningArgumentParser LightningCLI LRSchedulerCallable OptimizerCallable SaveConfigCallback instantiate_module",
     "core.mixins.hparams_mixin": "_given_hyperparameters",
@@ -65,6 +68,7 @@ PLACES = {
     "overrides.distributed": "_IndexBatchSamplerWrapper",
     "plugins": "DoublePrecision MixedPrecision Precision TorchCheckpointIO",
     "plugins.environments": "LightningEnvironment SLURMEnvironment",
+    "strategies": "ModelParallelStrategy",
     "trainer.call": "_call_callback_hooks _call_lightning_module_hook",
     "utilities": "move_data_to_device rank_zero_info rank_zero_only rank_zero_warn",
     "utilities.enums": "GradClipAlgorithmType",

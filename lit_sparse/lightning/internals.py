@@ -46,6 +46,7 @@ __all__ = [
     "limits_of",
     "move_batches",
     "next_row",
+    "number_of_loaders",
     "restore_end",
     "runs_fit",
     "sets_rates",
@@ -178,6 +179,11 @@ def settle_counters(trainer: pl.Trainer, loops: dict[str, Any]) -> None:
     if pending:  # Lightning treats it as interrupted, and runs it when it is due
         validation["total"]["ready"] = validation["total"]["started"] = validation["total"]["completed"] + 1
     rest["_batches_that_stepped"] -= cut
+
+
+def number_of_loaders(trainer: pl.Trainer, stage: str) -> int:
+    """Return the number of data loaders of a stage, ``"train"``, ``"val"`` or ``"test"``."""
+    return 1 if stage == "train" else len(getattr(trainer, f"num_{stage}_batches"))
 
 
 def runs_fit(trainer: pl.Trainer | None) -> bool:

@@ -55,7 +55,7 @@ __all__ = ["begin_training", "check_continues", "check_schedulers", "describe_st
 #: Callbacks of Lightning with which no run continues, why, and what to do.
 REFUSED = {
     "BatchSizeFinder": ("searches again whenever a run starts", "Give the size that it found: --data.init_args.batch_size N."),
-    "LearningRateFinder": ("searches again whenever a run starts", "The checkpoint holds the rate that it found."),
+    "LearningRateFinder": ("searches again whenever a run starts", "Give the rate that it found: --model.optimizer.lr RATE."),
     "SpikeDetection": ("cannot restore the mean that it compares losses with", "Start a new run to use it."),
 }
 #: Attribute of a batch normalization that freezing changes.

@@ -14,12 +14,14 @@ Example:
 
 from lit_sparse.ground.arguments import check_types
 from lit_sparse.mappings.base import SparseMapping
-from lit_sparse.mappings.budget_sparsemax.layer import BudgetSparsemax
+from lit_sparse.mappings.batch_topk import BatchTopK
+from lit_sparse.mappings.budget_sparsemax import BudgetSparsemax
 from lit_sparse.mappings.capped_softmax.layer import CappedSoftmax
 from lit_sparse.mappings.entmax.layer import Entmax, LearnableEntmax
 from lit_sparse.mappings.fusedmax.layer import Fusedmax, LearnableFusedmax
 from lit_sparse.mappings.hard_threshold.layer import HardThreshold
 from lit_sparse.mappings.hoyer.layer import HoyerProjection
+from lit_sparse.mappings.jump_relu import JumpReLU
 from lit_sparse.mappings.losses import FenchelYoungLoss
 from lit_sparse.mappings.lp_sparsemap import LPSparseMAP, LPSparseMAPOutput
 from lit_sparse.mappings.norm_max.layer import NormMax
@@ -30,9 +32,11 @@ from lit_sparse.mappings.softmax import Softmax
 from lit_sparse.mappings.sparsemap import SparseMAP, SparseMAPOutput
 from lit_sparse.mappings.sparsemax import Sparsemax
 from lit_sparse.mappings.sq_pnorm_max.layer import SqPNormMax
+from lit_sparse.mappings.topk_entmax import TopKEntmax
 from lit_sparse.mappings.topk_sparsemax import TopKSparsemax
 
 __all__ = [
+    "BatchTopK",
     "BudgetSparsemax",
     "CappedSoftmax",
     "Entmax",
@@ -40,6 +44,7 @@ __all__ = [
     "Fusedmax",
     "HardThreshold",
     "HoyerProjection",
+    "JumpReLU",
     "LPSparseMAP",
     "LPSparseMAPOutput",
     "LearnableEntmax",
@@ -55,6 +60,7 @@ __all__ = [
     "SparseMapping",
     "Sparsemax",
     "SqPNormMax",
+    "TopKEntmax",
     "TopKSparsemax",
 ]
 

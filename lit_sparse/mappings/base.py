@@ -42,6 +42,8 @@ class SparseMapping(nn.Module, ABC):
     sparse: ClassVar[bool] = True
     #: Adding a constant to all scores of a row changes nothing.
     shift_invariant: bool = True
+    #: Entries that are not zero are the scores themselves.
+    keeps_scores: ClassVar[bool] = False
     #: The order of the entries matters: dropping some makes neighbours of others.
     ordered: bool = False
     #: It maximizes something, so that there is a value and a Fenchel-Young loss.

@@ -36,8 +36,7 @@ def along_last(
     last = dim == -1 or dim == scores.dim() - 1
     for parameter in parameters:
         if isinstance(parameter, Tensor):
-            shape = tuple(scores.shape)
-            parameters = tuple([align_parameter(p, shape, dim) if isinstance(p, Tensor) else p for p in parameters])
+            parameters = tuple([_beside(p, scores, dim) if isinstance(p, Tensor) else p for p in parameters])
             break
     if last:
         return function(scores, *parameters)
@@ -64,9 +63,17 @@ def allowed_scores(scores: Tensor, mask: Tensor | None, dim: int = -1) -> Tensor
         scores = _masked(scores, mask)
     if scores.dim() == 0:
         raise ConfigurationError("Expected scores with at least one dimension but got a tensor without any.")
-    if dim != -1:
+    if type(dim) is not int or dim != -1:
         check_dim(dim, scores, "scores")
     return scores
+
+
+def _beside(parameter: Tensor, scores: Tensor, dim: int) -> Tensor:
+    if parameter.device.type != scores.device.type and parameter.dim():
+        raise ConfigurationError(
+            f"Expected parameters on the device {scores.device} of the scores but got some on {parameter.device}. Move them."
+        )
+    return align_parameter(parameter, tuple(scores.shape), dim)
 
 
 def align_parameter(parameter: Tensor, shape: tuple[int, ...], dim: int) -> Tensor:

@@ -26,7 +26,7 @@ def as_potentials(values: Tensor | Sequence[Any]) -> Tensor:
     """
     try:
         tensor = values if isinstance(values, Tensor) else torch.tensor(values, dtype=torch.get_default_dtype())
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ConfigurationError(f"Expected argument `potentials` to hold numbers but got {values!r}.") from error
     if not tensor.is_floating_point():
         raise ConfigurationError(f"Expected argument `potentials` to be floating but got {tensor.dtype}.")

@@ -15,6 +15,7 @@ from lit_sparse.metrics.language import (
 from lit_sparse.metrics.likelihood import BitsPerDim
 from lit_sparse.metrics.log_mean_exp import LogMeanExp
 from lit_sparse.metrics.means import GroupMeans, MeanOverExamples
+from lit_sparse.metrics.reconstruction import DeadFraction, ExplainedVariance
 from lit_sparse.metrics.rouge import Rouge
 from lit_sparse.metrics.sparseness import HoyerSparseness, hoyer_sparseness
 from lit_sparse.metrics.text import TextMetric
@@ -24,7 +25,9 @@ __all__ = [
     "Bleu",
     "ChrF",
     "CountHistogram",
+    "DeadFraction",
     "DecoderCalls",
+    "ExplainedVariance",
     "GroupMeans",
     "HoyerSparseness",
     "LogMeanExp",

@@ -12,6 +12,7 @@ from lit_sparse.models.schedulers import StepwiseLR
 from lit_sparse.models.seq2seq import Seq2Seq
 from lit_sparse.models.signaling_game import SignalingGame
 from lit_sparse.models.soae import SupervisedOnlineAutoencoder
+from lit_sparse.models.sparse_autoencoder import SparseAutoencoder
 from lit_sparse.models.ssvae import SemiSupervisedVAE
 from lit_sparse.models.text import TextModule
 from lit_sparse.models.transport import EntropicTransport
@@ -27,6 +28,7 @@ __all__ = [
     "SemiSupervisedVAE",
     "Seq2Seq",
     "SignalingGame",
+    "SparseAutoencoder",
     "Stage",
     "StepOutput",
     "StepwiseLR",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import torch
@@ -21,16 +22,17 @@ from lit_sparse.lightning.choice import (
     DoublePrecision,
     GradClipAlgorithmType,
     LRSchedulerCallable,
+    ModelCheckpoint,
     OptimizerCallable,
     Precision,
     check_pairing,
     pl,
 )
-from lit_sparse.lightning.internals import after_restore, given_hyperparameters, limits_of, sets_rates
+from lit_sparse.lightning.internals import after_restore, given_hyperparameters, limits_of, number_of_loaders, sets_rates
 from lit_sparse.lightning.states import is_tuning, unmask
 from lit_sparse.models.data_protocols import Batch, check_batch, first_update, rows_of, size_of, updates_of
 from lit_sparse.models.loaded_weights import load_initial_weights, match_risk, not_given
-from lit_sparse.models.optimizers import build_optimizer, clips_by_itself, renew_dual_rates, warn_of_other_rates
+from lit_sparse.models.optimizers import DUAL, build_optimizer, clips_by_itself, renew_dual_rates, warn_of_other_rates
 from lit_sparse.models.restoring import guard_restoring, prepare_to_continue, start_training, store_training
 from lit_sparse.models.schedulers import built_scheduler, check_end, describe_scheduler
 from lit_sparse.models.stage_metrics import StageMetrics, group_metrics, mean_metrics
@@ -47,6 +49,8 @@ Stage: TypeAlias = Literal["train", "val", "test"]
 
 #: Number of steps between updates of the progress bar's loss; logging costs about as much as a small layer.
 SHOWN_EVERY = 10
+#: Largest count that is logged as it is.
+MOST_COUNTED = 4096
 #: Entry of a batch with the group of each example, whose scores are logged, unless the risk names another.
 GROUP = "group"
 #: Measurements of a step that callbacks get as they are.
@@ -80,6 +84,12 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
     adversarial: ClassVar[bool] = False
     #: Whether validation and test skip an empty batch, that of a process without examples.
     skips_empty_batches: ClassVar[bool] = True
+    #: What :meth:`compile` makes of ``step``.
+    _compiled_step: Callable[..., StepOutput] | None = None
+    #: Learning rate in place of the optimizer's own.
+    _rate: float | None = None
+    #: Loader of validation or test whose batch is measured.
+    _loader: int = 0
 
     def __init__(
         self,
@@ -166,8 +176,8 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         return copied
 
     def stage_metrics(self, stage: Stage) -> StageMetrics:
-        """Return the metrics of a stage from :meth:`configure_metrics`, on the model's device."""
-        name = f"{stage}_metrics"
+        """Return the metrics of a stage from :meth:`configure_metrics`, on the model's device; each loader has its own."""
+        name = f"{stage}_metrics_{self._loader}".removesuffix("_0")
         if name not in self._modules:
             declared = self.configure_metrics(stage)
             if not isinstance(declared, dict) or not all(isinstance(metric, Metric) for metric in declared.values()):
@@ -181,6 +191,15 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
             setattr(self, name, StageMetrics(declared).to(self.device))
         metrics: StageMetrics = getattr(self, name)
         return metrics
+
+    @override
+    def compile(self, *args: Any, **options: Any) -> None:
+        """Compile :meth:`step` by ``torch.compile`` with these arguments; what Lightning does around it stays as it is."""
+        self._compiled_step = torch.compile(self.step, *args, **options)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state without compiled code, which belongs to this object and process."""
+        return {name: value for name, value in super().__getstate__().items() if name != "_compiled_step"}
 
     def configure_predictor(self) -> nn.Module:
         """Return a plain torch module that computes the model's predictions; it may share the model's parts."""
@@ -202,6 +221,13 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
             )
         return copy.deepcopy(served).requires_grad_(False).eval()
 
+    def exported(self) -> dict[str, tuple[nn.Module, tuple[Any, ...]]]:
+        """Return the modules that ``lit-sparse export`` writes, by what follows the name of the file, with example arguments.
+
+        By default the predictor, of two examples with ``in_features`` numbers each.
+        """
+        return {"": (self.predictor(), (torch.rand(2, int(getattr(self, "in_features", 1))),))}
+
     def run_step(self, batch: Batch, batch_idx: int, stage: Stage) -> dict[str, Any]:
         """Return the objective of a batch as ``loss``, and the measurements of the step for callbacks.
 
@@ -219,7 +245,7 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         check_choice("stage", stage, get_args(Stage))
         check_batch(batch)
         try:
-            output = self.step(batch, batch_idx, stage)
+            output = (self._compiled_step or self.step)(batch, batch_idx, stage)
         except KeyError as error:
             if not isinstance(batch, dict) or not error.args or error.args[0] in batch:
                 raise
@@ -330,16 +356,73 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         return output
 
     @override
-    def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
-        return self._measured(batch, batch_idx, "val")
+    def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Any]:
+        return self._measured(batch, batch_idx, "val", dataloader_idx)
 
     @override
-    def test_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
-        return self._measured(batch, batch_idx, "test")
+    def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Any]:
+        return self._measured(batch, batch_idx, "test", dataloader_idx)
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the optimizer, which ``Tuner.lr_find`` changes; a dual variable with its own rate keeps that."""
+        if self._rate is not None:
+            return self._rate
+        rate = self.optimizer([nn.Parameter(torch.zeros(1))]).defaults.get("lr")
+        if rate is None:
+            raise AttributeError("the optimizer has no learning rate `lr`")
+        return float(rate)
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        self._rate = float(value)
+        described = self.hparams.get("optimizer")
+        if described is not None:  # so that a model of the checkpoint has this rate, too
+            named = described if isinstance(described, dict) else {"class_path": described}
+            self.hparams["optimizer"] = {**named, "init_args": {**named.get("init_args", {}), "lr": self._rate}}
+
+    @override
+    def configure_model(self) -> None:
+        """Divide the weights over the processes of a ``ModelParallelStrategy``; without one, do nothing.
+
+        Raises:
+            ConfigurationError: with tensor parallelism.
+        """
+        if self.device_mesh is None:
+            return
+        from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+
+        if (size := self.device_mesh["tensor_parallel"].size()) > 1:
+            raise ConfigurationError(
+                f"Expected `tensor_parallel_size` of ModelParallelStrategy to be 1 but got {size}. Set it to 1, and"
+                " `data_parallel_size` to the number of processes."
+            )
+        if not isinstance(self, FSDPModule):
+            fully_shard(self, mesh=self.device_mesh["data_parallel"])
+            for name in ("training_step", "validation_step", "test_step", "predict_step"):
+                register_fsdp_forward_method(self, name)
+
+    @override
+    def configure_callbacks(self) -> list[pl.Callback]:
+        """Return callbacks that the trainer lacks: of counts, and of a checkpoint on ``monitor`` in place of Lightning's."""
+        from lit_sparse.callbacks import CountLogger
+
+        present: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+        added: list[pl.Callback] = []
+        if not any(isinstance(callback, CountLogger) for callback in present):
+            added.append(CountLogger(max_count=MOST_COUNTED))
+        default = vars(ModelCheckpoint())
+        if self._is_fitting and self.trainer.enable_validation and any(vars(callback) == default for callback in present):
+            key, mode = self.monitor
+            added.append(ModelCheckpoint(monitor=key, mode=mode, save_last=True))
+        return added
 
     @override
     def configure_optimizers(self) -> Any:
         optimizer = build_optimizer(self.optimizer, self, self.risk)
+        if self._rate is not None:
+            for group in optimizer.param_groups:
+                group["lr"] = self.risk.dual_lr if group.get(DUAL) and self.risk.dual_lr is not None else self._rate
         if self.lr_scheduler is None:
             return optimizer
         scheduler = built_scheduler(self.lr_scheduler, optimizer)
@@ -434,11 +517,11 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
 
     @override
     def on_validation_epoch_end(self) -> None:
-        self._log_metrics("val")
+        self._log_loaders("val")
 
     @override
     def on_test_epoch_end(self) -> None:
-        self._log_metrics("test")
+        self._log_loaders("test")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Store the training seed, the position, and the means of the epoch so far, summed over processes."""
@@ -481,16 +564,37 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         logged = every > 0 and ((self.global_step + 1) % every == 0 or self.trainer.should_stop)  # as Lightning decides it
         return batch_idx % SHOWN_EVERY == 0 or logged
 
-    def _measured(self, batch: Batch, batch_idx: int, stage: Stage) -> dict[str, Any]:
+    def _measured(self, batch: Batch, batch_idx: int, stage: Stage, loader: int) -> dict[str, Any]:
         """Run the step and update the means; a process without examples has one batch, and this batch is empty."""
-        metrics = self.stage_metrics(stage)
-        if batch_idx == 0:
-            metrics.reset()
-        if not batch:
-            return {}
-        output = self.run_step(batch, batch_idx, stage)
-        metrics.measure(output["per_example"], _column(self.risk.group_key or GROUP, batch, output["example_index"]))
+        with self._of_loader(loader):
+            metrics = self.stage_metrics(stage)
+            if batch_idx == 0:
+                metrics.reset()
+            if not batch:
+                return {}
+            output = self.run_step(batch, batch_idx, stage)
+            metrics.measure(output["per_example"], _column(self.risk.group_key or GROUP, batch, output["example_index"]))
         return output
+
+    @contextmanager
+    def _of_loader(self, loader: int) -> Iterator[None]:
+        """Let the block measure and log for one loader of validation or test."""
+        self._loader = loader
+        try:
+            yield
+        finally:
+            self._loader = 0
+
+    def _log_loaders(self, stage: Literal["val", "test"]) -> None:
+        for loader in range(number_of_loaders(self.trainer, stage)):
+            with self._of_loader(loader):
+                self._log_metrics(stage)
+
+    @override
+    def log(self, name: str, *args: Any, **options: Any) -> None:
+        if self._loader:
+            name, options["add_dataloader_idx"] = f"{name}/dataloader_idx_{self._loader}", False
+        super().log(name, *args, **options)
 
     def _log_metrics(self, stage: Stage) -> None:
         self.stage_metrics(stage).log(self, stage, self.count_name)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as nnf
 from torchmetrics import Metric
 from typing_extensions import override
@@ -16,7 +16,7 @@ from lit_sparse.errors import ConfigurationError
 from lit_sparse.lightning.choice import rank_zero_info
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.models.base import Batch, Stage, StepOutput, mean_metrics
-from lit_sparse.models.text import TextModule, check_lines, check_parts, count_groups
+from lit_sparse.models.text import TextModule, check_lines, check_parts, count_groups, two_texts
 from lit_sparse.nn import EntailmentNetwork, EntailmentPredictor, WordVectors
 from lit_sparse.random import seeded_uniform
 from lit_sparse.text.labels import LABELS, check_labels
@@ -162,6 +162,10 @@ class EntailmentClassifier(TextModule):
     def configure_predictor(self) -> EntailmentPredictor:
         self._check_built()
         return EntailmentPredictor(self.words, self.network)
+
+    @override
+    def exported(self) -> dict[str, tuple[nn.Module, tuple[Any, ...]]]:
+        return {"": (self.predictor(), 2 * two_texts(next(iter(self.vocabularies.values())).unk))}
 
     @override
     def configure_metrics(self, stage: Stage) -> dict[str, Metric]:

@@ -12,7 +12,7 @@ from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.lightning.choice import MixedPrecision, Precision, rank_zero_warn
 from lit_sparse.risks import Risk
 
-__all__ = ["build_optimizer", "clips_by_itself", "renew_dual_rates", "warn_of_other_rates"]
+__all__ = ["DUAL", "build_optimizer", "clips_by_itself", "renew_dual_rates", "warn_of_other_rates"]
 
 #: Key that marks the parameter group of a risk's dual variable.
 DUAL = "dual"

@@ -18,7 +18,7 @@ from lit_sparse.mappings import FenchelYoungLoss, SparseMapping
 from lit_sparse.metrics import Bleu, ChrF, TextMetric
 from lit_sparse.models.base import Batch, Stage, StepOutput, mean_metrics
 from lit_sparse.models.generation import GeneratingModule, check_keys
-from lit_sparse.models.text import check_lines, check_parts, count_groups
+from lit_sparse.models.text import check_lines, check_parts, count_groups, two_texts
 from lit_sparse.nn import EncoderDecoder, Hypothesis, RecurrentBody, Seq2SeqPredictor, State, beam_search, length_mask
 from lit_sparse.nn.output_layer.losses import layer_losses
 
@@ -177,6 +177,17 @@ class Seq2Seq(GeneratingModule):
     def configure_predictor(self) -> Seq2SeqPredictor:
         self._check_built()
         return Seq2SeqPredictor(self.source_embedding, self.body, self.target_embedding, self.output, self.output_mapping)
+
+    @override
+    def exported(self) -> dict[str, tuple[nn.Module, tuple[Any, ...]]]:
+        """Return a decoding step, and the encoder, whose file has ``_encoder`` in its name."""
+        predictor, texts = self.predictor(), two_texts(self.vocabularies["source"].unk)
+        encoder = predictor.get_submodule("encoder")
+        memory, state = encoder(*texts)
+        tokens = torch.full((2,), self.vocabularies["target"].bos)
+        for _ in range(2):
+            _, _, state = predictor(tokens, memory, state)
+        return {"": (predictor, (tokens, memory, state)), "_encoder": (encoder, texts)}
 
     @override
     def configure_metrics(self, stage: Stage) -> dict[str, Metric]:

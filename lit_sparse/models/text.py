@@ -20,7 +20,7 @@ from lit_sparse.models.base import LitSparseModule
 from lit_sparse.runs.checkpoint_files import read_torch_file
 from lit_sparse.text import Vocabulary
 
-__all__ = ["TextModule", "check_lines", "check_parts", "count_groups"]
+__all__ = ["TextModule", "check_lines", "check_parts", "count_groups", "two_texts"]
 
 VOCABULARIES = "vocabularies"
 
@@ -222,6 +222,11 @@ def count_groups(mapping: SparseMapping, weights: Tensor) -> Tensor:
 def _has_vocabularies(data: object) -> TypeGuard[_HasVocabularies]:
     # Before Python 3.12, isinstance with a protocol evaluates each member, and would build the vocabularies.
     return callable(getattr(data, "use_vocabularies", None))
+
+
+def two_texts(token: int) -> tuple[Tensor, Tensor]:
+    """Return the tokens (2, 3) and the lengths (2,) of two texts of one token."""
+    return torch.full((2, 3), token), torch.tensor([3, 2])
 
 
 def _kept_vocabularies(path: str) -> dict[str, Vocabulary]:

@@ -9,11 +9,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.ground.arguments import checked
 from lit_sparse.ground.torch_internals import refuse_vmap
 
 __all__ = ["sparse_decode", "sparse_encode"]
 
 
+@checked
 def sparse_encode(x: Tensor, weight: Tensor) -> Tensor:
     """Return ``x @ weight.T`` (B, n) for x (B, D) and ``weight`` (n, D), with a sparse gradient of ``weight``.
 
@@ -26,6 +28,7 @@ def sparse_encode(x: Tensor, weight: Tensor) -> Tensor:
     return scores
 
 
+@checked
 def sparse_decode(h: Tensor, weight: Tensor) -> Tensor:
     """Return ``h @ weight`` (B, D) for activities h (B, n), from the rows of ``weight`` (n, D) with a nonzero activity.
 

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from lit_sparse.checks import check_choice, check_count, check_flag, check_positive
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.ground.arguments import check_types
+from lit_sparse.ground.torch_internals import on_batches
 from lit_sparse.mappings import SparseMAP
 from lit_sparse.structures import FromSolver, Structure
 from lit_sparse.structures.from_solver import INTEGRAL
@@ -60,7 +61,15 @@ def _rebuilt(spec: Any) -> _Solve:
 
 
 def _minimizes(optmodel: Any) -> bool:
-    return int(optmodel.modelSense) == 1
+    try:
+        sense = int(optmodel.modelSense)
+    except (TypeError, ValueError):
+        sense = 0
+    if sense not in (1, -1):
+        raise ConfigurationError(
+            f"Expected `modelSense` of the model to be 1, to minimize, or -1, to maximize, but got {optmodel.modelSense!r}."
+        )
+    return sense == 1
 
 
 def structure_of(optmodel: Any, *, processes: int = 0, cache: int = 1000) -> FromSolver:
@@ -81,7 +90,8 @@ def structure_of(optmodel: Any, *, processes: int = 0, cache: int = 1000) -> Fro
         raise ConfigurationError("Expected a model all of whose costs are predicted but some are fixed.")
     if any(cls.__module__.partition(".")[0] == "pyepo" for cls in type(optmodel).__mro__):
         _tell_untested()
-    return FromSolver(_Solve(optmodel), int(optmodel.num_cost), processes=processes, cache=cache)
+    size = check_count("num_cost", optmodel.num_cost)
+    return FromSolver(_Solve(optmodel), size, processes=processes, cache=cache)
 
 
 def _tell_untested() -> None:
@@ -114,11 +124,12 @@ class _DecisionLoss(nn.Module, ABC):
     def scores(self, costs: Tensor) -> Tensor:
         """Return the scores (B, d), to be maximized, for costs (B, d)."""
         if not isinstance(costs, Tensor) or costs.dim() != 2 or not costs.is_floating_point():
-            shape = tuple(costs.shape) if isinstance(costs, Tensor) else full_name(costs)
-            raise ConfigurationError(f"Expected floating costs of shape (rows, entries) but got {shape}.")
+            got = f"{tuple(costs.shape)} of {costs.dtype}" if isinstance(costs, Tensor) else full_name(costs)
+            raise ConfigurationError(f"Expected floating costs of shape (rows, entries) but got {got}.")
         self.structure.check(costs.shape[-1])
         return -costs if self.minimize else costs
 
+    @on_batches
     def solutions(self, given: Tensor, like: Tensor) -> Tensor:
         """Return solutions (B, d) as exact zeros and ones."""
         if not isinstance(given, Tensor) or given.shape != like.shape:
@@ -127,6 +138,8 @@ class _DecisionLoss(nn.Module, ABC):
         bits = (given > 0.5).to(like)
         if not bool(((given - bits).abs() <= INTEGRAL).all()):
             raise ConfigurationError("Expected solutions of zeros and ones but got other numbers.")
+        if not bool(self.structure.validate(bits).all()):
+            raise ConfigurationError(f"Expected structures of {self.structure!r} as solutions, but some are none.")
         return bits
 
     def best(self, scores: Tensor) -> Tensor:
@@ -239,6 +252,10 @@ class SPOPlusLoss(_DecisionLoss):
             true_obj: not needed; accepted because PyEPO's loss has it.
         """
         scores, true = self.scores(pred_cost), self.scores(true_cost).detach()
+        if true.shape != scores.shape:
+            raise ConfigurationError(
+                f"Expected true costs of shape {tuple(scores.shape)}, as the predicted ones have, but got {tuple(true.shape)}."
+            )
         target = self.solutions(true_sol, scores)
         twice = 2 * scores - true
         return self.reduced(((twice * self.best(twice)) - (twice * target)).sum(-1))

@@ -11,6 +11,7 @@ from torch.nn import functional as nnf
 
 from lit_sparse.checks import FLOATS, check_dim, check_number
 from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.ground.arguments import checked
 from lit_sparse.ground.torch_internals import can_read_values, forward_mode_active
 from lit_sparse.kernels.row_kernel import HALVES
 from lit_sparse.risks.logsumexp_kernel import mass_tolerance, safe_threshold, weighted_safe_threshold
@@ -40,6 +41,7 @@ def softplus(x: Tensor) -> Tensor:
     return nnf.softplus(x, 1.0, 50.0)
 
 
+@checked
 def safe_logsumexp(values: Tensor, rho: float, dim: int = -1, weights: Tensor | None = None) -> Tensor:
     r"""Return the safe LogSumExp of ``values`` along a dimension.
 
@@ -107,6 +109,8 @@ def _measure(weights: Tensor, values: Tensor, rho: float, dim: int) -> Tensor:
     if not isinstance(weights, Tensor) or weights.dtype not in FLOATS:
         got = weights.dtype if isinstance(weights, Tensor) else full_name(weights)
         raise ConfigurationError(f"Expected weights in a floating torch tensor but got {got}.")
+    if weights.device.type != values.device.type:
+        raise ConfigurationError(f"Expected weights on the device {values.device} of the values but got {weights.device}.")
     try:
         found = weights.expand(values.shape)
     except RuntimeError as error:

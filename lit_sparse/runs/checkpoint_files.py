@@ -16,6 +16,7 @@ from typing import IO, Any, TypeVar
 
 import fsspec
 import torch
+from fsspec.implementations.local import LocalFileSystem
 from torch import Tensor
 
 from lit_sparse.errors import CheckpointError, LitSparseError, cause_of
@@ -24,6 +25,7 @@ from lit_sparse.ground.state_checks import ANY, COUNT, SCALAR, DictOf, ListOf, a
 from lit_sparse.ground.stored import NotPlainError, open_inside, open_plain
 from lit_sparse.runs.allocation import Limits
 from lit_sparse.runs.descriptions import Plan, plan, plan_arguments
+from lit_sparse.runs.shards import is_sharded, read_shards
 from lit_sparse.runs.trust import trusting
 
 __all__ = [
@@ -33,7 +35,9 @@ __all__ = [
     "check_removable",
     "check_resumable",
     "check_written",
+    "is_url",
     "load_module",
+    "local_copy",
     "plan_module",
     "read_checkpoint",
     "read_torch_file",
@@ -73,7 +77,7 @@ def read_torch_file(file: str | Path | IO[bytes], source: str, *, within: Path |
     """Return the content of a ``torch.save`` file without running code, and verify the checksums, which torch does not.
 
     Args:
-        file: path, or an open file.
+        file: path or URL of a file, path of the folder of a sharded checkpoint, or an open file.
         source: name of the file in messages.
         within: folder out of which no link may lead; None for a file that the user names.
         options: further arguments of ``torch.load``.
@@ -82,8 +86,10 @@ def read_torch_file(file: str | Path | IO[bytes], source: str, *, within: Path |
         CheckpointError: if the file is damaged, or holds objects other than tensors, numbers, text, lists and dicts.
     """
     try:
+        if isinstance(file, str | Path) and not is_url(file) and is_sharded(file):
+            return read_shards(Path(file).resolve(), source, read_torch_file)
         if isinstance(file, str | Path):
-            with open_plain(file) if within is None else open_inside(Path(file), within) as opened:
+            with open_plain(local_copy(file)) if within is None else open_inside(Path(file), within) as opened:
                 return read_torch_file(opened, source, **options)
         file.seek(0)
         if not zipfile.is_zipfile(file):
@@ -167,7 +173,7 @@ def read_checkpoint(
     """Return a checkpoint of a Lightning module; its descriptions are not checked yet.
 
     Args:
-        file: path, or an open file.
+        file: path of a file or of the folder of a sharded checkpoint, URL, or an open file.
         source: name of the file in messages; by default its path.
         map_location: device of the tensors.
         within: see :func:`read_torch_file`.
@@ -272,7 +278,8 @@ def load_module(
         CheckpointError: if the file is not a checkpoint, does not fit, or names a forbidden class.
     """
     source = repr(str(file)) if isinstance(file, str | Path) else "the checkpoint"
-    found: Any = read_checkpoint(_content_of(file, source), source, map_location, within)
+    content = file if isinstance(file, str | Path) else io.BytesIO(file.read())
+    found: Any = read_checkpoint(content, source, map_location, within)
     try:
         check_finite(source, found)
     except CheckpointError as error:
@@ -328,19 +335,30 @@ def _arguments_in(path: str | Path) -> Any:
     return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
 
 
-def _content_of(file: str | Path | IO[bytes], source: str) -> Path | io.BytesIO:
-    """Return the path of a file of this machine, and the content of others."""
-    if not isinstance(file, str | Path):
-        return io.BytesIO(file.read())
-    if not re.search(r"^[\w+.-]{2,}:|::", str(file)):
-        return Path(file).expanduser()
+def is_url(path: Any) -> bool:
+    """Return whether a path is a URL for fsspec, such as ``s3://bucket/last.ckpt`` or ``zip://last.ckpt::runs.zip``."""
+    return isinstance(path, str) and ("://" in path or "::" in path)
+
+
+def local_copy(path: str | Path) -> Path:
+    """Return the path of a file of this machine; a file elsewhere is copied once, and removed when the process ends.
+
+    Args:
+        path: path, or URL for fsspec.
+
+    Raises:
+        CheckpointError: if a file cannot be copied.
+    """
+    if not is_url(path):
+        return Path(path).expanduser()
     try:
-        with fsspec.open(str(file)) as opened:
-            return io.BytesIO(opened.read())
+        found, inner = fsspec.core.url_to_fs(str(path))
+        return Path(inner if isinstance(found, LocalFileSystem) else fsspec.open_local(f"simplecache::{path}"))
     except FileNotFoundError as error:
-        raise CheckpointError(f"Expected a checkpoint but the file {source} does not exist. Give the path of one.") from error
-    except (OSError, MemoryError) as error:
-        raise CheckpointError(f"{source} cannot be read as a checkpoint ({type(error).__name__}). {SUGGESTION}") from error
+        raise CheckpointError(f"Expected a checkpoint but the file {path!r} does not exist. Give the path of one.") from error
+    except Exception as error:  # each file system has errors of its own
+        reason = " ".join(str(error).split()).rstrip(".")[:300] or type(error).__name__
+        raise CheckpointError(f"{path!r} cannot be read as a checkpoint: {reason}. {SUGGESTION}") from error
 
 
 def restoring_error(source: str, error: BaseException, what: str = "") -> LitSparseError:

@@ -24,7 +24,10 @@ __all__ = [
     "experiment_name",
     "find_checkpoint",
     "inside",
+    "is_checkpoint",
     "next_command",
+    "remove",
+    "replace_folder",
     "run_of",
 ]
 
@@ -50,8 +53,13 @@ def experiment_folder(output_dir: str, name: str) -> Path:
     """Return the folder of all runs of an experiment.
 
     Raises:
-        ConfigurationError: if the folder is outside the output folder.
+        ConfigurationError: if the folder is outside the output folder, or at a URL.
     """
+    if "://" in output_dir:
+        raise ConfigurationError(
+            f"Expected a local folder of runs but got {output_dir!r}. Choose one, and let a ModelCheckpoint copy the"
+            f" checkpoints: --trainer.callbacks+ ModelCheckpoint --trainer.callbacks.dirpath {output_dir}"
+        )
     parts = Path(name).parts
     if not parts or Path(name).is_absolute() or ".." in parts or "\0" in name:
         raise ConfigurationError(
@@ -133,14 +141,14 @@ def find_checkpoint(
         runs = [*([own] if own else []), *reversed(numbered(parent))]
         for run in runs:
             path = run / CHECKPOINTS / f"{wanted}.ckpt"
-            if path.is_file():
+            if is_checkpoint(path):
                 if run != runs[0]:
                     which = "the run of the config" if own else "the newest run"
                     note(f"{which}, {runs[0]}, has no {wanted} checkpoint; the older run {run} is used")
                 return inside(path, run)
         other = "last" if wanted == "best" else "best"
         for run in runs:
-            if (path := run / CHECKPOINTS / f"{other}.ckpt").is_file():
+            if is_checkpoint(path := run / CHECKPOINTS / f"{other}.ckpt"):
                 raise CheckpointError(
                     f"--ckpt_path {wanted}: no run in {str(parent)!r} holds a {wanted} checkpoint, but {str(path)!r} exists."
                     f" Give --ckpt_path {other}."
@@ -151,7 +159,7 @@ def find_checkpoint(
         )
     path = Path(wanted)
     try:
-        exists = path.is_file()
+        exists = is_checkpoint(path)
     except OSError:  # too long
         exists = False
     if not exists:
@@ -162,8 +170,36 @@ def find_checkpoint(
     return path
 
 
-def run_of(checkpoint: Path) -> Path | None:
-    """Return the run folder of a checkpoint, or None if it is elsewhere."""
+def is_checkpoint(path: Path) -> bool:
+    """Return whether there is a checkpoint, a file or a folder; a kill may have left a folder under another name."""
+    old = path.parent / f".{path.name}.old"
+    if not path.exists() and old.is_dir():
+        old.rename(path)
+    return path.is_file() or (path / "meta.pt").is_file()
+
+
+def replace_folder(part: Path, target: Path) -> None:
+    """Let a folder replace a file or a folder; :func:`is_checkpoint` undoes a replacement that a kill has cut."""
+    old = target.with_name(f".{target.name}.old")
+    remove(old)
+    if target.exists():
+        target.rename(old)
+    part.rename(target)
+    remove(old)
+
+
+def remove(path: Path) -> None:
+    """Remove a folder, a file or a link, if there is one."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def run_of(checkpoint: Path | None) -> Path | None:
+    """Return the run folder of a checkpoint, or None if it is elsewhere, or there is no checkpoint."""
+    if checkpoint is None:
+        return None
     run = checkpoint.parent.parent
     return run if checkpoint.parent.name == CHECKPOINTS and (run / "config.yaml").is_file() else None
 
@@ -176,7 +212,7 @@ def next_command(run: Path, command: str, names: Iterable[str]) -> str:
         command: ``"fit"`` to continue, or another command.
         names: names of checkpoints; the first that exists is used.
     """
-    checkpoints = [path for name in names if (path := run / CHECKPOINTS / f"{name}.ckpt").is_file()]
+    checkpoints = [path for name in names if is_checkpoint(path := run / CHECKPOINTS / f"{name}.ckpt")]
     if not checkpoints:
         return ""
     config, checkpoint = shlex.quote(str(run / "config.yaml")), shlex.quote(str(checkpoints[0]))

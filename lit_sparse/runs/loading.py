@@ -9,9 +9,10 @@ from typing import Any, Literal, overload
 from lit_sparse.errors import CheckpointError, ConfigurationError
 from lit_sparse.ground.stored import read_yaml
 from lit_sparse.lightning.choice import pl
-from lit_sparse.runs.checkpoint_files import load_module, restoring_error
+from lit_sparse.runs.checkpoint_files import is_url, load_module, restoring_error
 from lit_sparse.runs.descriptions import build
 from lit_sparse.runs.folders import inside
+from lit_sparse.runs.shards import is_sharded
 from lit_sparse.runs.trust import trusting
 
 __all__ = ["load"]
@@ -55,7 +56,8 @@ def load(
     """Return a trained model in evaluation mode.
 
     Args:
-        path: path of a run folder such as ``"runs/ssvae/digits/0"``, or of a checkpoint.
+        path: path of a run folder such as ``"runs/ssvae/digits/0"``, or path or URL of a checkpoint, such as
+            ``"hf://user/repository/best.ckpt"``.
         which: checkpoint in the run folder, ``"best"`` or ``"last"``.
         data: whether to also return the run's data module; text data use the vocabularies of the model.
         map_location: device of the weights.
@@ -65,12 +67,12 @@ def load(
     Raises:
         CheckpointError: if the checkpoint is missing, does not fit, or names a forbidden class.
     """
-    path = Path(path)
-    file, within = (_checkpoint_of(path, which), path) if path.is_dir() else (path, None)
-    model = load_module(pl.LightningModule, file, trust=trust, map_location=map_location, within=within, **arguments).eval()
+    folder = None if is_url(path) or is_sharded(path) or not Path(path).is_dir() else Path(path)
+    file = path if folder is None else _checkpoint_of(folder, which)
+    model = load_module(pl.LightningModule, file, trust=trust, map_location=map_location, within=folder, **arguments).eval()
     if not data:
         return model
-    run = file.parent.parent
+    run = Path(file).parent.parent
     try:
         with trusting(trust):
             module = _data_of(run)

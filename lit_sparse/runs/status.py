@@ -276,7 +276,7 @@ def _read(path: Path) -> Fields | None:
         if status["process"] < 1:
             raise ValueError(f"its process is {status['process']}")
         status = {name: value for name, value in status.items() if name in {*TYPES, "epoch", "step", "limits", "job", "rows"}}
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigurationError(

@@ -7,9 +7,10 @@ import csv
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lit_sparse.errors import ConfigurationError, did_you_mean, printable
 from lit_sparse.ground.files import result_file
@@ -21,8 +22,9 @@ from lit_sparse.studies.jobs.rows import Row, shown
 from lit_sparse.studies.pages.figures import draw
 from lit_sparse.studies.pages.tables import by_cell, markdown
 from lit_sparse.studies.plan.study import Cell, Column, Figure, Panel, Study
+from lit_sparse.studies.settings import read_config, settings_of
 
-__all__ = ["Source", "comparison", "is_folder", "main", "named", "parser", "sources", "without_seeds"]
+__all__ = ["Source", "comparison", "configs_of", "first_of", "is_folder", "main", "named", "parser", "sources", "table_of"]
 
 #: Metrics that are drawn, those that come first preferred.
 PREFERRED = ("nelbo", "success", "bleu", "accuracy", "loss")
@@ -38,11 +40,17 @@ PLACES = ("epoch", "step", "cell", "seed")
 #: End of a trial's name in a sweep with folds.
 FOLD = re.compile("fold_[0-9]+")
 BLOCKS = "▁▂▃▄▅▆▇█"
+#: Largest number of characters of a name beside them.
+LONGEST = 36
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command."""
-    found = argparse.ArgumentParser(prog="lit-sparse compare", description=__doc__, allow_abbrev=False)
+    found = argparse.ArgumentParser(
+        prog="lit-sparse compare",
+        description="Print and write the numbers and curves of some runs next to each other.",
+        allow_abbrev=False,
+    )
     found.add_argument("runs", nargs="+", metavar="[NAME=]RUN", help="folders of runs, a sweep or a study")
     found.add_argument("--metric", help="metric of the curves, such as nelbo; by default the usual one of the models")
     found.add_argument("--output", type=Path, default=Path("comparison"), help="files without their endings")
@@ -52,8 +60,9 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str]) -> int:
     """Print and write a table and curves of runs."""
     options = parser().parse_args(list(arguments))
-    study, figure, rows, curves = comparison(sources(options.runs), options.metric)
-    table = without_seeds(by_cell(study, rows, list(study.columns)))
+    found = sources(options.runs)
+    study, figure, rows, curves = comparison(found, options.metric)
+    table = table_of(study, rows, settings_of(configs_of(found)))
     files = [options.output.with_name(options.output.name + ending) for ending in (".md", ".csv", ".png")]
     with result_file(files[0], "w") as file:
         file.write("\n".join(markdown(table)) + "\n")
@@ -152,8 +161,21 @@ def comparison(
     return study, figure, rows, curves
 
 
-def without_seeds(table: list[list[str]]) -> list[list[str]]:
-    """Return a table without the number of seeds if each line has one."""
+def first_of(runs: Sequence[Source]) -> dict[str, Source]:
+    """Return the first run of each name, such as the first seed."""
+    first = {run.name: run for run in reversed(runs)}
+    return {run.name: first[run.name] for run in runs}
+
+
+def configs_of(runs: Sequence[Source]) -> dict[str, dict[Any, Any]]:
+    """Return the config of the first run of each name."""
+    return {name: read_config(run.folder, run.root) for name, run in first_of(runs).items()}
+
+
+def table_of(study: Study, rows: Sequence[Row], settings: Mapping[str, Mapping[str, str]]) -> list[list[str]]:
+    """Return the table of a study with settings of its cells, and without the number of seeds if each line has one."""
+    cells = {name: replace(cell, labels={**cell.labels, **settings.get(name, {})}) for name, cell in study.cells.items()}
+    table = by_cell(replace(study, cells=cells), rows, list(study.columns))
     place = len(table[0]) - 1 - table[0][::-1].index("seeds")  # a label may have this name, too
     alone = all(line[place] == "1" for line in table[1:])
     return [line[:place] + line[place + alone :] for line in table]
@@ -186,19 +208,16 @@ def is_folder(path: str | Path) -> bool:
 
 def _logged(run: Source) -> list[dict[str, float]]:
     """Return what a run logged, that of its newest test last."""
-    own = not (run.folder / "fit").is_dir()  # where a program writes
-    lines = logged(run.folder, run.root) if own else logged_by_program(run.folder / "fit", within=run.root)
+    inner = run.folder / "fit"  # where a program writes
+    folder, read = (inner, logged_by_program) if inner.is_dir() else (run.folder, logged)
+    lines = read(folder, within=run.root)
     if not lines:
         raise ConfigurationError(
             f"{str(run.folder)!r} is not a run folder: it has no metrics.csv, nor has it the runs of a sweep or study. A run"
             " prints its folder last."
         )
     epoch = lines[-1].get("epoch", 0.0)
-    tests = [
-        {**line, "epoch": epoch}
-        for folder in numbered(run.folder / "test")[-1:]
-        for line in (logged(folder, run.root) if own else logged_by_program(folder, within=run.root))
-    ]
+    tests = [{**line, "epoch": epoch} for test in numbered(run.folder / "test")[-1:] for line in read(test, within=run.root)]
     return [*lines, *tests]
 
 
@@ -236,18 +255,21 @@ def _panels(metric: str, calls: bool) -> list[Panel]:
 
 
 def _lines(curves: Sequence[Row], metric: str) -> list[str]:
-    """Return a line of blocks for the values of each run, on one scale."""
+    """Return a line of blocks for the values of each run, on one scale and within 80 columns."""
     values: dict[str, list[float]] = {}
     for row in curves:
         if row.get(metric):
             values.setdefault(row["cell"], []).append(float(row[metric]))
     finite = [value for some in values.values() for value in some if math.isfinite(value)]
     low, high = min(finite, default=0.0), max(finite, default=1.0)
-    width = max(map(len, values), default=0)
+    ends = [f"{some[0]:.4g} to {some[-1]:.4g}" for some in values.values()]
+    names = [name if len(name) <= LONGEST else f"…{name[1 - LONGEST :]}" for name in values]
+    width = max(map(len, names), default=0)
+    room = 80 - 4 - width - max(map(len, ends), default=0)
     lines = []
-    for name, some in values.items():
-        picked = [some[round(place * (len(some) - 1) / 59)] for place in range(60)] if len(some) > 60 else some
+    for name, some, end in zip(names, values.values(), ends, strict=True):
+        picked = [some[round(place * (len(some) - 1) / (room - 1))] for place in range(room)] if len(some) > room else some
         heights = [(value - low) / (high - low or 1.0) if math.isfinite(value) else 1.0 for value in picked]
         bars = "".join(BLOCKS[min(7, int(8 * height))] for height in heights)
-        lines.append(f"{name:<{width}}  {bars}  {some[0]:.4g} to {some[-1]:.4g}")
+        lines.append(f"{name:<{width}}  {bars}  {end}")
     return lines

@@ -6,8 +6,9 @@ import argparse
 import base64
 import math
 import re
+import sys
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,34 +20,38 @@ import yaml
 
 from lit_sparse.errors import ConfigurationError, MissingExtraError
 from lit_sparse.ground.files import result_file
-from lit_sparse.ground.stored import LARGEST, is_file, read_attention, read_png, read_text, read_yaml
+from lit_sparse.ground.stored import LARGEST, is_file, read_attention, read_png, read_text
 from lit_sparse.runs.config_files import find_config
-from lit_sparse.runs.folders import differences
-from lit_sparse.studies.compare import Source, comparison, is_folder, named, sources, without_seeds
+from lit_sparse.studies.compare import (
+    Source,
+    comparison,
+    configs_of,
+    first_of,
+    is_folder,
+    named,
+    sources,
+    table_of,
+)
 from lit_sparse.studies.jobs.engine import Runner
+from lit_sparse.studies.jobs.processes import say
 from lit_sparse.studies.jobs.rows import Row
 from lit_sparse.studies.pages.figures import COLORS, history_svg, svg_of
-from lit_sparse.studies.pages.tables import MISSING, by_cell, cell_text, machines, numbers, summary
+from lit_sparse.studies.pages.tables import cell_text, machines, numbers, summary
 from lit_sparse.studies.plan.load import load_study
-from lit_sparse.studies.plan.study import Figure, Study
+from lit_sparse.studies.plan.study import Figure, Study, changes
 from lit_sparse.studies.search.space import import_optuna
-from lit_sparse.studies.search.storage import read_journal
+from lit_sparse.studies.search.storage import stored_study
 from lit_sparse.studies.search.sweep import DIRECTIONS
+from lit_sparse.studies.settings import config_file, settings_of, short_name
 
 __all__ = ["main", "page_of", "parser"]
 
-#: Options that differ between all runs, and ends of such options.
-FREE, PLACES = ("output_dir", "name", "ckpt_path"), ("default_root_dir", "save_dir")
 #: Largest number of bytes of all pictures of a page.
 MOST = 2**27
 #: Number of bytes that a cell of attention takes in it.
 CELL = 50
-#: Largest numbers of settings in the table, and of characters of one.
-SETTINGS, LONGEST = 12, 60
 #: Largest number of values from which the importance of options is computed.
 VALUES = 10**6
-#: Path of a class.
-CLASS = re.compile(r"(\w+\.)+[A-Z]\w*")
 #: Dashes of the lines in the legend, as in the figures.
 DASHES = ("none", "6 3", "2 2")
 #: In place of the settings of rows that neither the study nor a run folder has.
@@ -95,7 +100,11 @@ class Search:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command."""
-    found = argparse.ArgumentParser(prog="lit-sparse report", description=__doc__, allow_abbrev=False)
+    found = argparse.ArgumentParser(
+        prog="lit-sparse report",
+        description="Write one page about runs, a sweep or a study: a single file that needs no network.",
+        allow_abbrev=False,
+    )
     found.add_argument(
         "source", nargs="+", metavar="[NAME=]RUN or STUDY", help="folders of runs, a sweep or a study; or a study file"
     )
@@ -104,6 +113,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--metric", help="metric of the curves of runs; by default the usual one of the models")
     found.add_argument("--schedule", help="schedule of the study; the first by default")
     found.add_argument("--results", type=Path, default=Path("results"), help="folder with the rows of the study")
+    found.add_argument("--storage", help="URL of the Optuna storage of the sweep; the file in its folder by default")
     return found
 
 
@@ -111,6 +121,8 @@ def main(arguments: Sequence[str]) -> int:
     """Write the page."""
     options = parser().parse_args(list(arguments))
     root, search = named(options.source[0])[1], None
+    if options.storage and not (len(options.source) == 1 and is_folder(root)):
+        raise ConfigurationError("Expected the folder of one sweep with --storage but got other runs. Leave it out.")
     if len(options.source) == 1 and not is_folder(root):
         runner = Runner(load_study(find_config(options.source[0], kind="studies")), options.schedule, results=options.results)
         rows, curves, _ = runner.stored()
@@ -119,15 +131,17 @@ def main(arguments: Sequence[str]) -> int:
             raise ConfigurationError(f"{runner.rows.path} has no rows: nothing of the study is finished yet.")
     else:
         found = sources(options.source)
-        search = _search(root) if len(options.source) == 1 else None
-        first = {run.name: run for run in reversed(found)}  # the first seed of each
-        configs = {run.name: _config(first[run.name]) for run in found}
-        monitor = partial(_monitor, search, [config for config, _ in configs.values()], options.metric)
+        search = _search(root, options.storage) if len(options.source) == 1 else None
+        configs = configs_of(found)
+        monitor = partial(_monitor, search, configs.values(), options.metric)
         study, figure, rows, curves = comparison(found, options.metric, monitor)
         if search is not None:  # only what the sweep compared can be its best
             complete = {f"trial_{number}" for number, _ in search.values}
             rows = [row if row["cell"] in complete else row | {search.metric: ""} for row in rows]
-        figures, runs = [figure], _runs([first[name] for name in configs], configs)
+        order = list(dict.fromkeys([*_best(study, rows)[0], *study.cells]))  # the best first
+        study = replace(study, cells={name: study.cells[name] for name in order})
+        first = first_of(found)
+        figures, runs = [figure], _runs([first[name] for name in order], {name: configs[name] for name in order})
         if len(options.source) == 1:
             study = replace(study, title=root.resolve().name)
     text = page_of(study, figures, rows, curves, runs, options.title or study.title, search)
@@ -165,10 +179,6 @@ def page_of(
     except ImportError as error:
         raise MissingExtraError("Reports", "report") from error
     there = [name for name in study.cells if any(row["cell"] == name for row in rows)]
-    cells = {
-        name: replace(study.cells[name], labels={**study.cells[name].labels, **run.settings})
-        for name, run in zip(there, runs, strict=True)
-    }
     looks: dict[str, int] = {}
     drawn = []
     for figure in figures:
@@ -177,13 +187,13 @@ def page_of(
     for run in runs:
         if run.pictures or run.maps:
             looks.setdefault(run.name, len(looks))
-    best, reason = _best(study, rows)
+    _, best, reason = _best(study, rows)
     template = Environment(autoescape=True).from_string((files("lit_sparse.studies") / "report.html").read_text("utf-8"))
     return template.render(
         title=title,
         source=study.source,
         notes=study.notes,
-        table=without_seeds(by_cell(replace(study, cells=cells), rows, list(study.columns))),
+        table=table_of(study, rows, {name: run.settings for name, run in zip(there, runs, strict=True)}),
         figures=[figure for figure in drawn if figure["panels"]],
         looks=looks,
         lines=[(name, COLORS[i % len(COLORS)], DASHES[i // len(COLORS) % len(DASHES)]) for name, i in looks.items()],
@@ -197,24 +207,29 @@ def page_of(
     )
 
 
-def _best(study: Study, rows: Sequence[Row]) -> tuple[str, str]:
-    """Return the best cell by the first column that has a best end, and the reason; empty texts if there is none."""
+def _best(study: Study, rows: Sequence[Row]) -> tuple[list[str], str, str]:
+    """Return the cells from the best one on by the first column that has a best end, the best one, and why it is the best.
+
+    Without such a column there are none. If several tie, there is no best one.
+    """
     key, column = next(((key, one) for key, one in study.columns.items() if one.best), ("", None))
     if column is None or study.series or len(machines(rows)) > 1 or any(cell.grid for cell in study.cells.values()):
-        return "", ""
+        return [], "", ""
     found = {name: numbers((row for row in rows if row["cell"] == name), column) for name in study.cells}
     scores = {name: score for name, some in found.items() if some and math.isfinite(score := summary(some, column))}
     ranked = sorted(scores, key=scores.__getitem__, reverse=column.best == "max")
     if len(ranked) < 2:
-        return "", ""
+        return ranked, "", ""
+    end, title = "largest" if column.best == "max" else "smallest", column.title or key
+    if tied := sum(score == scores[ranked[0]] for score in scores.values()) - 1:
+        return ranked, "", f"{tied + 1} of {len(scores)} tie for the {end} {title}, in bold below"
     texts = [cell_text(found[name], column) for name in ranked[:2]]
-    end = "largest" if column.best == "max" else "smallest"
     second = f"{study.title_of(ranked[1])} with {texts[1]}"
-    return ranked[0], f"{column.title or key} is {texts[0]}, the {end} of {len(scores)}; next is {second}"
+    return ranked, ranked[0], f"{title} is {texts[0]}, the {end} of {len(scores)}; next is {second}"
 
 
 def _monitor(
-    search: Search | None, configs: Sequence[dict[Any, Any]], asked: str | None, metric: str, logged: Collection[str]
+    search: Search | None, configs: Iterable[dict[Any, Any]], asked: str | None, metric: str, logged: Collection[str]
 ) -> tuple[str, str] | None:
     """Return the value that tells which run is best, and its mode: a sweep's, the models' own, or the drawn metric."""
     if search is not None:
@@ -231,25 +246,26 @@ def _monitor(
     return (f"{mode}({key})", mode) if key else None
 
 
-def _search(folder: Path) -> Search | None:
-    """Return what the journal in the folder of a sweep says; None if there is none, or Optuna is not installed.
+def _search(folder: Path, storage: str | None) -> Search | None:
+    """Return what the database of a sweep says, or the journal in its folder; None without both, or without Optuna.
 
     Raises:
-        ConfigurationError: if it is no journal of a sweep.
+        ConfigurationError: if it is none of a sweep.
+        MissingExtraError: without Optuna for a database.
     """
     journal = folder / "journal.log"
-    try:
-        optuna = import_optuna() if is_file(journal) else None
-    except MissingExtraError:
-        optuna = None
-    if optuna is None:
+    if storage is None and not is_file(journal):
+        if is_file(folder / "queue.lock"):
+            say("note: the trials of this sweep are in a database; --storage URL adds their history and importance", sys.stderr)
         return None
     try:
-        entries = [*read_journal(journal)]
-        # Optuna's own class would make or change the file.
-        methods = {"read_logs": lambda _, first: entries[first:], "append_logs": None}
-        backend = type("Journal", (optuna.storages.journal.BaseJournalBackend,), methods)()
-        study = optuna.load_study(study_name=None, storage=optuna.storages.JournalStorage(backend))
+        optuna = import_optuna()
+    except MissingExtraError:
+        if storage is not None:
+            raise
+        return None
+    try:
+        study = stored_study(folder, storage)
         metric, mode = study.user_attrs["settings"]["metrics"][0], study.directions[0].name.lower()[:3]
         trials = study.get_trials(deepcopy=False, states=[optuna.trial.TrialState.COMPLETE])
         values = [(trial.number, float(trial.values[0])) for trial in trials if abs(trial.values[0]) <= LARGEST]
@@ -258,7 +274,7 @@ def _search(folder: Path) -> Search | None:
     except Exception as error:  # Optuna checks nothing
         reason = " ".join((str(error) if isinstance(error, ConfigurationError) else repr(error)).split())[:300].rstrip(".")
         raise ConfigurationError(
-            f"Expected the journal of a sweep in {str(journal)!r} but got: {reason}. Restore it."
+            f"Expected the trials of a sweep in {storage or str(journal)!r} but got: {reason}. Restore it."
         ) from error
     choices = [len(getattr(one, "choices", "1")) for trial in trials for one in trial.distributions.values()]
     importances = {}
@@ -269,7 +285,7 @@ def _search(folder: Path) -> Search | None:
             importances = optuna.importance.get_param_importances(
                 study, evaluator=evaluator, target=lambda trial: trial.values[0]
             )
-    return Search(metric, mode, values, {_short(key): share for key, share in importances.items()})
+    return Search(metric, mode, values, {short_name(key): share for key, share in importances.items()})
 
 
 def _cells(runner: Runner, stored: Sequence[Row]) -> list[Run]:
@@ -289,22 +305,13 @@ def _cells(runner: Runner, stored: Sequence[Row]) -> list[Run]:
     return found
 
 
-def _config(run: Source) -> tuple[dict[Any, Any], str]:
-    """Return the config of a run without what differs between all runs, and its text; a program's is beside its logs."""
-    path = max((run.folder / "fit").glob("**/config.yaml"), default=run.folder / "config.yaml")
-    config = {key: value for key, value in (read_yaml(path, run.root) or {}).items() if key not in FREE}
-    return config, read_text(path, run.root) or ""
-
-
-def _runs(sources: Sequence[Source], configs: dict[str, tuple[dict[Any, Any], str]]) -> list[Run]:
+def _runs(sources: Sequence[Source], configs: dict[str, dict[Any, Any]]) -> list[Run]:
     """Return what is shown of each run."""
-    first = configs[sources[0].name][0]
-    changed = [differences(first, configs[run.name][0]) for run in sources]
-    settings = _settings([{key: (old, new) for key, old, new in change} for change in changed])
+    settings, base = settings_of(configs), configs[sources[0].name]
     found, left = [], MOST
-    for place, ((name, folder, root), change) in enumerate(zip(sources, changed, strict=True)):
-        run = Run(name, config=configs[name][1], differences=[f"{key}: {old}, now {new}" for key, old, new in change])
-        run.settings = {key: values[place] for key, values in settings.items()}
+    for name, folder, root in sources:
+        run = Run(name, config=read_text(config_file(folder), root) or "", settings=settings[name])
+        run.differences = changes(base, configs[name])
         for picture in sorted([*(folder / "pictures").glob("*.png"), *(folder / "pictures/attention").glob("*.json")]):
             if picture.suffix == ".png":
                 data = run.pictures[picture.stem.replace("_", " ")] = base64.b64encode(read_png(picture, root)).decode()
@@ -320,34 +327,3 @@ def _runs(sources: Sequence[Source], configs: dict[str, tuple[dict[Any, Any], st
                 )
         found.append(run)
     return found
-
-
-def _settings(changed: Sequence[dict[str, tuple[Any, Any]]]) -> dict[str, list[str]]:
-    """Return short names and values of the settings that differ between runs, given how each differs from the first run."""
-    keys = list(dict.fromkeys(key for change in changed for key in change if key.rpartition(".")[2] not in PLACES))
-    shorts = [_short(key) for key in keys]
-    classes = tuple(f"{key.removesuffix('.class_path')}.init_args." for key in keys if key.endswith(".class_path"))
-    settings: dict[str, list[str]] = {}
-    for key, short in zip(keys, shorts, strict=True):
-        base = next(change[key][0] for change in changed if key in change)
-        values = [_text(change.get(key, (base, base))[1]) for change in changed]
-        if len({*values} - {MISSING}) > 1 or not key.startswith(classes):  # other classes have other arguments
-            settings[short if shorts.count(short) == 1 else key] = values
-    return dict(list(settings.items())[:SETTINGS])
-
-
-def _short(key: str) -> str:
-    """Return the last part of an option that says what it sets."""
-    return key.replace(".init_args", "").removesuffix(".class_path").rpartition(".")[2][:LONGEST]
-
-
-def _text(value: Any) -> str:
-    """Return a setting as a short text: a class by its name and arguments."""
-    if isinstance(value, dict) and "class_path" in value:
-        given = value.get("init_args")
-        words = [f"{key}={_text(one)}" for key, one in given.items()] if isinstance(given, dict) else []
-        value = f"{_text(value['class_path'])}({', '.join(words)})"
-    elif isinstance(value, str) and CLASS.fullmatch(value):
-        value = value.rpartition(".")[2]
-    text = MISSING if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"

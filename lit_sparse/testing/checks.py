@@ -15,7 +15,15 @@ Part = TypeVar("Part")
 
 
 class Checks(dict[str, Callable[[Part], None]], Generic[Part]):
-    """Name -> check of a part. Each check takes the part and raises an AssertionError if the part fails."""
+    """Name -> check of a part. Each check takes the part and raises an AssertionError if the part fails.
+
+    Args:
+        base: class of the parts.
+    """
+
+    def __init__(self, base: type) -> None:
+        super().__init__()
+        self.base = base
 
     def add(self, check: Callable[[Part], None]) -> Callable[[Part], None]:
         """Add a check, under the name of its function."""
@@ -27,7 +35,11 @@ class Checks(dict[str, Callable[[Part], None]], Generic[Part]):
 
         Raises:
             AssertionError: if a check fails; the message names it.
+            ConfigurationError: if it is no such part.
         """
+        if not isinstance(part, self.base):
+            got = f"the class {part.__name__}" if isinstance(part, type) else repr(part)
+            raise ConfigurationError(f"Expected an instance of {self.base.__name__} but got {got}.")
         for name, check in self.items():
             try:
                 check(part)

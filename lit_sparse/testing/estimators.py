@@ -19,7 +19,7 @@ from lit_sparse.testing.checks import Checks, copies_of, refuses
 __all__ = ["ESTIMATOR_CHECKS", "check_estimator"]
 
 #: Name -> check. Each takes an estimator without a mapping and raises an AssertionError.
-ESTIMATOR_CHECKS: Checks[Estimator] = Checks()
+ESTIMATOR_CHECKS: Checks[Estimator] = Checks(Estimator)
 
 EXAMPLES, VALUES = 7, 5  # VALUES categories, or as many bits
 DRAWS = 20_000  # of samplers, to tell their mean

@@ -29,7 +29,7 @@ from lit_sparse.testing.mapping_transforms import (
 __all__ = ["MAPPING_CHECKS", "check_mapping"]
 
 #: Name -> check. Each takes a mapping that works along the last dimension and raises an AssertionError.
-MAPPING_CHECKS: Checks[SparseMapping] = Checks()
+MAPPING_CHECKS: Checks[SparseMapping] = Checks(SparseMapping)
 
 INF = float("inf")
 NAN = float("nan")
@@ -80,6 +80,15 @@ def _is_best(mapping: SparseMapping) -> None:
                 shift = torch.minimum(y[:, j], torch.full_like(y[:, j], step)).unsqueeze(-1)
                 swapped = y - shift * vertex + shift * vertex.roll(1)
                 assert bool((attained(swapped) <= best + slack).all()), f"{step} moved on from {j} is better, {wrong}"
+
+
+@MAPPING_CHECKS.add
+def _scores_kept(mapping: SparseMapping) -> None:
+    """Where it says so, entries that are not zero are the scores themselves."""
+    if mapping.keeps_scores:
+        x = random_scores(40, 9)
+        y = mapping(x)
+        same(torch.where(y != 0, x, 0.0), y, mapping, "entries that are not zero are scores", 0.0)
 
 
 @MAPPING_CHECKS.add
@@ -236,7 +245,7 @@ def _objects(mapping: SparseMapping) -> None:
     for name, value in arguments.items():
         shown = " ".join(f"{name}={value!r}".split())
         assert shown in " ".join(repr(mapping).split()), f"repr shows {shown}, but it is {mapping!r}"
-    rebuilt = type(mapping)(**arguments)
+    rebuilt = type(mapping)(**arguments).train(mapping.training)
     same(rebuilt(x), mapping(x), mapping, "the attributes rebuild the mapping")
 
 
@@ -262,7 +271,7 @@ def _bad_input(mapping: SparseMapping) -> None:
             refuses(lambda outside=outside: outside(torch.zeros(2, 3)), "one of the 2 dimensions of the scores")  # type: ignore[misc]
             if mapping.has_value:
                 refuses(lambda outside=outside: outside.value(torch.zeros(2, 3)), "one of the 2 dimensions")  # type: ignore[misc]
-        inside = type(mapping)(**{**arguments, "dim": np.int64(-1)})
+        inside = type(mapping)(**{**arguments, "dim": np.int64(-1)}).train(mapping.training)
         same(inside(random_scores(4, 6)), mapping.map(random_scores(4, 6), None, -1), mapping, "a numpy integer is a dimension")
     refuses(lambda: mapping(torch.zeros(2, 3), torch.ones(2, 4, dtype=torch.bool)), "broadcast")
     refuses(lambda: mapping(torch.zeros(3), torch.ones(2, 3, dtype=torch.bool)), "broadcast")

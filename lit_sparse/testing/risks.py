@@ -14,7 +14,7 @@ from lit_sparse.testing.checks import Checks, copies_of, refuses
 __all__ = ["RISK_CHECKS", "check_risk"]
 
 #: Name -> check. Each takes a risk and raises an AssertionError.
-RISK_CHECKS: Checks[Risk] = Checks()
+RISK_CHECKS: Checks[Risk] = Checks(Risk)
 
 SIZE = 12
 

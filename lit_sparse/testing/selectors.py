@@ -15,7 +15,7 @@ from lit_sparse.testing.checks import Checks, copies_of, refuses
 __all__ = ["SELECTOR_CHECKS", "check_selector"]
 
 #: Name -> check. Each takes a selector and raises an AssertionError.
-SELECTOR_CHECKS: Checks[CoresetSelector] = Checks()
+SELECTOR_CHECKS: Checks[CoresetSelector] = Checks(CoresetSelector)
 
 SIZE, DRAWS = 60, 12
 

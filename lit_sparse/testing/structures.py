@@ -17,7 +17,7 @@ from lit_sparse.testing.checks import Checks, copies_of, refuses
 __all__ = ["STRUCTURE_CHECKS", "check_structure"]
 
 #: Name -> check. Each takes a structure and raises an AssertionError.
-STRUCTURE_CHECKS: Checks[Structure] = Checks()
+STRUCTURE_CHECKS: Checks[Structure] = Checks(Structure)
 
 ROWS, MOST_ENTRIES = 12, 12
 

@@ -31,6 +31,7 @@ from lit_sparse.callbacks import (
     SupportSizePlot,
     TemperatureAnnealing,
     TextPredictionWriter,
+    TopTokensPlot,
     TransportPlot,
 )
 from lit_sparse.data import DigitsDataModule, ReferentialGameDataModule
@@ -44,7 +45,7 @@ OWN: dict[type[pl.Callback], tuple[str, ...]] = {
     AttentionPlot: (),
     BasesPlot: (),
     ClassSamplesPlot: (),
-    CountLogger: ("support_size_", "decoder_calls_", "groups_"),
+    CountLogger: (),  # which the model brings anyway
     DecoderCallsPlot: (),
     LanguageLogger: ("message_entropy", "used_vocabulary", "class_information", "topographic_similarity", "posdis", "bosdis"),
     NegativeELBOPlot: (),
@@ -55,6 +56,7 @@ OWN: dict[type[pl.Callback], tuple[str, ...]] = {
     SuccessPlot: (),
     SupportSizePlot: (),
     TextPredictionWriter: (),
+    TopTokensPlot: (),
     TransportPlot: (),
 }
 #: Those that change what is trained.

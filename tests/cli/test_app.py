@@ -265,7 +265,7 @@ def test_an_option_that_contradicts_the_scored_checkpoint_is_refused(trained: Pa
         (["fit", *DIGITS, "--data=MNISTDataModule", "--data.init_args.source=debain"], "Did you mean 'debian'?"),
         (["fit", *BITS, "--model.estimator.structure", "Buget"], "Did you mean 'Budget'? Known: Assignment, BitVector,"),
         (["fit", *BITS, "--model.estimator.structure.bugdet", "3"], "Did you mean 'budget'? The options are: d, budget."),
-        (["fit", *BITS, "--model.estimator.structure.budget", "33"], "0 .. 32 but got 33"),
+        (["fit", *BITS, "--model.estimator.structure.budget", "33"], "at most 32 but got 33"),
         (["fti"], "Did you mean 'fit'?"),
         (["--output_dir", "x", "fit"], "a command first"),
         (["fit", *DIGITS, *QUIET, "--model.init_args.optimizer.init_args.lr=-1"], "The optimizer does not accept"),

@@ -122,3 +122,15 @@ def test_a_state_whose_examples_are_not_of_the_finished_groups_is_refused(indice
     torch.save(state, path)
     with pytest.raises(CheckpointError, match="examples of 2 groups"):
         select_by_group(*arguments, state=SelectionState(path))
+
+
+def test_a_state_whose_objective_is_not_that_of_its_weights_is_refused(tmp_path: Path) -> None:
+    path, arguments = tmp_path / "state.pt", (Uniform(), torch.randn(20, 3), 6, torch.arange(20) % 2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SelectionState, "close", lambda state: None)
+        select_by_group(*arguments, state=SelectionState(path))
+    state = torch.load(path)
+    state["state"]["objective"] += 100.0
+    torch.save(state, path)
+    with pytest.raises(CheckpointError, match="the objective of the groups"):
+        select_by_group(*arguments, state=SelectionState(path))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from lit_sparse.data import (
     ReferentialGameDataModule,
     SymmetricNoise,
     SyntheticRegressionDataModule,
+    TableDataModule,
 )
 from lit_sparse.data.base import ResumableDataModule, shuffled
 from lit_sparse.data.images.base import UNLABELLED
@@ -242,10 +245,19 @@ def test_batches_are_fetched_together(start: int) -> None:
 
 
 GAMES: tuple[Any, ...] = ("any", "other_classes", "same_class")
+
+
+def table() -> str:
+    path = Path(tempfile.mkdtemp(), "rows.csv")
+    path.write_text("x,y\n" + "".join(f"{row},{row % 7}\n" for row in range(200)))
+    return str(path)
+
+
 INDEPENDENT: list[Callable[[], ResumableDataModule]] = [
     lambda: DigitsDataModule(shift_augmentation=True, label_noise=SymmetricNoise(0.3)),
     lambda: ColoredDigitsDataModule(),
     lambda: SyntheticRegressionDataModule(),
+    lambda: TableDataModule(table(), features="x", streaming=True, shuffle_buffer=9),
     *(lambda kind=kind: ReferentialGameDataModule(DigitsDataModule(), distractors=kind, candidates=8) for kind in GAMES),
 ]
 

@@ -17,6 +17,7 @@ from lit_sparse.cli import COMMANDS, main
 from lit_sparse.coresets import Uniform
 from lit_sparse.data import CoresetDataModule, ReferentialGameDataModule, SymmetricNoise
 from tests.conftest import CONFIGS
+from tests.data.encoder import tiny_activations
 from tests.models.test_precision import digits, entailment, pairs, regression, transport
 
 from .pages import DOCS
@@ -34,7 +35,9 @@ def sections(page: str) -> dict[str, str]:
 def test_each_option_of_a_command_is_listed(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main([command, "--help"])
-    options = set(re.findall(r"^ +(?:-\w(?: [A-Z]+)?, )?(--[a-z_]+)(?![\w.])", capsys.readouterr().out, re.MULTILINE))
+    shown = capsys.readouterr().out
+    assert "``" not in shown, "help is plain text"
+    options = set(re.findall(r"^ +(?:-\w(?: [A-Z]+)?, )?(--[a-z_]+)(?![\w.])", shown, re.MULTILINE))
     (text,) = (body for title, body in sections("command_line.md").items() if command in title.split(", "))
     listed = set(re.findall(r"`(--[a-z_]+)", text))
     assert options - {"--help", "--trainer"} <= listed
@@ -47,6 +50,7 @@ def pixels(examples: object) -> torch.Tensor:
 
 DATA: dict[str, Callable[[Path], pl.LightningDataModule]] = {
     "Images": lambda _: digits(labelled=1.0, label_noise=SymmetricNoise(0.2)),
+    "Activations": tiny_activations,
     "Tables": lambda _: regression(),
     "Pairs of texts": pairs,
     "Entailment": entailment,

@@ -102,6 +102,7 @@ def status_of(arguments: list[str]) -> int:
 @pytest.mark.filterwarnings("ignore::lightning_fabric.utilities.warnings.PossibleUserWarning")
 @pytest.mark.filterwarnings("ignore:The number of training batches:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*(does not reach its end|left the temperature at):UserWarning")  # after two steps
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # of torch.compile
 @pytest.mark.parametrize("page", CASES)
 def test_the_code_of_a_page_runs(
     page: Path,

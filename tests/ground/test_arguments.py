@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 import torch
 
-from lit_sparse.callbacks import ClassSamplesPlot
+from lit_sparse.callbacks import ClassSamplesPlot, TemperatureAnnealing
 from lit_sparse.coresets import (
     GIGA,
+    BlockVectors,
     Coreset,
     Examples,
     FunctionVectors,
@@ -42,14 +43,17 @@ from lit_sparse.errors import ConfigurationError, DataError, LitSparseError
 from lit_sparse.estimators import LatentBatch, Marginalize, marginal_likelihood, with_gradient_of
 from lit_sparse.export import export_onnx
 from lit_sparse.ground.arguments import KeepsArguments, constructor_parameters
-from lit_sparse.hf import SparseAttentionPooling
+from lit_sparse.hf import SparseAttentionPooling, fenchel_young_loss_func, risk_loss_func
 from lit_sparse.mappings import HoyerProjection, Sparsemax
-from lit_sparse.metrics import hoyer_sparseness
+from lit_sparse.mappings import functional as F
+from lit_sparse.metrics import HoyerSparseness, hoyer_sparseness
 from lit_sparse.models import BayesianRegression, SignalingGame
-from lit_sparse.nn import MultiheadAttention, attention, sparse_decode, sparse_encode
+from lit_sparse.nn import MultiheadAttention, attention, length_mask, sparse_decode, sparse_encode
 from lit_sparse.random import seeded_normal
-from lit_sparse.structures import Sequence, Tree
+from lit_sparse.risks import CVaR, safe_logsumexp
+from lit_sparse.structures import BitVector, Sequence, Tree
 from lit_sparse.text import Vocabulary
+from lit_sparse.transport import log_plan_density, plan_penalty
 
 SUBPACKAGES = ["callbacks", "coresets", "data", "estimators", "hf", "mappings", "metrics", "models", "nn", "risks", "transport"]
 
@@ -239,6 +243,28 @@ def test_seeds_of_numpy_and_torch_are_those_of_python() -> None:
         lambda: Coreset(torch.tensor([0]), torch.ones(1), True, size=2),
         lambda: GIGA()(torch.randn(9, 3), 2, state="x"),  # type: ignore[arg-type]
         lambda: export_onnx(Sparsemax(), torch.zeros(2, 3), "x.onnx"),  # type: ignore[arg-type]
+        lambda: plan_penalty(torch.ones(2), -1.0, 0.1, "safe"),
+        lambda: plan_penalty(None, 1.0, 0.1, "safe"),  # type: ignore[arg-type]
+        lambda: log_plan_density("x", 0.1, "safe"),  # type: ignore[arg-type]
+        lambda: sparse_encode(None, torch.ones(4, 5)),  # type: ignore[arg-type]
+        lambda: sparse_decode(torch.ones(2, 3), None),  # type: ignore[arg-type]
+        lambda: length_mask(torch.tensor([1]), None),  # type: ignore[arg-type]
+        lambda: fenchel_young_loss_func(Sparsemax(), shift="no"),  # type: ignore[arg-type]
+        lambda: risk_loss_func(CVaR(0.5), shift=1.5),  # type: ignore[arg-type]
+        lambda: risk_loss_func(CVaR(0.5), 3),  # type: ignore[arg-type]
+        lambda: safe_logsumexp(torch.ones(2), 0.1, weights=torch.ones(2, device="meta")),
+        lambda: seeded_normal(np.array([0, 1]), torch.arange(3)),  # type: ignore[arg-type]
+        lambda: F.sparsemax(torch.ones(2), dim=torch.ones(1, device="meta")),  # type: ignore[arg-type]
+        lambda: F.sparsemap(torch.ones(2), BitVector(), potentials=[10**400]),
+        lambda: DigitsDataModule(val_size=10**400).setup(),
+        lambda: Coreset(torch.tensor([0]), torch.ones(1), 10**400, size=2),
+        lambda: TemperatureAnnealing(rate=10**400),
+        lambda: HoyerSparseness(dim=10**400),
+        lambda: BitVector(d=2**63),
+        lambda: length_mask(torch.tensor([1]), 10**400),
+        lambda: BlockVectors(lambda rows: torch.ones(len(rows), 2), 3, device="x"),
+        lambda: attention(*torch.randn(3, 2, 4), Sparsemax(), bias=torch.ones(2, device="meta")),
+        lambda: attention(*torch.randn(3, 2, 4), Sparsemax(), torch.ones(2, device="meta").bool()),
     ],
 )
 def test_records_and_functions_check_what_they_get(make: Any) -> None:

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 
-from lit_sparse.data.readers.joblib_arrays import read_joblib_array
 from lit_sparse.data.readers.word_vectors import read_vectors
 from lit_sparse.errors import CheckpointError, DataError
 from lit_sparse.ground.pickles import check_pickle
@@ -160,6 +159,3 @@ def test_other_readers_of_pickles_check_them_too(tmp_path: Path) -> None:
     (tmp_path / "a.pt").write_bytes(packed(START + b"}" + NESTED + b"K\x01s."))
     with pytest.raises(DataError, match="a key of a dictionary"):
         read_vectors(str(tmp_path / "a.pt"), ["a"])
-    (tmp_path / "a.pkz").write_bytes(START + b"cnumpy\nndarray\n" + BIG + b"\x85\x85R" + b"}bcnumpy\ndtype\n)R}b.")
-    with pytest.raises(DataError, match=r"numpy\.ndarray is called"):
-        read_joblib_array(tmp_path / "a.pkz")

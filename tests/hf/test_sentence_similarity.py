@@ -12,6 +12,7 @@ import torch
 
 transformers = pytest.importorskip("transformers", reason="needs transformers: pip install -e '.[hf]'")
 
+from lit_sparse.studies.problems.autoencoders import TEMPERATURE  # noqa: E402
 from tests.scripts.test_scripts import load  # noqa: E402
 
 from . import tiny  # noqa: E402
@@ -39,7 +40,7 @@ def test_the_loss_ranks_pairs() -> None:
     rows = [ROWS[0], ROWS[1]]
     # similarities: entailment 1, contradiction 0.6, the hypotheses of the other pair 0 and 0.8
     encoder = Vectors([1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [0.8, 0.6])
-    ranked = torch.tensor([0.6 - 1.0, 0.8 - 1.0, 0.0 - 1.0, 0.8 - 0.6, 0.0 - 0.6]) / script.TEMPERATURE
+    ranked = torch.tensor([0.6 - 1.0, 0.8 - 1.0, 0.0 - 1.0, 0.8 - 0.6, 0.0 - 0.6]) / TEMPERATURE
     assert torch.allclose(script.loss_of(encoder, rows), (1 + ranked.exp().sum()).log())
 
 

@@ -9,8 +9,9 @@ import torch
 
 pytest.importorskip("transformers", reason="needs transformers: pip install -e '.[hf]'")
 
-from lit_sparse.hf import sparsify
+from lit_sparse.hf import adapter, sparsify
 from lit_sparse.hf.adapter import attend
+from lit_sparse.kernels.gpu.triton_lists import ranges_of
 from lit_sparse.mappings import Entmax, Sparsemax
 from lit_sparse.nn.attend import function, plan
 
@@ -44,6 +45,31 @@ def test_models_attend_sparsely_without_weights(name: str, monkeypatch: pytest.M
     before = calls
     torch.testing.assert_close(model(**inputs, output_attentions=True)[0], expected)
     assert calls == before
+
+
+def test_packed_and_padded_batches_are_ranges_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sequences that are packed as one give what they give alone, and programs of a GPU can leave out what they do not see."""
+    model = tiny.llama()
+    sparsify(model, Entmax(1.5))
+    masks: list[torch.Tensor] = []
+    attention = adapter.attention
+
+    def keep(*args: Any, **options: Any) -> Any:
+        masks.append(args[4])
+        return attention(*args, **options)
+
+    monkeypatch.setattr(adapter, "attention", keep)
+    ids = torch.randint(3, 50, (1, 12))
+    positions = torch.cat([torch.arange(5), torch.arange(7)])[None]
+    packed = model(ids, position_ids=positions, use_cache=False).logits  # with a cache, transformers does not unpack
+    ranges, whole = ranges_of(masks[0], 12, False)
+    assert whole
+    assert ranges[0, 0, :, 0].tolist() == [0] * 5 + [5] * 7
+    assert ranges[0, 0, :, 1].tolist() == list(range(1, 13))
+    torch.testing.assert_close(packed, torch.cat([model(part).logits for part in ids.split([5, 7], 1)], 1))
+    masks.clear()
+    model(**tiny.tokens())
+    assert ranges_of(masks[0], masks[0].shape[-2], False)[1]
 
 
 def test_weights_are_returned_where_they_may_be_read() -> None:

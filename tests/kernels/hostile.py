@@ -16,11 +16,11 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from lit_sparse.kernels.budget_sparsemax import budget_product, map_budget
 from lit_sparse.kernels.groups import group_product
 from lit_sparse.kernels.kbest import best_bits
 from lit_sparse.kernels.simplex import center_on_support, project_simplex
 from lit_sparse.mappings import functional as F
-from lit_sparse.mappings.budget_sparsemax.kernel import budget_product, map_budget
 from lit_sparse.mappings.capped_softmax.kernel import capped_product, map_capped
 from lit_sparse.mappings.entmax.kernel import entmax_product, map_entmax
 from lit_sparse.mappings.fusedmax.kernel import map_fused

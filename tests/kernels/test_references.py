@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lit_sparse.kernels import center_on_support
+from lit_sparse.kernels.budget_sparsemax import budget_product, map_budget
 from lit_sparse.kernels.groups import group_product, label_of
-from lit_sparse.mappings.budget_sparsemax.kernel import budget_product, map_budget
 from lit_sparse.mappings.capped_softmax.kernel import capped_product, map_capped
 from lit_sparse.mappings.entmax.kernel import entmax_product, map_entmax, map_entmax_root
 from lit_sparse.mappings.hard_threshold.kernel import chosen_product, threshold_hard

@@ -78,16 +78,16 @@ def test_scores_and_alpha_of_different_types() -> None:
             torch.testing.assert_close(in_alpha.double(), expected[1], atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("alpha", [0.0, -1.0, 100.1, math.inf, math.nan, "1.5", None, True])
+@pytest.mark.parametrize("alpha", [0.0, -1.0, 1e-20, 100.1, math.inf, math.nan, "1.5", None, True])
 def test_alpha_out_of_range(alpha: object) -> None:
     for call in (Entmax, lambda a: F.entmax(torch.zeros(3), a)):
         with pytest.raises(ConfigurationError, match="`alpha` to be a number"):
             call(alpha)  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("alpha", [[1.5, 0.0], [math.nan], [101.0]])
+@pytest.mark.parametrize("alpha", [[1.5, 0.0], [1e-20], [math.nan], [101.0]])
 def test_a_tensor_alpha_out_of_range(alpha: list[float]) -> None:
-    with pytest.raises(ConfigurationError, match=r"Expected every `alpha` (to be above 0|in 0 \.\. 100)"):
+    with pytest.raises(ConfigurationError, match=r"Expected every `alpha` (to be at least|in) 1e-06"):
         Entmax(torch.tensor(alpha))
 
 
@@ -95,6 +95,11 @@ def test_a_tensor_alpha_out_of_range(alpha: list[float]) -> None:
 def test_an_alpha_that_does_not_fit(shape: tuple[int, ...]) -> None:
     with pytest.raises(ConfigurationError, match="with size 1 along dimension -1"):
         F.entmax(torch.zeros(3, 5), torch.full(shape, 1.5))
+
+
+def test_an_alpha_on_another_device() -> None:
+    with pytest.raises(ConfigurationError, match="parameters on the device cpu"):
+        Entmax(torch.full((1,), 1.5, device="meta"))(torch.zeros(3))
 
 
 def test_an_alpha_of_integers() -> None:
@@ -106,6 +111,7 @@ def test_an_alpha_of_integers() -> None:
     ("options", "name"),
     [
         ({"low": 0.0}, "low"),
+        ({"low": 1e-20}, "low"),
         ({"shape": 4}, "shape"),
         ({"low": 2.0}, "low"),
         ({"high": 101.0}, "high"),

@@ -24,6 +24,7 @@ from lit_sparse.mappings import (
     SparseMapping,
     Sparsemax,
     SqPNormMax,
+    TopKEntmax,
     TopKSparsemax,
 )
 from lit_sparse.mappings.base import with_slope
@@ -239,6 +240,7 @@ OMEGAS: dict[str, Callable[..., float]] = {
     "Softmax": lambda m, y: float((y * log_of(y)).sum()),
     "Sparsemax": lambda m, y: 0.5 * (y**2).sum(),
     "TopKSparsemax": lambda m, y: math.inf if (y > 0).sum() > m.k else 0.5 * (y**2).sum(),
+    "TopKEntmax": lambda m, y: math.inf if (y > 0).sum() > m.k else tsallis(y, m.alpha),
     "Entmax": lambda m, y: tsallis(y, m.alpha),
     "AnnealedEntmax": lambda m, y: tsallis(y, m.alpha),
     "LearnableEntmax": lambda m, y: tsallis(y, m.alpha),
@@ -337,7 +339,7 @@ def test_every_loss_ignores_what_it_is_told_to(mapping: SparseMapping) -> None:
         torch.testing.assert_close(mean.detach(), alone.detach(), **tolerances(mapping))
         (expected,) = torch.autograd.grad(alone, kept)
         torch.testing.assert_close(gradient.movedim(1, -1)[~ignored], expected, **tolerances(mapping))
-        assert finite or isinstance(mapping, TopKSparsemax)
+        assert finite or isinstance(mapping, TopKSparsemax | TopKEntmax)
 
 
 @every_mapping

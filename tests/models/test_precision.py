@@ -27,7 +27,7 @@ from lit_sparse.data import (
 )
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.estimators import Marginalize, ScoreFunction, TopKMarginalize
-from lit_sparse.mappings import Entmax, Fusedmax, HoyerProjection, Sparsemax
+from lit_sparse.mappings import BatchTopK, Entmax, Fusedmax, HoyerProjection, Sparsemax
 from lit_sparse.models import (
     BayesianRegression,
     BitVectorVAE,
@@ -39,6 +39,7 @@ from lit_sparse.models import (
     SemiSupervisedVAE,
     Seq2Seq,
     SignalingGame,
+    SparseAutoencoder,
     SupervisedOnlineAutoencoder,
 )
 from lit_sparse.nn import ConvNet, NoiseBases, RecurrentBody, TransformerBody
@@ -124,6 +125,10 @@ MADE: dict[str, Callable[[Path], Pair]] = {
     "SemiSupervisedVAE, ScoreFunction": lambda _: (
         SemiSupervisedVAE(Entmax(), ScoreFunction(baseline="learnt"), in_features=64, optimizer=ADAM),
         digits(labelled=0.5),
+    ),
+    "SparseAutoencoder": lambda _: (
+        SparseAutoencoder(BatchTopK(2), in_features=3, width=8, dead_after=20, optimizer=ADAM),
+        regression(),
     ),
     "Seq2Seq, RecurrentBody": lambda folder: (
         Seq2Seq(Fusedmax(), RecurrentBody(8, 1, 0.1), max_output=5, optimizer=ADAM),

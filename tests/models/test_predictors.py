@@ -6,15 +6,18 @@ import copy
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
 from torch.utils._pytree import tree_leaves, tree_map
 
+from lit_sparse.cli import main
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.estimators import Marginalize, ScoreFunction
 from lit_sparse.export import decompose, export_onnx
@@ -133,6 +136,37 @@ def test_a_predictor_is_compiled_ahead_of_time(case: str, tmp_path: Path) -> Non
     torch._inductor.aoti_compile_and_package(program, package_path=str(package))
     _, others = CASES[case](5, 0, 4, 1)
     same(torch._inductor.aoti_load_package(str(package))(*others), module(*others))
+
+
+EXPORTED: dict[str, Callable[[], LitSparseModule]] = {
+    "vae": vae,
+    "entailment": entailment,
+    "seq2seq": lambda: seq2seq("lstm"),
+    "regressor": lambda: RobustRegressor(in_features=3),
+}
+
+
+@pytest.mark.cases(quick=1, gate=1)
+@pytest.mark.parametrize("name", EXPORTED)
+@pytest.mark.parametrize("ending", ["pt2", "onnx"])
+def test_the_command_exports_a_checkpoint(
+    ending: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if ending == "onnx":
+        pytest.importorskip("onnxscript")
+    monkeypatch.chdir(tmp_path)
+    model = EXPORTED[name]().eval()
+    saved = pl.Trainer(logger=False, accelerator="cpu", enable_progress_bar=False, enable_model_summary=False)
+    saved.strategy.connect(model)
+    saved.save_checkpoint("last.ckpt", weights_only=True)
+    capsys.readouterr()
+    assert main(["export", "last.ckpt", "-o", f"model.{ending}"]) == 0
+    exported = model.exported()
+    assert capsys.readouterr().out.split() == [f"model{suffix}.{ending}" for suffix in exported]
+    for suffix, (module, args) in exported.items():
+        if ending == "pt2":
+            same(torch.export.load(f"model{suffix}.pt2").module()(*args), module(*args))
+    assert main(["export", "last.ckpt", "-o", "model.txt"]) == 2
 
 
 @pytest.mark.slow

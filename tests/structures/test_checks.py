@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lit_sparse.errors import ConfigurationError
 from lit_sparse.structures import Assignment, BitVector, Budget, Sequence, Structure, Tree
 from lit_sparse.testing import STRUCTURE_CHECKS, check_structure, concrete_subclasses
 
@@ -94,6 +95,11 @@ class _BackwardLinks(Sequence):
 def test_the_tester_finds_what_is_broken(broken: Structure, check: str) -> None:
     with pytest.raises(AssertionError):
         STRUCTURE_CHECKS[check](broken)
+
+
+def test_the_tester_refuses_what_is_no_structure() -> None:
+    with pytest.raises(ConfigurationError, match="instance of Structure but got the class BitVector"):
+        check_structure(BitVector)  # type: ignore[arg-type]
 
 
 def test_check_structure_names_the_check() -> None:

@@ -8,6 +8,7 @@ from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import SparseMAP
 from lit_sparse.mappings import functional as F
 from lit_sparse.structures import Assignment, BitVector, Budget, Sequence, Structure, Tree
+from lit_sparse.structures.bit_vector import nearest_within
 
 
 def generator(seed: int) -> torch.Generator:
@@ -72,8 +73,8 @@ def test_assignment_says_when_there_is_none() -> None:
 
 def test_a_budget_beyond_all_bits() -> None:
     x = torch.tensor([[1.0, -1.0, 2.0]])
-    assert Budget(None, 10**30).maximize(x).tolist() == [[1.0, 0.0, 1.0]]
-    assert F.sparsemap(x, Budget(None, 10**30)).marginals.tolist() == [[1.0, 0.0, 1.0]]
+    assert Budget(None, 2**63 - 1).maximize(x).tolist() == [[1.0, 0.0, 1.0]]
+    assert F.sparsemap(x, Budget(None, 2**63 - 1)).marginals.tolist() == [[1.0, 0.0, 1.0]]
 
 
 def test_equal_but_for_rounding_the_first_are_taken() -> None:
@@ -220,3 +221,13 @@ def test_a_subclass_that_maximizes_otherwise_loses_the_shortcuts() -> None:
     y = torch.tensor([[2.0, 2.0, 2.0]])
     assert torch.allclose(SparseMAP(AtMostTwoOf())(y), SparseMAP(Budget(None, 2))(y))
     assert not AtMostTwoOf().has_nested
+
+
+def test_the_formula_of_a_budget_equals_the_search() -> None:
+    x = torch.randn(6, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
+    for budget in (0, 1, 3, 9):
+        point, marginals = nearest_within(x, budget), F.sparsemap(x, Budget(9, budget)).marginals
+        torch.testing.assert_close(point, marginals, rtol=0, atol=1e-6)
+        slopes = [torch.autograd.grad((y * torch.arange(9.0)).sum(), x)[0] for y in (point, marginals)]
+        torch.testing.assert_close(*slopes, rtol=0, atol=1e-6)
+    assert torch.autograd.gradcheck(lambda x: nearest_within(x, 2), x)

@@ -47,6 +47,10 @@ def test_runs_are_tabulated_and_drawn(
     assert table[1] == ["ours", "2", "2.25", "85", "3.5"]
     assert (tmp_path / "out" / "both.md").read_text().splitlines() == printed[:4]
     assert (tmp_path / "out" / "both.png").stat().st_size > 10_000
+    for run, rate in (("a", 0.1), ("b", 0.2)):
+        (tmp_path / run / "config.yaml").write_text(f"model: {{lr: {rate}, width: 8}}\nname: {run}\n")
+    assert main(["compare", "ours=a", "b"]) == 0
+    assert "\n| ours | 0.1 | 2 | 2.25 |" in capsys.readouterr().out, "settings that differ come first"
     (tmp_path / "out" / "both.md").unlink()
     (tmp_path / "out" / "both.md").symlink_to(tmp_path / "other")  # which is not followed
     assert main(["compare", "ours=a", "b", "--output", "out/both"]) == 2
@@ -69,8 +73,9 @@ def test_runs_without_decoder_calls_and_tests(
     assert f"a  {BLOCKS[0]}{BLOCKS[-1]}  3 to nan" in capsys.readouterr().out
     assert main(["compare", "a", "--metric", "los"]) == 2
     assert "Did you mean 'loss'?" in capsys.readouterr().err
-    assert main(["compare", "elsewhere"]) == 2
-    assert "is not a run folder" in capsys.readouterr().err
+    for path in ("elsewhere", "a/metrics.csv"):
+        assert main(["compare", path]) == 2
+        assert "is not a run folder" in capsys.readouterr().err
 
 
 def test_a_folder_that_may_not_be_read_is_named(
@@ -101,11 +106,23 @@ def test_a_closed_pipe_ends_a_command_quietly(unbuffered: str) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_output_to_a_full_disk_is_one_message(unbuffered: str) -> None:
+@pytest.mark.parametrize("option", [[], ["--help"]])
+def test_output_to_a_full_disk_is_one_message(unbuffered: str, option: list[str]) -> None:
     with Path("/dev/full").open("wb") as full:
-        words = [sys.executable, "-m", "lit_sparse", "configs"]
+        words = [sys.executable, "-m", "lit_sparse", "configs", *option]
         done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, env={**os.environ, "PYTHONUNBUFFERED": unbuffered})
         assert done.returncode == 2
         (message,) = done.stderr.decode().splitlines()
         assert "but got: No space left on device" in message
         assert subprocess.run(words, stdout=full, stderr=full).returncode == 2
+
+
+def test_a_curve_of_a_long_run_fits_in_80_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "runs-ssvae-digits-0", "epoch,val/nelbo\n" + "".join(f"{i},{28.66 - i / 40}\n" for i in range(200)))
+    assert main(["compare", "runs-ssvae-digits-0"]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if " to " in line)
+    assert line.endswith("  28.66 to 23.68")
+    assert len(line) <= 80

@@ -25,10 +25,10 @@ from lit_sparse.studies.jobs import cell_run
 from lit_sparse.studies.jobs.engine import Runner
 from lit_sparse.studies.jobs.logged import summarized
 from lit_sparse.studies.jobs.processes import JobFailedError, call, locked
-from lit_sparse.studies.jobs.rows import PROVENANCE, Row, Rows, provenance
+from lit_sparse.studies.jobs.rows import Row, Rows, provenance
 from lit_sparse.studies.pages.tables import page
 from lit_sparse.studies.plan.load import load_study
-from lit_sparse.studies.plan.study import digest
+from lit_sparse.studies.plan.study import PROVENANCE, digest
 from tests.conftest import CONFIGS, ROOT
 from tests.data.images.test_mnist import idx
 
@@ -281,6 +281,8 @@ def test_rows_of_other_settings_are_named_and_not_drawn_or_reported(
         ("results/toy.csv", HEAD + b"slow,../x,1,x,c,1.0,m,v\n", "Expected an integer as `seed` in line 2"),
         ("results/toy.csv", HEAD + b"slow,0,abc,x,c,1.0,m,v\n", "column 'test/nelbo' in line 2"),
         ("results/toy.csv", HEAD + b"slow,0,1,x,c,long,m,v\n", "column 'seconds' in line 2"),
+        ("results/toy.csv", HEAD + b"slow,0,1,x,c,-1,m,v\n", "a finite number of `seconds` >= 0"),
+        ("results/toy.csv", HEAD + b"slow,0,1,x,c,nan,m,v\n", "but got 'nan' for cell 'slow'"),
         ("results/toy.csv", b"\xff", "Expected text in UTF-8"),
         ("results/toy_curves.csv", b"cell,seed,val/nelbo\nslow,0,x\n", "column 'val/nelbo' in line 2"),
         ("results/toy_samples.csv", b"cell,seed,name,values\nslow,0,b,1 x\n", "column 'values' in line 2"),

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,7 @@ def runner_in(path: Path, folder: str) -> Runner:
     return Runner(load_study(path), output=Path(folder) / "runs", results=Path(folder) / "results")
 
 
+@pytest.mark.parametrize("back", [0, 86_400])
 @pytest.mark.parametrize(
     ("moments", "continued"),
     [
@@ -99,7 +101,7 @@ def runner_in(path: Path, folder: str) -> Runner:
     ],
 )
 def test_a_killed_program_ends_with_the_rows_of_one_that_is_not(
-    program: Callable[..., Path], moments: tuple[str, ...], continued: int
+    program: Callable[..., Path], moments: tuple[str, ...], continued: int, back: int
 ) -> None:
     path = program(seeds=[0, 1])
     whole, killed = runner_in(path, "whole"), runner_in(path, "killed")
@@ -108,6 +110,8 @@ def test_a_killed_program_ends_with_the_rows_of_one_that_is_not(
         Path("kill").write_text(moment)
         (message,) = killed.run(seeds=[0], cells=["line/lr=0.1"])
         assert "failed; the end of" in message
+        for file in killed.of("line/lr=0.1", 0).folder.glob("fit/**/*.*"):  # as if the clock were set back by so many seconds
+            os.utime(file, ns=(0, file.stat().st_mtime_ns + back * 10**9))
     assert killed.run() == []
     rows = measured(killed.rows.read())
     assert rows == measured(whole.rows.read())
@@ -143,6 +147,8 @@ def test_commands_are_those_of_a_lightning_cli(program: Callable[..., Path], tmp
     ]
     assert "CSVLogger" in study.of("b", 3).command("fit")
     assert study.of("b", 3).settings["program"] == ["python", "train.py"]
+    (tmp_path / "own").symlink_to(sys.executable)  # a virtual environment is found by the link to its interpreter
+    assert replace(study.study, program=["own", "train.py"]).command[0] == str(tmp_path / "own")
 
 
 @pytest.mark.parametrize(

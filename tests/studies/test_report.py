@@ -12,9 +12,9 @@ import torch
 
 from lit_sparse.callbacks.pictures.heat_maps import Attention
 from lit_sparse.cli import main
-from lit_sparse.runs.folders import differences
 from lit_sparse.studies import compare, report
 from lit_sparse.studies.pages.figures import series
+from lit_sparse.studies.settings import settings_of
 from tests.conftest import CONFIGS, ROOT
 
 pytest.importorskip("jinja2", reason="reports need the extra 'report'")
@@ -50,12 +50,12 @@ def page(tmp_path: Path) -> Path:
 def test_the_page_of_runs(page: Path, tmp_path: Path) -> None:
     text = page.read_text()
     assert "<h1>Some runs</h1>" in text
-    assert '<td><a href="#config0" title="config of sparse">sparse</a></td><td>0.1</td>' in text, "settings come first"
+    assert '<td><a href="#config1" title="config of sparse">sparse</a></td><td>0.1</td>' in text, "settings come first"
     assert "Best run: <strong>dense</strong> (lr 0.2)" in text
     assert "Its best val/nelbo is 7, the smallest of 3; next is sparse with 8." in text
     row = text[text.index('<tr><th scope="rowgroup" colspan="3"><span>cats</span>') :]
     assert [cell.count("<table") for cell in row.split("<td data-run=")[1:4]] == [1, 1, 0], "beside each other"
-    assert "<li><code>model.lr: 0.1, now 0.2</code></li>" in text
+    assert "<li><code>model.lr: 0.2, now 0.1</code></li>" in text
     assert "&lt;b&gt;bold" in text
     assert "<i>" not in text, "names are no markup"
     assert text.count("<img ") == 1
@@ -84,31 +84,44 @@ def test_the_page_of_a_study(study: str, tmp_path: Path) -> None:
     assert text.count("<details>") >= 8
 
 
-def test_the_folder_of_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("database", [False, True])
+def test_the_folder_of_a_sweep(database: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     optuna = pytest.importorskip("optuna", reason="sweeps need the extra 'sweep'")
     folder, page, states = tmp_path / "sweep", tmp_path / "page.html", ("COMPLETE", "COMPLETE", "FAIL")
+    stored = tmp_path / "trials.db" if database else folder / "journal.log"
+    words = ["report", str(folder), "-o", str(page), *(["--storage", f"sqlite:///{stored}"] if database else [])]
     for number in range(3):
         write_run(folder / f"trial_{number}/seed_0/0", 10.0 - number, 0.1 * (number + 1))
-    backend = optuna.storages.journal.JournalFileBackend(str(folder / "journal.log"))
-    study = optuna.create_study(storage=optuna.storages.JournalStorage(backend))
+    backend = optuna.storages.journal.JournalFileBackend(str(stored))
+    storage = optuna.storages.RDBStorage(words[-1]) if database else optuna.storages.JournalStorage(backend)
+    study = optuna.create_study(storage=storage, study_name="sweep")
     study.set_user_attr("settings", {"metrics": ["val/nelbo"]})
     for number, state in enumerate(states):
         value = {"value": 8.0 - number} if state == "COMPLETE" else {}
         spaces = {"model.lr": optuna.distributions.FloatDistribution(0.1, 1)}
         params = {"model.lr": 0.1 * (number + 1)}
         study.add_trial(optuna.create_trial(params=params, distributions=spaces, state=optuna.trial.TrialState[state], **value))
-    assert main(["report", str(folder), "-o", str(page)]) == 0
+    if database:
+        (folder / "queue.lock").touch()
+        assert main(words[:-2]) == 0
+        assert "--storage URL adds their history" in capsys.readouterr().err
+        optuna.create_study(storage=storage, study_name="another")
+        storage.remove_session()
+        storage.engine.dispose()
+    assert main(words) == 0
     text = page.read_text()
     assert "Best run: <strong>trial_1</strong> (lr 0.2). Its val/nelbo is 7, the smallest of 2; next is trial_0 with 8." in text
     assert 'aria-label="val/nelbo of each trial"' in text
     assert text.count('<a href="#config') == 3
-    journal, _ = (folder / "journal.log").read_bytes(), capsys.readouterr()
-    for damage in (b"{}\n", b"[" * 9000 + b"\n", b'{"op_code": 0, "worker_id": "", "study_name": "b", "directions": [1]}\n'):
-        (folder / "journal.log").write_bytes(journal + damage)
-        assert main(["report", str(folder), "-o", str(page)]) == 2
+    whole, _ = stored.read_bytes(), capsys.readouterr()
+    damages = [b"{}\n", b"[" * 9000 + b"\n", b'{"op_code": 2, "worker_id": "", "study_id": 0, "user_attr": {"settings": 1}}\n']
+    for damaged in (whole[:5000], b"", None) if database else (whole + damage for damage in damages):
+        stored.unlink() if damaged is None else stored.write_bytes(damaged)
+        assert main(words) == 2
         error = capsys.readouterr().err
-        assert "Expected the journal of a sweep in" in error
+        assert "Expected the trials of a sweep in" in error
         assert error.count("\n") == 1
+        assert stored.exists() == (damaged is not None)
 
 
 def test_the_folder_of_a_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -140,10 +153,12 @@ def test_a_model_names_the_metric_that_is_best_in_its_best_epoch(tmp_path: Path)
     words = [f"{name}={tmp_path / name}" for name in "ab"]
     for more, reason in (
         ([], "a</strong>. Its best val/accuracy is 0.9, the largest of 2; next is b with 0.85."),
-        (["--metric", "nelbo"], "a</strong>. Its best val/nelbo is 0, the smallest of 2; next is b with 0."),
+        (["--metric", "nelbo"], "No single best run: 2 of 2 tie for the smallest best val/nelbo, in bold below."),
     ):
         assert main(["report", *words, *more, "-o", str(tmp_path / "page.html")]) == 0
-        assert reason in (tmp_path / "page.html").read_text()
+        text = (tmp_path / "page.html").read_text()
+        assert reason in text
+        assert ("\u2605 a" in text) == (not more)
 
 
 def test_settings_of_other_classes_are_left_out() -> None:
@@ -154,8 +169,8 @@ def test_settings_of_other_classes_are_left_out() -> None:
             ({"class_path": "a.Sparsemax", "init_args": {"gamma": 1.0}}, {"class_path": "a.CVaR", "init_args": {"alpha": 0.1}}),
         )
     ]
-    changed = [{key: (old, new) for key, old, new in differences(configs[0], config)} for config in configs]
-    assert report._settings(changed) == {"mapping": ["Softmax", "Sparsemax"], "risk": ["-", "CVaR(alpha=0.1)"]}
+    expected = {"a": {"mapping": "Softmax", "risk": "-"}, "b": {"mapping": "Sparsemax", "risk": "CVaR(alpha=0.1)"}}
+    assert settings_of(dict(zip("ab", configs, strict=True))) == expected
 
 
 def test_mistakes_are_explained(write_study: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,6 +179,7 @@ def test_mistakes_are_explained(write_study: Callable[..., Path], tmp_path: Path
         ([str(tmp_path / "empty")], "is not a run folder"),
         ([str(write_study()), "--results", str(tmp_path)], "nothing of the study is finished yet"),
         (["nowhere"], "Expected a file or the name of a study"),
+        (["ssvae", "--storage", "sqlite:///x.db"], "Expected the folder of one sweep with --storage"),
     ):
         assert main(["report", *words, "-o", str(tmp_path / "x.html")]) == 2
         assert text in capsys.readouterr().err
@@ -319,7 +335,7 @@ def test_the_page_in_a_browser(page: Path, browser: Any) -> None:
     def displayed(selector: str) -> int:
         return sum(part.is_displayed() for part in browser.find_elements("css selector", selector))
 
-    assert names() == ["sparse", "dense", "<i>"]
+    assert names() == ["dense", "sparse", "<i>"], "the best first"
     heads = browser.find_elements("css selector", "#summary th button")
     test = next(head for head in heads if head.text.startswith("test/nelbo"))
     test.click()

@@ -25,7 +25,7 @@ def inputs(images: Path, features: Path, texts: Path) -> dict[str, str]:
     files["regions"] = images / "regions.csv"
     files |= {name: images / f"{name}.npy" for name in ("labelled", "validation")}
     folders = {"mnist": images, "fashion_mnist": images, "regression": images, "snli": texts, "gigaword": texts}
-    others = {"vectors": texts / "vectors.txt", "corpus": texts / "pairs"}
+    others = {"vectors": texts / "vectors.txt", "corpus": texts / "pairs", "minilm": texts / "encoder", "activations": "."}
     return {name: str(path) for name, path in {**files, **folders, **others}.items()}
 
 

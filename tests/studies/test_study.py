@@ -52,6 +52,45 @@ def test_a_cell_is_repeated_at_each_point_of_its_grid(grids: Path) -> None:
 def test_options_of_one_name_have_labels_of_their_own(write_study: Callable[..., Path]) -> None:
     study = load_study(write_study(cells={"a": {"grid": {"model.d": [1], "data.d": [2], "data.k": [3]}}})).scheduled(None)
     assert study.cells["a/model.d=1,data.d=2,k=3"].labels == {"model.d": 1, "data.d": 2, "k": 3}
+    study = load_study(write_study(cells={"a": {"grid": {"data.init_args.seed": [5]}}})).scheduled(None)
+    assert study.cells["a/data.init_args.seed=5"].labels == {"data.init_args.seed": 5}, "each row has a column `seed`"
+
+
+PANEL = {"value": "val/nelbo"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"cells": {"..": {}}}, "part of the name of a file"),
+        ({"cells": {"": {}}}, "part of the name of a file"),
+        ({"cells": {"a/b": {}}}, "part of the name of a file"),
+        ({"cells": {5: {}}}, "part of the name of a file"),
+        ({"tests": {"../t": {}}}, "part of the name of a file"),
+        ({"figures": [{"panels": [PANEL], "suffix": "/../x"}]}, "part of the name of a file"),
+        ({"cells": {"a": {"labels": {"seed": 9}}}}, "other names than cell, seed"),
+        ({"cells": {"a": {"function": "m.f", "grid": {"seed": [1]}}}}, "other names than cell, seed"),
+        ({"seeds": []}, "`seeds`"),
+        ({"cells": {"a": {"grid": {"x": []}}}}, "`grid`"),
+        ({"columns": {"nelbo": {"value": "v", "form": "q"}}}, "`form` of column 'nelbo'"),
+        ({"columns": {"nelbo": {"value": "v", "show": "above"}}}, "`show`"),
+        ({"columns": {"nelbo": {"value": "v", "show": "above x"}}}, "`show`"),
+        ({"ranks": {"column": "nelbo", "trim": -1}}, "`ranks.trim`"),
+        ({"ranks": {"column": "nelbo", "level": 2}}, "`ranks.level`"),
+        ({"tables": [{"lines": "seed"}]}, "both `value` and `lines`"),
+        ({"tables": [{"value": ["nelbo"]}]}, "both `value` and `lines`"),
+        ({"figures": [{"panels": []}]}, "`panels`"),
+        ({"figures": [{"panels": [PANEL | {"band": [0, 0.5, 1]}]}]}, "`band`"),
+        ({"figures": [{"panels": [PANEL | {"band": [0.9, 0.1]}]}]}, "`band`"),
+        ({"figures": [{"panels": [PANEL | {"limits": [1]}]}]}, "`limits`"),
+        ({"figures": [{"panels": [PANEL | {"log": "y"}]}]}, "`log`"),
+    ],
+)
+def test_what_would_fail_after_all_runs_is_refused_before(
+    changes: dict[str, Any], words: str, write_study: Callable[..., Path]
+) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        load_study(write_study(**changes))
 
 
 def test_checkpoints_come_from_one_run(write_study: Callable[..., Path]) -> None:

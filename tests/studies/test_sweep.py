@@ -330,7 +330,11 @@ def test_a_failed_trial_is_named_at_once_and_leaves_the_others(tmp_path: Path, c
         ({}, ["-c", CONFIG, "--metric", "val/entropy"], "--mode min or --mode max"),
         ({}, ["-c", CONFIG, "--metric", "val/nelbo", "--storage", "nosql://x"], "cannot be used"),
         ({}, ["-c", CONFIG, "--metric", "val/nelbo", "--storage", "sqlite:////nowhere/x.db"], "cannot be used"),
-        ({K: 3}, ["-c", CONFIG, "--metric", "val/nelbo"], "Expected a list of values, or low and high"),
+        ({K: 3}, ["-c", CONFIG, "--metric", "val/nelbo"], "Expected a list of values, or numbers low and high"),
+        ({K: {"low": float("nan"), "high": 1}}, ["-c", CONFIG, "--metric", "val/nelbo"], "numbers low and high"),
+        ({K: {"low": True, "high": 5}}, ["-c", CONFIG, "--metric", "val/nelbo"], "numbers low and high"),
+        ({K: {"low": 1, "high": 5, "log": "no"}}, ["-c", CONFIG, "--metric", "val/nelbo"], "numbers low and high"),
+        ({K: [1]}, ["-c", CONFIG, "--metric", "val/loss", "--mode", "min", "--mode", "max"], "but got 2 modes"),
         ({K: {"low": 5, "high": 1}}, ["-c", CONFIG, "--metric", "val/nelbo"], "is wrong"),
         ({K: {"low": 1, "high": 5}}, ["-c", CONFIG, "--metric", "val/loss", "--sampler", "grid"], "list of values for each"),
         ({K: [1]}, ["-c", CONFIG, "--metric", "val/loss", "--jobs", "0"], "argument `--jobs` to be an integer"),
@@ -342,6 +346,23 @@ def test_mistakes_are_explained(
 ) -> None:
     assert main(["sweep", *words, "-s", space(tmp_path, **values), "--output", str(tmp_path)]) == 2
     assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--sampler", "--prune"])
+def test_a_part_that_is_no_yaml_is_explained(option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["sweep", "-c", CONFIG, "-s", space(tmp_path), "--metric", "val/loss", option, "{a: "])
+    assert f"argument {option}: expected a name, or YAML, but got '{{a: '" in capsys.readouterr().err
+
+
+def test_a_sweep_killed_while_values_were_drawn_is_not_continued_with_another_space(tmp_path: Path) -> None:
+    begun = Sweep([CONFIG], {K: [2]}, ["val/nelbo"], ["minimize"], tmp_path / "bits")
+    begun.study.ask()  # without values
+    begun._lock(0).parent.mkdir()
+    begun._lock(0).touch()
+    begun.study.ask(begun.distributions)
+    with pytest.raises(ConfigurationError, match=r"other values|values of the space"):
+        Sweep([CONFIG], {K: {"low": 1, "high": 5}}, ["val/nelbo"], ["minimize"], tmp_path / "bits")._take(5)
 
 
 @pytest.mark.slow
@@ -505,7 +526,10 @@ CHANGES = {
         "cannot be used",
     ),
     "number": ("update trials set number = 7 + number", "to be one of a sweep but got number 7"),
-    "twice": ("insert into trials (number, study_id, state) values (0, 1, 'FAIL')", r"trials\.db.* several of number 0"),
+    "twice": (
+        "insert into trials (number, study_id, state) values (0, 1, 'FAIL')",
+        r"at most 1 trial of each number in .*trials\.db' but got 2",
+    ),
     "constraints": (
         "insert into trial_system_attributes (trial_id, key, value_json) values (1, 'constraints:a', '5')",
         "to be one of a sweep",

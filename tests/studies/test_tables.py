@@ -62,6 +62,13 @@ def test_numbers_that_are_not_finite_are_the_largest() -> None:
     assert cell_text([1.0, float("nan"), 2.0], Column("v", show="median")) == "2.00"
 
 
+@pytest.mark.parametrize("table", [{"where": {"lr": [1]}}, {"keys": ["lr"]}, {"value": ["nelbo"], "lines": "lr"}])
+def test_a_table_over_what_no_row_has_is_refused(write_study: Callable[..., Path], table: dict[str, object]) -> None:
+    study = load_study(write_study(tables=[table]))
+    with pytest.raises(ConfigurationError, match=r"keys of the rows in a table .* but got 'lr'"):
+        page(study, [{"cell": "slow", "seed": "0", "test/nelbo": "3.0"}])
+
+
 def test_a_line_for_each_cell(write_study: Callable[..., Path]) -> None:
     study = load_study(write_study(notes=["A note."], source="somewhere"))
     rows = [{"cell": name, "seed": seed, "test/nelbo": value} for name, seed, value in
@@ -178,6 +185,20 @@ def test_measured_numbers_may_be_the_axis(write_study: Callable[..., Path]) -> N
     assert canvas is not None
     assert [list(line.get_xdata()) for line in canvas.axes[0].lines] == [[2.0, 8.0], [3.0]]
     assert [list(line.get_ydata()) for line in canvas.axes[0].lines] == [[1.0, 1.0], [1.0]]
+
+
+def test_each_point_of_a_grid_has_a_measured_number_of_its_own(write_study: Callable[..., Path]) -> None:
+    cells = {"a": {"function": "some.function", "grid": {"kind": ["one", "two"], "k": [1, 2]}}}
+    study = load_study(write_study(cells=cells, figures=[{"lines": "kind", "panels": [{"value": "y", "x": "size"}]}]))
+    sizes = {("one", "1"): (1, 3), ("one", "2"): (5, 7), ("two", "1"): (4, 4), ("two", "2"): (9, 11)}
+    rows = [
+        {"cell": "a", "seed": str(seed), "kind": kind, "k": k, "size": str(size), "y": k}
+        for (kind, k), several in sizes.items()
+        for seed, size in enumerate(several)
+    ]
+    canvas = canvas_of(study, study.figures[0], rows, [])
+    assert canvas is not None
+    assert [list(line.get_xdata()) for line in canvas.axes[0].lines] == [[2.0, 6.0], [4.0, 10.0]]
 
 
 @pytest.mark.parametrize(

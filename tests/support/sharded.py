@@ -12,11 +12,7 @@ from torch.distributed.fsdp import (
     FullStateDictConfig,
     FullyShardedDataParallel,
     StateDictType,
-    fully_shard,
-    register_fsdp_forward_method,
 )
-
-from lit_sparse.models import Seq2Seq
 
 
 class CPUShards(lightning_fsdp.FSDPStrategy):
@@ -41,14 +37,3 @@ class CPUShards(lightning_fsdp.FSDPStrategy):
 def _gathered(module: torch.nn.Module, world_size: int, rank0_only: bool = True) -> Any:
     config, of_optimizer = FullStateDictConfig(offload_to_cpu=False), FullOptimStateDictConfig(offload_to_cpu=False)
     return FullyShardedDataParallel.state_dict_type(module, StateDictType.FULL_STATE_DICT, config, of_optimizer)
-
-
-class ShardedSeq2Seq(Seq2Seq):
-    """A model for Lightning's ModelParallelStrategy, by torch's newer ``fully_shard``."""
-
-    def configure_model(self) -> None:
-        if self.device_mesh is None:  # without the strategy
-            return
-        fully_shard(self, mesh=self.device_mesh["data_parallel"])
-        for name in ("training_step", "validation_step", "test_step", "predict_step"):
-            register_fsdp_forward_method(self, name)

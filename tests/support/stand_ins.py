@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,9 @@ import yaml
 
 from lit_sparse.cli import main
 from tests.conftest import CONFIGS
+from tests.data.encoder import make_encoder
 from tests.data.images.test_mnist import idx
 from tests.data.pairs import WORDS, write_pairs
-from tests.data.text.test_catalogues import catalogue
 
 LABELS = ("entailment", "neutral", "contradiction")
 #: Folders whose models attend, by the mapping of an overlay.
@@ -61,9 +62,9 @@ def make_texts(folder: Path) -> Path:
         lines = write_pairs(folder / "pairs", split, 40)
         write_table(folder / f"{split}.jsonl", lines)
     vectors = [" ".join([word, *(f"{(i * j) % 7 / 7}" for j in range(1, 7))]) for i, word in enumerate(WORDS, 1)]
+    if find_spec("transformers") is not None:
+        make_encoder(folder / "encoder", WORDS)
     (folder / "vectors.txt").write_text("\n".join(vectors) + "\n", encoding="utf-8")
-    messages = {f"{word} {other}": f"{other} le {word}" for word in WORDS for other in WORDS[:3]}
-    catalogue(folder, messages)
     return folder
 
 
@@ -84,8 +85,8 @@ def text_options(path: Path, texts: Path) -> list[str]:
     options = {f"data.init_args.{name}": value for name, value in {"batch_size": 8, "eval_batch_size": 8}.items()}
     if "path" in data:
         options["data.init_args.path"] = str(texts / "pairs" if path.parent.name == "translation" else texts)
-    if "distributions" in data:
-        options |= {"data.init_args.distributions": "[]", "data.init_args.folders": f"[{texts}]"}
+    if path.stem == "catalogues":
+        options |= {"data.init_args.source": "de", "data.init_args.target": "en"}
     if data.get("config"):  # of the hub
         options |= {"data.init_args.config": "null", "data.init_args.source": "de", "data.init_args.target": "en"}
     if "vectors" in data:
@@ -122,6 +123,9 @@ def stand_in(paths: tuple[Path, ...], images: Path, features: Path, texts: Path)
         return [f"--data.init_args.path={images / 'houses.csv'}", "--data.init_args.batch_size=16"]
     if data["class_path"] == "TableDataModule":
         return [f"--data.init_args.path={images / 'regions.csv'}", "--data.init_args.batch_size=16"]
+    if data["class_path"] == "ActivationDataModule":
+        small = ["--model.init_args.in_features=8", "--model.init_args.width=16", "--data.init_args.layer=encoder.layer.0"]
+        return [f"--data.init_args.model={texts / 'encoder'}", f"--data.init_args.path={texts}", *small]
     if "path" in data["init_args"]:
         sender = ["--model.init_args.sender.init_args.sizes=[6,64]"] if "sender" in content(path)["model"]["init_args"] else []
         return [f"--data.init_args.path={features}", "--model.init_args.in_features=6", *sender]

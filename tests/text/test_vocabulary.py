@@ -276,8 +276,8 @@ def _replace(content: str, **pattern: str) -> dict[str, Any]:
     return {"type": "Replace", "pattern": pattern, "content": content}
 
 
-def _charsmap(longest: int) -> dict[str, str]:
-    content = (1024).to_bytes(4, "little") + bytes(1024) + b"x" * longest + b"\0"
+def _charsmap(longest: int, unit: int = 0) -> dict[str, str]:
+    content = (1024).to_bytes(4, "little") + 256 * unit.to_bytes(4, "little") + b"x" * longest + b"\0"
     return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(content).decode()}
 
 
@@ -293,6 +293,9 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
     ({"normalizer": {"type": "Sequence", "normalizers": [_replace("", String="a")] * 40}}, "at most 32 components"),
     ({"normalizer": {"type": "Prepend", "prepend": "x" * 99}}, "`prepend` in the component 'Prepend'"),
     ({"normalizer": _charsmap(99)}, "`precompiled_charsmap` in the component 'Precompiled'"),
+    ({"normalizer": _charsmap(9, 300 << 10)}, "`precompiled_charsmap`"),  # another place of the trie
+    ({"normalizer": _charsmap(9, 1 << 8)}, "`precompiled_charsmap`"),  # a text
+    ({"model": {"type": "BPE", "merges": ["a b"], "continuing_subword_prefix": "##"}}, "second tokens of all merges"),
     ({"normalizer": "Sequence"}, "component None of the normalizer"),
     ({"pre_tokenizer": {"type": "FixedLength", "length": 0}}, "'FixedLength' of the pre_tokenizer to be one of"),
     ({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a|aa)+$"}, "behavior": "Removed"}}, "component 'Split'"),
@@ -315,6 +318,10 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
 def test_a_tokenizer_that_may_fill_the_memory_or_hang_is_refused(steps: dict[str, Any], words: str) -> None:
     with pytest.raises(DataError, match=words):
         Vocabulary.from_json(_described(**steps))
+
+
+def test_a_map_of_characters_is_read() -> None:
+    assert Vocabulary.from_json(_described(normalizer=_charsmap(9))).encode(["a"]) == [[4]]
 
 
 def test_a_panic_of_the_tokenizer_is_an_error() -> None:

@@ -101,7 +101,7 @@ class LanguageLogger(Picture):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, stage: Stage, dataloader_idx: int = 0
     ) -> None:
         artifacts = artifacts_of(outputs)
-        if self._counts is None or self._structure is None or not set(NEEDED) <= set(artifacts):
+        if dataloader_idx or self._counts is None or self._structure is None or not set(NEEDED) <= set(artifacts):
             return
         messages, targets, index = (artifacts[name].detach() for name in NEEDED)
         self._counts.update(messages, artifacts.get("labels", torch.zeros_like(messages)))

@@ -37,6 +37,8 @@ class Picture(StageCallback):
     shown: ClassVar[tuple[str, ...]] = ()
     #: Stages at whose end it is drawn: ``"train"``, ``"test"``, and ``"val"`` for each validation.
     stages: ClassVar[tuple[Stage, ...]] = ("train",)
+    #: Whether it computes with the weights; then none is drawn of a model whose weights are divided over processes.
+    uses_weights: ClassVar[bool] = False
 
     def __init__(self, folder: str | None = None) -> None:
         super().__init__()
@@ -86,6 +88,8 @@ class Picture(StageCallback):
 
     def on_finish(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: Stage) -> None:
         """Draw and save what there is to draw at the end of a stage."""
+        if self.uses_weights and getattr(pl_module, "device_mesh", None) is not None:
+            return  # each process holds a part of them
         if stage in self.stages and trainer.is_global_zero and (artifact := self.artifact(trainer, pl_module)) is not None:
             self.save(trainer, draw(artifact.get("picture", self.name), artifact))
 

@@ -175,6 +175,24 @@ def _plane(axes: Axes, artifact: Artifact) -> None:
         _describe(axis, "first coordinate", "second coordinate")
 
 
+def _top_tokens(axes: Axes, artifact: Artifact) -> None:
+    """List the tokens of units, each in the text around it.
+
+    Args:
+        axes: one axis.
+        artifact: ``rows``, each a unit and its tokens: activity, the text before, the token, and the text after.
+    """
+    lines = []
+    for unit, tokens in artifact["rows"]:
+        lines.append((f"unit {unit}" + ("" if tokens else ": never active"), "", ""))
+        for value, before, token, after in tokens:
+            lines.append((f"{value:6.2f}   {literal(before)}", literal(f"[{token}]"), literal(after)))
+    axes[0].set_axis_off()
+    axes[0].set_ylim(len(lines), 0)
+    for number, parts in enumerate(lines, 1):
+        axes[0].text(0, number, "  ".join(part for part in parts if part), fontsize=POINTS, va="bottom")
+
+
 def _describe(axis: Any, x: str, y: str, *, whole: bool = False) -> None:
     """Name the axes, and put a legend above, where it lies on nothing.
 
@@ -211,6 +229,7 @@ DRAWINGS: dict[str, tuple[Callable[[Axes, Artifact], None], int]] = {
     "bases": (_bases, 1),
     "activity": (_activity, 1),
     "messages_by_class": (_messages, 1),
+    "top_tokens": (_top_tokens, 1),
     "transport_line": (_line, 3),
     "transport_plane": (_plane, 2),
 }
@@ -225,7 +244,7 @@ def draw(name: str, artifact: Artifact) -> Any:
     """
     function, panels = DRAWINGS[name]
     columns, rows, side = artifact.get("cells", (panels, 1, 3.5))
-    figure, axes = new_figure(1, panels, 1.4 + min(LARGEST, side * columns), 0.8 + min(LARGEST, side * rows))
-    figure.set_layout_engine("constrained")
+    width, height = 1.4 + min(LARGEST, side * columns), 0.8 + min(LARGEST, side * rows)
+    figure, axes = new_figure(1, panels, width, height, constrained=True)
     function(axes, artifact)
     return figure

@@ -12,8 +12,10 @@ from torch import Tensor
 
 from lit_sparse.callbacks.base import Stage, artifacts_of
 from lit_sparse.callbacks.pictures.base import Picture
+from lit_sparse.callbacks.pictures.drawings import LINE
 from lit_sparse.checks import check_count
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.ground.distributed import gather_objects
 from lit_sparse.ground.state_checks import NUMBER, Kind, ListOf, OneOf
 from lit_sparse.lightning.choice import pl
 from lit_sparse.metrics import SupportSize
@@ -27,6 +29,7 @@ __all__ = [
     "ReconstructionPlot",
     "SuccessPlot",
     "SupportSizePlot",
+    "TopTokensPlot",
     "TransportPlot",
 ]
 
@@ -38,6 +41,10 @@ CALLS = "train/decoder_calls_median"
 FLOAT = Kind("a float", lambda value: isinstance(value, float))
 #: Points at which functions on the line are drawn, and the most points of the pool that plans are drawn from.
 GRID, POOL = 300, 2000
+#: Largest number of units, and of tokens of each, that are listed.
+MOST_SHOWN = 50
+#: Inches of a list of tokens.
+WIDTH = 6
 
 
 class CurvePlot(Picture):
@@ -198,6 +205,7 @@ class ClassSamplesPlot(Picture):
     """
 
     name = "samples_by_class"
+    uses_weights = True
 
     def __init__(self, columns: int = 10, folder: str | None = None) -> None:
         super().__init__(folder)
@@ -234,6 +242,7 @@ class BasesPlot(Picture):
     """
 
     name = "bases"
+    uses_weights = True
 
     def __init__(self, count: int = 100, shape: tuple[int, int] | None = None, folder: str | None = None) -> None:
         super().__init__(folder)
@@ -304,6 +313,85 @@ class ActivityHistogram(Picture):
         return None if self._kept is None or not bool(self._kept.any()) else {"counts": self._kept}
 
 
+class TopTokensPlot(Picture):
+    """List the tokens for which units of a sparse auto-encoder are most active, of the last validation or test.
+
+    The artifacts of a step must hold ``activity`` (B, width) and ``index`` (B,), and the data module must have ``token_text``
+    of :class:`lit_sparse.data.ActivationDataModule`. Other runs are left alone.
+
+    To use it in a config (the command line adds it by itself)::
+
+        trainer:
+          callbacks:
+            - class_path: TopTokensPlot
+              init_args: {units: 8}
+
+    Args:
+        units: number of units, the first ones.
+        tokens: number of tokens of each.
+        folder: folder of the pictures; None for the logger's folder.
+
+    Raises:
+        ConfigurationError: for a number below 1.
+    """
+
+    name = "top_tokens"
+    shown = ("_top",)
+    stages = ("train", "test")
+
+    def __init__(self, units: int = 8, tokens: int = 5, folder: str | None = None) -> None:
+        super().__init__(folder)
+        self.units = check_count("units", units, most=MOST_SHOWN)
+        self.tokens = check_count("tokens", tokens, most=MOST_SHOWN)
+        #: Values and indices (2, units, tokens) of the most active tokens so far.
+        self._top: Tensor | None = None
+
+    def state_example(self, model: pl.LightningModule) -> dict[str, Any]:
+        """Return an example of a state."""
+        pairs = Kind(
+            "numbers (2, units, tokens)",
+            lambda it: isinstance(it, Tensor) and it.dtype == torch.float64 and it.shape[:-2] == (2,),
+        )
+        return {"_top": OneOf(pairs)}
+
+    def begin(self, module: pl.LightningModule) -> None:
+        """Forget the last validation or test."""
+        self._top = None
+
+    def see(self, module: pl.LightningModule, outputs: Any) -> None:
+        """Keep the most active tokens of a batch and those before."""
+        found = artifacts_of(outputs)
+        if {"activity", "index"} <= found.keys():
+            values = found["activity"][:, : self.units].mT.double()
+            both = torch.stack([values, found["index"].to(values).expand_as(values)])
+            self._top = self._largest([both] if self._top is None else [self._top, both])
+
+    def on_stage_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: Stage) -> None:
+        """Take the most active tokens of all processes."""
+        if stage != "train":
+            there = [top for top in gather_objects(None if self._top is None else self._top.cpu()) if top is not None]
+            self._top = self._largest(there) if there else None
+
+    def _largest(self, parts: list[Tensor]) -> Tensor:
+        both = torch.cat(parts, -1)
+        places = both[0].argsort(dim=-1, descending=True, stable=True)[:, : self.tokens]
+        return both.gather(-1, places.expand(2, *places.shape))
+
+    def artifact(self, trainer: pl.Trainer, module: Any) -> dict[str, Any] | None:
+        """Return what there is to draw, or None."""
+        data: Any = getattr(trainer, "datamodule", None)
+        if self._top is None or not hasattr(data, "token_text"):
+            return None
+        split = "test" if trainer.state.fn == "test" else "val"
+        size, rows = data.size(split), []
+        for unit, (values, indices) in enumerate(zip(*self._top.tolist(), strict=True)):
+            active = [
+                (value, int(index)) for value, index in zip(values, indices, strict=True) if value > 0 and 0 <= index < size
+            ]
+            rows.append((unit, [(value, *data.token_text(split, index)) for value, index in active]))
+        return {"rows": rows, "cells": (WIDTH / LINE, sum(len(tokens) + 1 for _, tokens in rows), LINE)}
+
+
 class TransportPlot(Picture):
     """Draw the plan of a model such as ``EntropicTransport`` at the end of each validation and test.
 
@@ -328,6 +416,7 @@ class TransportPlot(Picture):
     """
 
     name = "transport"
+    uses_weights = True
     stages = ("val", "test")
 
     def __init__(self, points: int = 300, folder: str | None = None) -> None:

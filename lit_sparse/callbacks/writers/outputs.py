@@ -1,4 +1,4 @@
-"""Writing of predictions: one file for all processes, in the order of the inputs, written completely or not at all."""
+"""Writing of predictions: one file for all processes, in the order of the inputs, or batch by batch."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from typing_extensions import override
 
 from lit_sparse.callbacks.base import check_folder
+from lit_sparse.checks import check_choice
 from lit_sparse.errors import DataError
 from lit_sparse.ground.distributed import gather_objects, gather_to_first
-from lit_sparse.ground.files import replaced
-from lit_sparse.lightning.choice import pl
+from lit_sparse.ground.files import open_to_append, replaced
+from lit_sparse.lightning.choice import BasePredictionWriter, pl
 
 __all__ = ["Writer", "check_indices", "gather_in_order", "write_files"]
 
@@ -24,26 +25,73 @@ NAMED = 5
 Row = TypeVar("Row")
 
 
-class Writer(pl.Callback):
-    """Base of callbacks that write the predictions of all processes when ``predict`` ends.
+class Writer(BasePredictionWriter):
+    """Base of callbacks that write the predictions of all processes; a subclass says what they are.
 
     Args:
-        folder: folder of the files; None for the logger's folder.
+        folder: folder of the files; None for the logger's folder, or without one the trainer's root folder.
+        write_interval: ``"epoch"`` for files of all processes in the order of the inputs, which are written when all inputs
+            are predicted; ``"batch"`` for files of each process, to which each batch is added and which need no memory.
     """
 
-    def __init__(self, folder: str | None = None) -> None:
-        super().__init__()
+    def __init__(self, folder: str | None = None, write_interval: Literal["batch", "epoch"] = "epoch") -> None:
+        super().__init__("batch")  # with "epoch", Lightning would keep the whole outputs in memory
         self.folder = check_folder(folder)
+        self.write_interval = check_choice("write_interval", write_interval, ("batch", "epoch"))
         self._rows: list[Any] = []
+        self._begun = False
         self._log_dir: str | None = None
+
+    def rows_of(self, outputs: Any) -> Iterable[Any]:
+        """Return what is written of a batch, for each input; nothing for outputs of another kind."""
+        raise NotImplementedError
+
+    def ordered(self, rows: list[Any]) -> list[Any]:
+        """Return the rows of all processes in the order of the inputs, on the first process."""
+        raise NotImplementedError
+
+    def files_of(self, rows: list[Any], begun: bool) -> dict[str, Iterable[str]]:
+        """Return name -> lines of the files that hold some rows, without a header if the files are ``begun``."""
+        raise NotImplementedError
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Read the logger's folder, which is broadcast and therefore read on all processes."""
+        super().setup(trainer, pl_module, stage)
         self._log_dir = trainer.log_dir
 
     @override
     def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._rows = []
+        self._rows, self._begun = [], False
+
+    @override
+    def write_on_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, prediction: Any, *_: Any) -> None:
+        self._rows += self.rows_of(prediction)
+        if self.write_interval == "batch" and self._rows:
+            rows, self._rows = self._rows, []
+            for name, lines in self.files_of(rows, self._begun).items():
+                path = self._place(trainer) / name
+                if trainer.world_size > 1:
+                    path = path.with_stem(f"{path.stem}_{trainer.global_rank}")
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if not self._begun:
+                    path.unlink(missing_ok=True)
+                with open_to_append(path) as file:
+                    file.writelines(f"{line}\n" for line in lines)
+            self._begun = True
+
+    def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Write the files, on the first process, unless each batch was written.
+
+        Raises:
+            DataError: on every process, if an input was predicted twice, or if its number is needed and is missing.
+        """
+        rows, self._rows = self._rows, []
+        if self.write_interval == "epoch" and (ordered := self.ordered(rows)):
+            files = self.files_of(ordered, False)
+            write_files({self._place(trainer) / name: lines for name, lines in files.items()})
+
+    def _place(self, trainer: pl.Trainer) -> Path:
+        return Path(self.folder or self._log_dir or trainer.default_root_dir)
 
 
 def gather_in_order(rows: Sequence[Row], indices: Sequence[int], *, complete: bool = True) -> list[Row]:

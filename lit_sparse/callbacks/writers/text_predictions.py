@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from typing_extensions import override
 
 from lit_sparse.callbacks.pictures.heat_maps import Attention
-from lit_sparse.callbacks.writers.outputs import Writer, gather_in_order, write_files
+from lit_sparse.callbacks.writers.outputs import Writer, gather_in_order
 from lit_sparse.checks import check_flag
 from lit_sparse.errors import ConfigurationError, DataError
-from lit_sparse.lightning.choice import pl
 
 __all__ = ["TextPredictionWriter"]
 
@@ -62,44 +61,32 @@ class TextPredictionWriter(Writer):
               init_args: {attention: true}
 
     Args:
-        folder: folder of the files; None for the logger's folder.
+        folder: folder of the files; None for the logger's folder, or without one the trainer's root folder.
         attention: whether to write attention weights.
+        write_interval: ``"epoch"``, or ``"batch"`` to write each batch at once, in the order of prediction; on several
+            processes to ``predictions_0.txt`` and so on.
 
     Raises:
         ConfigurationError: if an argument has a value that is not allowed.
     """
 
-    def __init__(self, folder: str | None = None, attention: bool = False) -> None:
-        super().__init__(folder)
+    def __init__(
+        self, folder: str | None = None, attention: bool = False, write_interval: Literal["batch", "epoch"] = "epoch"
+    ) -> None:
+        super().__init__(folder, write_interval)
         self.attention = check_flag("attention", attention)
 
-    def on_predict_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *_: Any) -> None:
-        """Store the predictions of a batch.
+    @override
+    def rows_of(self, outputs: Any) -> Iterable[_Prediction]:
+        return _predictions(outputs, self.attention) if isinstance(outputs, dict) and "lines" in outputs else []
 
-        Raises:
-            DataError: if an entry does not have one value per input.
-            ConfigurationError: if the model returns no attention, with ``attention=True``.
-        """
-        if isinstance(outputs, dict) and "lines" in outputs:
-            self._rows += _predictions(outputs, self.attention)
+    @override
+    def ordered(self, rows: list[_Prediction]) -> list[_Prediction]:
+        return gather_in_order(rows, [row.index for row in rows])
 
-    def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Write the files, on the first process.
-
-        Raises:
-            DataError: if an input was predicted twice or not at all, on every process.
-        """
-        rows, self._rows = self._rows, []
-        ordered = gather_in_order(rows, [row.index for row in rows])
-        if not ordered:
-            return
-        folder = Path(self.folder or self._log_dir or trainer.default_root_dir)
-        write_files(
-            {
-                folder / "predictions.txt": (_one_line(row.line) for row in ordered),
-                folder / "predictions.jsonl": (_json(row) for row in ordered),
-            }
-        )
+    @override
+    def files_of(self, rows: list[_Prediction], begun: bool) -> dict[str, Iterable[str]]:
+        return {"predictions.txt": (_one_line(row.line) for row in rows), "predictions.jsonl": map(_json, rows)}
 
 
 def _predictions(outputs: dict[str, Any], attention: bool) -> Iterator[_Prediction]:

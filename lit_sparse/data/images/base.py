@@ -113,8 +113,8 @@ class ImageDataModule(ResumableDataModule):
 
     Raises:
         ConfigurationError: for a batch size below 1, a negative number of labels, ``labelled_only`` without labels, files of
-            indices with ``fold``, an ``epoch_size`` above the number of images, or ``normalize`` without a positive deviation
-            or with ``binarize``.
+            indices with ``fold``, a ``sampler`` with some labelled images, an ``epoch_size`` above the number of images, or
+            ``normalize`` without a positive deviation or with ``binarize``.
         DataError: at ``setup``, if a file of indices cannot be read, or names an image that is not there.
     """
 
@@ -207,6 +207,8 @@ class ImageDataModule(ResumableDataModule):
         order = shuffled(size, self.seed, stream=1)
         self._labelled, self._unlabelled = order[self._has_label[order]], order[~self._has_label[order]]
         self._splits = {split: replace(images, places=None) for split, images in splits.items()}
+        if self.sampler is not None and 0 < len(self._labelled) < size:
+            raise ConfigurationError("Expected `labelled` to be 0 or 1.0 with a `sampler` but got some images. Leave one out.")
         available = len(
             self._all(self._unlabelled if 0 < len(self._labelled) < size and not self.labelled_only else self._labelled)
         )
@@ -251,8 +253,8 @@ class ImageDataModule(ResumableDataModule):
         labelled, unlabelled = self._all(self._labelled), self._all(self._unlabelled)
         if len(labelled) == 0 or len(unlabelled) == 0 or self.labelled_only:
             stream = 2 if len(labelled) else 0
-            kind = labelled if len(labelled) else torch.arange(self.size("train"))
-            order = kind[shuffled(len(kind), self.seed, epoch, stream)[: self.epoch_size]]
+            kind = labelled if len(labelled) and self.sampler is None else torch.arange(self.size("train"))
+            order = kind[self._order(len(kind), epoch, stream)[: self.epoch_size]]
             return in_batches(_shares(order, rank, processes), self.batch_size)
         unlabelled = _shares(unlabelled[shuffled(len(unlabelled), self.seed, epoch, 3)[: self.epoch_size]], rank, processes)
         rounds = -(-len(unlabelled) * processes // len(labelled)) + 1

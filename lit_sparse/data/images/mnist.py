@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from typing_extensions import override
 
+from lit_sparse.checks import MOST_EXAMPLES
 from lit_sparse.data.base import Split, held_out, shuffled
 from lit_sparse.data.images.base import ImageDataModule, Images
 from lit_sparse.data.loader import EpochLoader
@@ -129,16 +130,24 @@ class MNISTDataModule(ImageDataModule):
             )
         return self._from_folder(Path(folder))
 
-    def _from_hub(self) -> tuple[Images, Images]:
+    def prepare_data(self) -> None:
+        """Download the images with `source="hub"`."""
+        if self.source == "hub":
+            self._of_hub()
+
+    def _of_hub(self) -> Any:
         from datasets import load_dataset
 
         try:
-            data = load_dataset(self.hub_name)
+            return load_dataset(self.hub_name)
         except Exception as error:
             raise DataError(
                 f"The data set {self.hub_name!r} cannot be fetched ({type(error).__name__}: {error})."
                 f" Without a network, use the four idx files (--data.init_args.source=folder), or {_offline(str(self.name))}."
             ) from error
+
+    def _from_hub(self) -> tuple[Images, Images]:
+        data = self._of_hub()
 
         def part(split: str) -> Images:
             pixels = np.stack([np.asarray(image, dtype=np.uint8) for image in data[split]["image"]])
@@ -167,9 +176,9 @@ def _offline(name: str) -> str:
 def _first(images: Images, size: float | None, name: str) -> Images:
     if size is None:
         return images
-    count = round(size * len(images)) if size < 1 else int(size)
+    count = round(size * len(images)) if size < 1 else int(min(size, MOST_EXAMPLES))
     if not 0 < count <= len(images):
-        raise ConfigurationError(f"Expected `{name}` in 1 .. {len(images)} but got {size:g}. Change it.")
+        raise ConfigurationError(f"Expected `{name}` in 1 .. {len(images)} but got {size!r}. Change it.")
     return images[:count]
 
 

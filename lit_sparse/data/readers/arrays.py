@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -15,9 +14,10 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from numpy.lib import format as npy
 
+from lit_sparse.data.readers.places import Place, open_file
 from lit_sparse.data.readers.sizes import ROWS, bytes_of, check_rows, check_unpacked
 from lit_sparse.errors import DataError, LitSparseError, MissingExtraError, did_you_mean
-from lit_sparse.ground.stored import RATIO, check_members, open_plain
+from lit_sparse.ground.stored import RATIO, check_members
 
 __all__ = ["Arrays", "check_real", "open_arrays", "read_array", "read_npy"]
 
@@ -47,7 +47,7 @@ class Arrays(Mapping[str, Array]):
         entries: name -> array before it is read.
     """
 
-    def __init__(self, path: Path, entries: Mapping[str, _Entry]) -> None:
+    def __init__(self, path: Place, entries: Mapping[str, _Entry]) -> None:
         self.path = path
         self._entries = entries
 
@@ -79,7 +79,7 @@ class Arrays(Mapping[str, Array]):
 
 
 @contextmanager
-def open_arrays(path: Path) -> Iterator[Arrays]:
+def open_arrays(path: Place) -> Iterator[Arrays]:
     """Open a file of arrays; the array of a ``.npy`` file has the name ``""``.
 
     Args:
@@ -109,7 +109,7 @@ def open_arrays(path: Path) -> Iterator[Arrays]:
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def _reading(path: Place) -> Iterator[None]:
     try:
         yield
     except LitSparseError:
@@ -118,7 +118,7 @@ def _reading(path: Path) -> Iterator[None]:
         raise DataError(f"{str(path)!r} cannot be read as an array: {error}. Save it again by numpy.save or h5py.") from error
 
 
-def read_npy(path: Path, *, memory_mapped: bool = False) -> Array:
+def read_npy(path: Place, *, memory_mapped: bool = False) -> Array:
     """Return the array of a ``.npy`` file.
 
     Args:
@@ -131,9 +131,9 @@ def read_npy(path: Path, *, memory_mapped: bool = False) -> Array:
     if not memory_mapped:
         with open_arrays(path) as arrays:
             return arrays[""]
-    with _reading(path), open_plain(path) as file:
+    with _reading(path), open_file(path) as file:
         where = repr(str(path))
-        shape, in_columns, dtype = _header(file, os.fstat(file.fileno()).st_size, where)
+        shape, in_columns, dtype = _header(file, path.stat().st_size, where)
         _check_kind(dtype, where)
         return np.memmap(file, dtype, "r", file.tell(), shape, "F" if in_columns else "C")
 
@@ -171,14 +171,14 @@ def _decoded(array: Array, where: str) -> Array:
 
 
 @contextmanager
-def _open_npy(path: Path) -> Iterator[dict[str, _Entry]]:
-    with open_plain(path) as file:
-        yield {"": _npy_entry(file, os.fstat(file.fileno()).st_size, repr(str(path)))}
+def _open_npy(path: Place) -> Iterator[dict[str, _Entry]]:
+    with open_file(path) as file:
+        yield {"": _npy_entry(file, path.stat().st_size, repr(str(path)))}
 
 
 @contextmanager
-def _open_npz(path: Path) -> Iterator[dict[str, _Entry]]:
-    with open_plain(path) as opened, zipfile.ZipFile(opened) as archive:
+def _open_npz(path: Place) -> Iterator[dict[str, _Entry]]:
+    with open_file(path) as opened, zipfile.ZipFile(opened) as archive:
         check_members(archive)
         members = [member for member in archive.infolist() if member.filename.endswith(".npy")]
         check_unpacked(path, sum(member.file_size for member in members), what="its content", remedy=UNCOMPRESSED)
@@ -259,12 +259,12 @@ def _npy_entry(file: IO[bytes], size: int, where: str) -> _Entry:
 
 
 @contextmanager
-def _open_h5(path: Path) -> Iterator[dict[str, _Entry]]:
+def _open_h5(path: Place) -> Iterator[dict[str, _Entry]]:
     try:
         import h5py
     except ImportError as error:
         raise MissingExtraError("Feature vectors in HDF5 files", "h5") from error
-    with open_plain(path), h5py.File(path) as file:
+    with open_file(path) as opened, h5py.File(path if isinstance(path, Path) else opened) as file:
         entries = {}
         for name in file:
             if not isinstance(file.get(name, getlink=True), h5py.HardLink):  # others may lead to other files
@@ -276,7 +276,7 @@ def _open_h5(path: Path) -> Iterator[dict[str, _Entry]]:
         yield entries
 
 
-def _from_h5(dataset: Any, path: Path, name: str) -> Array:
+def _from_h5(dataset: Any, path: Place, name: str) -> Array:
     import h5py
 
     where = f"the array {name!r} of {str(path)!r}"
@@ -303,7 +303,7 @@ def _from_h5(dataset: Any, path: Path, name: str) -> Array:
     return np.asarray(dataset[()])
 
 
-def _check_chunks(dataset: Any, path: Path, where: str) -> None:
+def _check_chunks(dataset: Any, path: Place, where: str) -> None:
     """Check what the chunks of a dataset unpack to: one is unpacked whole, whatever the shape of the dataset.
 
     Raises:

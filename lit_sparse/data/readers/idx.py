@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from lit_sparse.data.readers.sizes import bytes_of, check_unpacked
-from lit_sparse.data.readers.text_files import open_bytes
+from lit_sparse.data.readers.text_files import open_bounded
 from lit_sparse.errors import DataError
 
 __all__ = ["find_idx", "read_idx"]
@@ -49,7 +49,7 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray[Any, np.dtype[np.uint8]]
         DataError: if the file contradicts its header.
     """
     magic = bytes([0, 0, 8, dimensions])
-    with open_bytes(path, strict=False) as file:
+    with open_bounded(path, strict=False) as file:
         header = file.read(4 + 4 * dimensions)
         if header[:4] != magic:
             raise DataError(

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
-from itertools import zip_longest
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, closing
+from functools import partial
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
-from lit_sparse.data.readers.hub import from_hub
-from lit_sparse.data.readers.tables import TABLES, from_tables
-from lit_sparse.data.readers.text_files import SGML, ending_of, in_folder, read_lines, segment_names
+from lit_sparse.data.readers.hub import hub_chunks
+from lit_sparse.data.readers.places import Place, is_url, place_of
+from lit_sparse.data.readers.tables import ROWS, TABLES, Chunk, chunks_of, from_chunks
+from lit_sparse.data.readers.text_files import SGML, ending_of, in_folder, numbered_lines, read_lines, segment_names
 from lit_sparse.errors import ConfigurationError, DataError
 
-__all__ = ["check_split", "read_split"]
+__all__ = ["check_split", "is_of_hub", "open_split", "read_split"]
 
+#: Name of the first file that ``save_to_disk`` of ``datasets`` writes.
+SAVED = re.compile(r"data-0+-of-\d+\.arrow")
 #: Pattern of a data set's name on the hub.
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
@@ -26,22 +31,26 @@ def read_split(
     *,
     config: str | None = None,
     optional: Collection[str] = (),
-) -> dict[str, list[Any]]:
+) -> dict[str, Any]:
     """Return the columns of one split of a data set, with unchanged values: text, numbers, lists.
 
-    A split of a local folder is one of these:
+    A split of a folder is one of these:
 
-    - a table ``{split}.jsonl``, ``.json`` (an array of objects, or one object per line), ``.csv``, ``.tsv`` or
-      ``.parquet``, or its parts in the hub's naming, ``{split}-00000-of-00002.parquet``, also in a folder ``data``;
+    - a table ``{split}.jsonl``, ``.json`` (an array of objects, or one object per line), ``.csv``, ``.tsv``, ``.parquet`` or
+      ``.arrow``, or its parts in the hub's naming, ``{split}-00000-of-00002.parquet``, also in a folder ``data``; or a folder
+      ``{split}`` by ``save_to_disk`` of ``datasets``;
     - parallel text ``{split}.{column}`` with one file per column, such as ``train.de`` and ``train.en``;
     - test sets in SGML, ``{split}-src.{column}.sgm`` for the role ``source`` and ``{split}-ref.{column}.sgm`` for others.
 
     Text may be gzipped (``.gz``), and parallel text may also end in ``.txt``. In ``.csv`` and ``.tsv`` files an empty cell is
     a missing value, and a column with only numbers is read as numbers. In a ``.tsv`` file quotation marks are characters.
 
+    Values of tables are kept in Arrow's format; large tables lie on the disk.
+
     Args:
-        path: a folder, or the name of a data set of the Hugging Face hub. A name that starts with ``.``, ``/`` or ``~`` or
-            exists as a folder is local. With None, ``split`` is the path of a table or the common start of parallel files.
+        path: a folder, its URL for fsspec such as ``s3://bucket/snli``, or the name of a data set of the Hugging Face hub. A
+            name that starts with ``.``, ``/`` or ``~`` or exists as a folder is local. With None, ``split`` is the path or URL
+            of a table, or the common start of parallel files.
         split: name of the split, with or without the ending of a table; on the hub also a slice such as ``train[:1000]``.
         columns: role -> column of a table, dotted if nested (``translation.de``), or ending of a parallel file.
         config: name of the hub data set's configuration, or a subfolder of the local folder.
@@ -60,13 +69,46 @@ def read_split(
         >>> with TemporaryDirectory() as folder:
         ...     _ = (Path(folder) / "dev.jsonl").write_text('{"title": "Rain", "stars": 4}')
         ...     read_split(folder, "dev", {"target": "title", "label": "stars"})
-        {'target': ['Rain'], 'label': [4]}
+        {'target': <1 values>, 'label': <1 values>}
     """
     located = _located(path, split, columns, config)
     if located is None:
-        return from_hub(str(path), split, columns, config, optional)
+        return from_chunks(hub_chunks(str(path), split, columns, config, optional), None, columns)
     files, base = located
-    return _from_parallel(files, base) if isinstance(files, dict) else from_tables(files, columns, optional)
+    if isinstance(files, dict):
+        return _from_parallel(files, base)
+    return from_chunks(chunks_of(files, columns, optional), files[0], columns)
+
+
+def open_split(
+    path: str | None,
+    split: str,
+    columns: Mapping[str, str],
+    *,
+    config: str | None = None,
+    optional: Collection[str] = (),
+) -> tuple[Callable[[], Iterator[Chunk]], Callable[[Any], Any] | None]:
+    """Return a function that yields the rows of a split in chunks, and one from a value in Arrow to a value.
+
+    Nothing is downloaded or kept beforehand. The cells of ``.csv`` and ``.tsv`` files are text.
+
+    Args:
+        path: see :func:`read_split`.
+        split: see :func:`read_split`.
+        columns: see :func:`read_split`.
+        config: see :func:`read_split`.
+        optional: see :func:`read_split`.
+
+    Raises:
+        DataError: if the split is missing or ambiguous; other errors of :func:`read_split` are raised with a chunk.
+    """
+    located = _located(path, split, columns, config)
+    if located is None:
+        return partial(hub_chunks, str(path), split, columns, config, optional, streaming=True), None
+    files, base = located
+    if isinstance(files, dict):
+        return partial(_parallel_chunks, files, base), None
+    return partial(chunks_of, files, columns, optional), TABLES[ending_of(files[0])].decode
 
 
 def check_split(path: str | None, split: str, columns: Mapping[str, str], *, config: str | None = None) -> None:
@@ -86,20 +128,20 @@ def check_split(path: str | None, split: str, columns: Mapping[str, str], *, con
 
 def _located(
     path: str | None, split: str, columns: Mapping[str, str], config: str | None
-) -> tuple[list[Path] | dict[str, Path], Path] | None:
+) -> tuple[list[Place] | dict[str, Place], Place] | None:
     """Return the files of a split and their common start; None for a data set of the hub."""
     if not columns:
         raise ConfigurationError("Expected argument `columns` to name a column per role but got none. Add one.")
     if path is None:
         if config is not None:
             raise ConfigurationError(f"Expected a `path` that contains `config` {config!r} but got none. Give `path`.")
-        base = Path(split).expanduser()
-    elif _is_local(path):
-        folder = Path(path).expanduser()
+        base = place_of(split)
+    elif not is_of_hub(path):
+        folder = place_of(path)
         if not folder.is_dir():
             what = "is a file: give it as the split, without a path" if folder.is_file() else "does not exist"
             raise DataError(f"The folder {path!r} {what}.{in_folder(folder.parent, folder.name)}")
-        base = (folder / config if config else folder) / Path(split).expanduser()
+        base = (folder / config if config else folder) / (split if is_url(path) else Path(split).expanduser())
     else:
         return None
     if not split or not base.name:
@@ -107,11 +149,13 @@ def _located(
     return _find(base, columns), base
 
 
-def _is_local(path: str) -> bool:
-    return path.startswith((".", "/", "~", "\\")) or HUB_NAME.fullmatch(path) is None or Path(path).exists()
+def is_of_hub(path: str | None) -> bool:
+    """Return whether a path is the name of a data set of the hub."""
+    local = path is None or path.startswith((".", "/", "~", "\\")) or HUB_NAME.fullmatch(path) is None
+    return not local and not Path(str(path)).exists()
 
 
-def _find(base: Path, columns: Mapping[str, str]) -> list[Path] | dict[str, Path]:
+def _find(base: Place, columns: Mapping[str, str]) -> list[Place] | dict[str, Place]:
     """Return the table or its parts, or role -> parallel file, for a path without its ending."""
     if base.is_file() and ending_of(base) in TABLES:
         return [base]
@@ -141,18 +185,19 @@ def _find(base: Path, columns: Mapping[str, str]) -> list[Path] | dict[str, Path
     raise DataError(f"The split {str(base)!r} does not exist. {reason}{in_folder(base.parent, base.name)}")
 
 
-def _tables(base: Path) -> list[Path]:
+def _tables(base: Place) -> list[Place]:
     """Return the existing tables of a split; for a table in parts, the first part."""
     whole = [base.parent / (base.name + ending + packed) for ending in TABLES for packed in ("", ".gz")]
     tables = [path for path in whole if path.is_file()]
     part = re.compile(re.escape(base.name) + r"-0+-of-\d+(" + "|".join(map(re.escape, TABLES)) + r")(\.gz)?")
+    tables += [first for first in base.iterdir() if SAVED.fullmatch(first.name)] if base.is_dir() else []
     for folder in (base.parent, base.parent / "data"):
         if folder.is_dir():
-            tables += sorted(path for path in folder.iterdir() if part.fullmatch(path.name))
+            tables += sorted((path for path in folder.iterdir() if part.fullmatch(path.name)), key=str)
     return tables
 
 
-def _parts(table: Path) -> list[Path]:
+def _parts(table: Place) -> list[Place]:
     """Return all parts of a table, given its first part."""
     numbered = re.search(r"-(0+)-of-(\d+)(?=\.)", table.name)
     if numbered is None:
@@ -167,7 +212,7 @@ def _parts(table: Path) -> list[Path]:
     return parts
 
 
-def _parallel(base: Path, role: str, ending: str) -> list[Path]:
+def _parallel(base: Place, role: str, ending: str) -> list[Place]:
     """Return the candidates for the file of one role; in SGML the role decides the side of the test set."""
     kinds = ("src", "ref") if role == "source" else ("ref", "src")
     stems = [[f"{base.name}.{ending}{form}" for form in ("", ".txt", *SGML)]]
@@ -180,7 +225,24 @@ def _parallel(base: Path, role: str, ending: str) -> list[Path]:
     return []
 
 
-def _from_parallel(files: Mapping[str, Path], base: Path) -> dict[str, list[Any]]:
+def _parallel_chunks(files: Mapping[str, Place], base: Place) -> Iterator[Chunk]:
+    """Yield the lines of parallel files in chunks."""
+    import pyarrow
+
+    for path in files.values():
+        if ending_of(path) in SGML:
+            raise DataError(f"Expected plain text or a table with `streaming` but got {str(path)!r} in SGML. Leave it out.")
+    with ExitStack() as stack:
+        lines = [stack.enter_context(closing(numbered_lines(path))) for path in files.values()]
+        pairs = zip_longest(*((text for _, text in these) for these in lines))
+        while some := list(islice(pairs, ROWS)):
+            if any(None in pair for pair in some):
+                _from_parallel(files, base)  # tells the lengths
+            columns = zip(*some, strict=True)
+            yield {role: pyarrow.array(texts, "large_string") for role, texts in zip(files, columns, strict=True)}
+
+
+def _from_parallel(files: Mapping[str, Place], base: Place) -> dict[str, list[Any]]:
     read: dict[str, list[Any]] = {role: read_lines(path) for role, path in files.items()}
     counts = {path.name: len(read[role]) for role, path in files.items()}
     if len(set(counts.values())) > 1:

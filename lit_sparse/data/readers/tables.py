@@ -1,71 +1,180 @@
-"""Reads tables in JSON, CSV, TSV and Parquet.
+"""Reads tables in JSON, CSV, TSV, Parquet and Arrow, a chunk of rows at a time.
 
-The hub's loader converts dates, numbers its errors by byte, and copies local files into a cache. These readers keep the values
-unchanged, and need no network, cache or home folder.
+The loaders of ``datasets`` convert dates, number their errors by byte, unpack without a bound, and copy files to a cache. These
+readers keep the values unchanged, and need no network, cache or home folder.
 """
 
 from __future__ import annotations
 
 import csv
+import io
 import itertools
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from importlib import import_module
-from pathlib import Path
-from typing import IO, Any
+from contextlib import closing
+from functools import partial
+from typing import Any, NamedTuple
 
-from lit_sparse.data.readers.parquet_pages import pages_of
-from lit_sparse.data.readers.sizes import check_rows, check_unpacked
-from lit_sparse.data.readers.text_files import ending_of, numbered_lines
+import numpy as np
+
+from lit_sparse.data.columns import Column, stored
+from lit_sparse.data.readers.arrow_files import arrow_batches, parquet_batches
+from lit_sparse.data.readers.places import Place
+from lit_sparse.data.readers.sizes import check_rows
+from lit_sparse.data.readers.text_files import BOM, ending_of, numbered_lines, open_bounded
 from lit_sparse.errors import DataError, did_you_mean
-from lit_sparse.ground.stored import open_plain, unique_keys
+from lit_sparse.ground.stored import unique_keys
 
-__all__ = ["TABLES", "Row", "brief", "collect", "from_tables", "needed", "rows_of"]
+__all__ = [
+    *("TABLES", "Chunk", "Row", "chunks_of", "chunks_of_batches", "float_of", "floats_of", "from_chunks"),
+    *("of_batches", "read_numbers", "rows_of"),
+]
 
-NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?")
+NUMBER = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?"
 #: Digits of the longest integer that a float can hold.
 LONGEST = 308
-#: Bytes that each level of nesting takes for a value of a Parquet file, and largest number of leaves of the nested columns.
-NESTED, MOST_LEAVES = 64, 1000
 #: Largest number of columns that an error lists.
 LISTED = 100
-#: Number of rows of a Parquet file that are converted at once.
-BATCH = 1024
+#: Number of rows of a chunk, and number that are read at once: more are slower, by the garbage collection.
+ROWS, AT_ONCE = 4096, 256
+#: Number of bytes of a table of text that are read at once.
+BLOCK = 2**20
+#: Start of a cell with a value in JSON.
+ENCODED = "\0"
+DECODER = json.JSONDecoder(object_pairs_hook=unique_keys)
 #: Position of a row, such as "line 3", and its values by column.
 Row = tuple[str, Mapping[str, Any]]
+#: Role -> values of some rows, an array of Arrow.
+Chunk = dict[str, Any]
 
 
-def from_tables(files: Sequence[Path], columns: Mapping[str, str], optional: Collection[str] = ()) -> dict[str, list[Any]]:
-    """Return role -> values of the rows of several files.
+class _Format(NamedTuple):
+    """How a table is read.
+
+    Attributes:
+        chunks: function from a file and role -> column to its chunks.
+        rows: function from the same to its rows, which is slower and tells what is wrong in which line.
+        decode: function from a value of a chunk to a value of a column; None for the same value.
+    """
+
+    chunks: Callable[[Place, Mapping[str, str]], Iterator[Chunk]]
+    rows: Callable[[Place, Mapping[str, str]], Iterator[Row]]
+    decode: Callable[[Any], Any] | None = None
+
+
+def from_chunks(chunks: Iterable[Chunk], first: Place | None, columns: Mapping[str, str]) -> dict[str, Column]:
+    """Return role -> values of the chunks of a table.
+
+    Args:
+        chunks: see :func:`chunks_of`.
+        first: first file of the table; None for one of the hub.
+        columns: role -> column.
 
     Raises:
-        DataError: if a file does not have the format of its ending, or lacks a column.
+        DataError: see :func:`chunks_of`, or if the disk is full.
     """
-    read: dict[str, list[Any]] = {role: [] for role in columns}
-    for path in files:
-        for role, values in collect(TABLES[ending_of(path)](path, columns), columns, repr(str(path)), optional).items():
-            read[role] += values
-    if ending_of(files[0]) in (".csv", ".tsv"):  # these formats have no types
-        read = {role: _numbers(values) for role, values in read.items()}
-    for role, values in read.items():
-        for row, value in enumerate(values, 1):
-            if type(value) is int and abs(value) > sys.float_info.max:
-                raise DataError(
-                    f"Expected integers of at most {LONGEST} digits in column {columns[role]!r} of {str(files[0])!r} but got a"
-                    f" longer integer in row {row}. Shorten it, or leave the row out."
-                )
+    ending, read = ".arrow" if first is None else ending_of(first), {}
+    for role, arrays in stored(chunks, mapped=ending == ".arrow").items():
+        decode = TABLES[ending].decode
+        if ending in (".csv", ".tsv") and first is not None and all(map(_are_numbers, arrays)):  # these formats have no types
+            _check_digits(arrays, columns[role], first)
+            decode = _number
+        elif decode is not None and not any(map(_has_encoded, arrays)):
+            decode = None
+        read[role] = Column(arrays, decode)
     return read
 
 
-def collect(
-    rows: Iterable[Row], columns: Mapping[str, str], where: str, optional: Collection[str] = ()
-) -> dict[str, list[Any]]:
-    """Return role -> values of the rows of a table.
+def read_numbers(path: Place, names: Sequence[str], others: Sequence[str] = ()) -> tuple[np.ndarray, dict[str, Column]]:
+    """Return columns of a table as numbers (N, D) float64, and column -> values of others.
 
     Args:
-        rows: rows of the table, with their positions.
+        path: the table.
+        names: D columns of numbers.
+        others: other columns.
+
+    Raises:
+        DataError: see :func:`chunks_of`.
+        ValueError: for a value that is no number.
+    """
+    pieces: list[np.ndarray] = []
+    decode, columns = TABLES[ending_of(path)].decode, {name: name for name in (*names, *others)}
+
+    def rest() -> Iterator[Chunk]:
+        row = 0
+        for chunk in chunks_of([path], columns):
+            piece = np.stack([floats_of(chunk[name], decode) for name in names], axis=1)
+            for name in (name for name, infinite in zip(names, np.isinf(piece).any(0), strict=True) if infinite):
+                _check_digits([chunk[name]], name, path, row)
+            pieces.append(piece)
+            row += len(piece)
+            yield {name: chunk[name] for name in others}
+
+    read = from_chunks(rest(), path, columns)
+    numbers, row = np.empty((sum(map(len, pieces)), len(names))), 0
+    while pieces:  # a piece is released when it has been copied
+        piece = pieces.pop()
+        row += len(piece)
+        numbers[len(numbers) - row : len(numbers) - row + len(piece)] = piece
+    return numbers, read
+
+
+def floats_of(cells: Any, decode: Callable[[Any], Any] | None) -> np.ndarray:
+    if decode is None:
+        try:
+            return cells.cast("float64").to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+        except (ValueError, NotImplementedError):  # of Arrow; Python knows more spellings, and says what it does not know
+            decode = _same
+    cells = (decode(cell) for cell in cells.to_pylist())
+    return np.array([cell if cell is None else float_of(cell) for cell in cells], dtype=np.float64)
+
+
+def float_of(cell: Any) -> float:
+    """Return a cell's number.
+
+    Raises:
+        ValueError: if it has none; Python also takes 2026_01 for one, which is a name or a date in a table.
+    """
+    if isinstance(cell, str) and "_" in cell:
+        raise ValueError(f"could not convert string to float: {cell!r}")
+    return float(cell)
+
+
+def _same(cell: Any) -> Any:
+    return cell
+
+
+def chunks_of(files: Sequence[Place], columns: Mapping[str, str], optional: Collection[str] = ()) -> Iterator[Chunk]:
+    """Yield the rows of several files in chunks.
+
+    Args:
+        files: the files.
+        columns: role -> column.
+        optional: roles that may lack values in some rows.
+
+    Raises:
+        DataError: if a file does not have the format of its ending, lacks a column, or lacks a value, in the chunk of it.
+    """
+    for path in files:
+        kind = TABLES[ending_of(path)]
+        yield from of_batches(kind.chunks(path, columns), partial(kind.rows, path, columns), columns, repr(str(path)), optional)
+
+
+def of_batches(
+    chunks: Iterator[Chunk],
+    rows: Callable[[], Iterable[Row]],
+    columns: Mapping[str, str],
+    where: str,
+    optional: Collection[str] = (),
+) -> Iterator[Chunk]:
+    """Yield the chunks of one table after a check that no value is missing.
+
+    Args:
+        chunks: its chunks.
+        rows: function that returns its rows with their positions, read again to tell where values are missing.
         columns: role -> column.
         where: name of the table in messages.
         optional: roles that may lack values in some rows.
@@ -73,31 +182,41 @@ def collect(
     Raises:
         DataError: if the table is empty, or a column is missing in all rows or lacks a required value.
     """
-    values: dict[str, list[Any]] = {role: [] for role in columns}
+    count, empty = 0, Counter[str]()
+    with closing(chunks):  # type: ignore[type-var]  # a generator
+        for chunk in chunks:
+            count += len(next(iter(chunk.values())))
+            empty.update({role: values.null_count for role, values in chunk.items()})
+            if any(empty[role] and role not in optional for role in columns):
+                break
+            yield chunk
+        else:
+            if count and not any(empty[role] == count for role in optional):
+                return
+    _explain(rows(), columns, where, optional)
+
+
+def _explain(rows: Iterable[Row], columns: Mapping[str, str], where: str, optional: Collection[str]) -> None:
+    """Raise the error about a table that is empty or lacks values, if it does."""
     empty: dict[str, tuple[str, int]] = {}  # role -> the first row without a value, and their number
-    names: dict[str, None] = {}  # columns in order, if one is missing
-    place = ""
+    names: dict[str, None] = {}  # columns in order
+    size = 0
     for place, row in rows:
-        for role, column in columns.items():
-            value = _value(row, column)
-            if value is None:
-                first, count = empty.get(role, (place, 0))
-                empty[role] = (first, count + 1)
-                names.update(dict.fromkeys(_names(row)))
-            values[role].append(value)
-    if not place:
+        size += 1
+        for role in [role for role, column in columns.items() if _value(row, column) is None]:
+            first, count = empty.get(role, (place, 0))
+            empty[role] = (first, count + 1)
+            names.update(dict.fromkeys(itertools.islice(_names(row), LISTED)))
+    if not size:
         raise DataError(f"{where} holds no rows. Fetch it again.")
-    size = len(next(iter(values.values())))
     for role, (first, count) in empty.items():
         column = columns[role]
         if count == size and column not in names:
             known = ", ".join(names)
             raise DataError(f"{where} has no column {column!r}. Its columns are {known}.{did_you_mean(column, names)}")
-        if role in optional:
-            continue
-        more = f" and {count - 1} more" if count > 1 else ""
-        raise DataError(f"{where} has no value in column {column!r} in {first}{more}. Fill it in, or leave the row out.")
-    return values
+        if role not in optional:
+            more = f" and {count - 1} more" if count > 1 else ""
+            raise DataError(f"{where} has no value in column {column!r} in {first}{more}. Fill it in, or leave the row out.")
 
 
 def _value(row: Mapping[str, Any], column: str) -> Any:
@@ -117,42 +236,73 @@ def _names(row: Mapping[str, Any]) -> Iterator[str]:
             yield str(name)
 
 
-def _numbers(cells: list[str | None]) -> list[Any]:
-    if not all(cell is None or NUMBER.fullmatch(cell) for cell in cells):
-        return list(cells)
-    return [cell if cell is None else _number(cell) for cell in cells]
+# JSON: each cell is text, or begins with a mark and is a value in JSON
 
 
-def _number(cell: str) -> int | float:
-    if "." in cell:
-        return float(cell)
-    return int(cell) if len(cell) <= LONGEST + 2 else 10 ** (LONGEST + 1)  # refused later; converting a long one takes long
+def _json_chunks(path: Place, columns: Mapping[str, str]) -> Iterator[Chunk]:
+    def cell(row: Row, column: str) -> str | None:
+        value = _value(row[1], column)
+        if type(value) is int and abs(value) > sys.float_info.max:
+            raise _too_long(column, path, row[0])
+        return _cell(value)
+
+    return _chunks_of_rows(_json_rows(path, columns), columns, cell)
 
 
-def _json_rows(path: Path, _: Mapping[str, str]) -> Iterator[Row]:
+def _chunks_of_rows(rows: Iterator[Row], columns: Mapping[str, str], cell: Callable[[Row, str], str | None]) -> Iterator[Chunk]:
+    import pyarrow
+
+    while some := list(itertools.islice(rows, AT_ONCE)):
+        cells = {role: [cell(row, column) for row in some] for role, column in columns.items()}
+        yield {role: pyarrow.array(values, pyarrow.large_string()) for role, values in cells.items()}
+
+
+def _cell(value: Any) -> str | None:
+    if value is None or (isinstance(value, str) and value[:1] != ENCODED and (value.isascii() or _is_whole(value))):
+        return value
+    return ENCODED + json.dumps(value)
+
+
+def _has_encoded(cells: Any) -> bool:
+    """Return whether the text of a chunk has a mark anywhere."""
+    text = cells.buffers()[2]
+    return text is not None and re.search(ENCODED.encode(), text) is not None
+
+
+def _is_whole(text: str) -> bool:
+    """Return whether a text has no half of a character, which UTF-8 cannot encode."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _decoded(cell: str) -> Any:
+    return json.loads(cell[1:]) if cell.startswith(ENCODED) else cell
+
+
+def _json_rows(path: Place, _: Mapping[str, str]) -> Iterator[Row]:
     """Yield the objects of an array, or of the lines."""
-    lines, values = numbered_lines(path), 0
-    for number, line in lines:
-        whole = "\n".join([line, *(rest for _, rest in lines)]) if line.lstrip().startswith("[") else line
-        values += whole.count("{") + whole.count("[")
-        check_rows(path, values)
-        if whole.lstrip().startswith("["):
-            rows = [(f"row {place}", row) for place, row in enumerate(_parsed(path, number, whole), 1)]
-        elif line.strip():
-            rows = [(f"line {number}", _parsed(path, number, line))]
-        else:
-            continue
-        for place, row in rows:
-            if not isinstance(row, dict):
-                raise DataError(
-                    f"Expected objects, {{...}}, in {str(path)!r} but got {type(row).__name__} in {place}. Correct the file."
-                )
-            yield place, row
+    values = 0
+    with closing(numbered_lines(path)) as lines:
+        for number, line in lines:
+            if not line.strip():
+                continue
+            whole = "\n".join([line, *(rest for _, rest in lines)]) if line.lstrip().startswith("[") else line
+            values += whole.count("{") + whole.count("[")
+            check_rows(path, values)
+            if whole.lstrip().startswith("["):
+                rows = [(f"row {place}", row) for place, row in enumerate(_parsed(path, number, whole), 1)]
+            else:
+                rows = [(f"line {number}", _parsed(path, number, line))]
+            for place, row in rows:
+                if not isinstance(row, dict):
+                    raise DataError(
+                        f"Expected objects, {{...}}, in {str(path)!r} but got {type(row).__name__} in {place}. Correct it."
+                    )
+                yield place, row
 
 
-def _parsed(path: Path, number: int, text: str) -> Any:
+def _parsed(path: Place, number: int, text: str) -> Any:
     try:
-        return json.loads(text, object_pairs_hook=unique_keys)
+        return DECODER.decode(text)
     except json.JSONDecodeError as error:
         line, what = number + error.lineno - 1, f"{error.msg} at character {error.colno}"
     except (ValueError, RecursionError) as error:  # thousands of digits or of brackets
@@ -160,121 +310,179 @@ def _parsed(path: Path, number: int, text: str) -> Any:
     raise DataError(f"{str(path)!r} is not JSON in line {line}: {what}. Write one object per line, or an array of objects.")
 
 
-def _csv_rows(path: Path, _: Mapping[str, str]) -> Iterator[Row]:
-    def rows() -> Iterator[tuple[int, list[str]]]:
-        limit = csv.field_size_limit(2**31 - 1)  # by default 131,072 characters, fewer than a long article
-        reader = csv.reader((f"{line}\n" for _, line in numbered_lines(path)), strict=True)
-        try:
-            for cells in reader:
-                yield reader.line_num, cells
-        except csv.Error as error:
-            raise DataError(f"{str(path)!r} is not a table in line {reader.line_num}: {error}. Correct the line.") from error
-        finally:
-            csv.field_size_limit(limit)
-
-    return _cells(path, rows())
+# CSV and TSV: each cell is text
 
 
-def _tsv_rows(path: Path, _: Mapping[str, str]) -> Iterator[Row]:
-    return _cells(path, ((number, line.split("\t") if line else []) for number, line in numbered_lines(path)))
+def _cell_chunks(path: Place, columns: Mapping[str, str]) -> Iterator[Chunk]:
+    """Yield the rows below a header: Arrow reads them as Python does, but faster, up to the first quotation mark or mistake."""
+    delimiter, done, plain = "\t" if ending_of(path) == ".tsv" else ",", 0, True
+    with open_bounded(path, lines=True) as file:
+        header = file.readline().removeprefix(BOM)
+        while plain and (block := file.read(BLOCK)):
+            block += file.readline()
+            plain = b'"' not in header + block and block.count(b"\r") == block.count(b"\r\n")
+            try:
+                chunk = _plain_chunk(block, delimiter, header, columns) if plain else {}
+            except ValueError:  # of Arrow, too
+                plain = False
+            else:
+                done += len(next(iter(chunk.values()), ()))
+                yield from [chunk] * plain
+    if not plain:
+        rows = itertools.islice(_cell_rows(path, columns), done, None)
+        yield from _chunks_of_rows(rows, columns, lambda row, column: row[1].get(column))
 
 
-def _cells(path: Path, rows: Iterator[tuple[int, list[str]]]) -> Iterator[Row]:
-    """Yield the rows below a header; empty rows are skipped, and empty cells are missing values."""
-    header: list[str] = []
-    for number, cells in rows:
-        if not cells:
-            continue
-        if not header:
-            header = cells
-            if len(set(header)) < len(header):
-                raise DataError(f"Expected unique columns in {str(path)!r} but got {', '.join(header)[:200]}. Rename one.")
-        elif len(cells) != len(header):
-            raise DataError(
-                f"Expected {len(header)} cells per line in {str(path)!r} but got {len(cells)} in line {number}. Correct it."
-            )
-        else:
-            yield f"line {number}", {name: cell or None for name, cell in zip(header, cells, strict=True)}
+def _plain_chunk(block: bytes, delimiter: str, header: bytes, columns: Mapping[str, str]) -> Chunk:
+    """Return the rows of lines without quotation marks, which Arrow reads as Python does."""
+    from pyarrow import csv as arrow
+    from pyarrow import large_string, nulls
+
+    names = header.decode().rstrip("\r\n").split(delimiter)
+    if len({*names}) < len(names) or not all(names):
+        raise ValueError
+    kept = [name for name in names if name in columns.values()] or names[:1]
+    table = arrow.read_csv(
+        io.BytesIO(block),
+        arrow.ReadOptions(column_names=names, block_size=len(block) + 1, use_threads=False),
+        arrow.ParseOptions(delimiter=delimiter, quote_char=False),
+        arrow.ConvertOptions(
+            include_columns=kept,
+            column_types=dict.fromkeys(kept, large_string()),
+            null_values=[""],
+            strings_can_be_null=True,
+        ),
+    )
+    return {
+        role: table[column].combine_chunks() if column in kept else nulls(len(table), large_string())
+        for role, column in columns.items()
+    }
 
 
-def _parquet_rows(path: Path, columns: Mapping[str, str]) -> Iterator[Row]:
-    parquet = import_module("pyarrow.parquet")  # it comes with datasets
+def _rows_of_cells(path: Place, lines: Iterable[bytes]) -> Iterator[list[str]]:
+    texts = (line.decode("utf-8") for line in lines)
+    if ending_of(path) == ".csv":
+        return csv.reader(texts, strict=True)
+    ends = (text.removesuffix("\n").removesuffix("\r") for text in texts)
+    return (text.split("\t") if text else [] for text in ends)
+
+
+def _several(rows: Iterator[list[str]], most: int = AT_ONCE) -> list[list[str]]:
+    """Return the next rows; a cell may be long."""
+    limit = csv.field_size_limit(2**31 - 1)  # by default 131,072 characters, fewer than a long article
     try:
-        with open_plain(path) as file, parquet.ParquetFile(file) as table:
-            kept = needed(columns, table.schema_arrow.names)
-            check_rows(path, table.metadata.num_rows)
-            check_unpacked(path, _unpacked(path, file, table, kept), what="its table", remedy="write it without dictionaries")
-            yield from rows_of(batch.to_pydict() for batch in table.iter_batches(BATCH, columns=kept))
-    except DataError:
-        raise
-    except Exception as error:  # the values of a file, such as dates, raise anything when they are converted
-        raise DataError(f"{str(path)!r} cannot be read as a Parquet file: {brief(error)}. Fetch it again.") from error
+        return list(itertools.islice(rows, most))
+    finally:
+        csv.field_size_limit(limit)
 
 
-def _unpacked(path: Path, file: IO[bytes], table: Any, kept: Sequence[str]) -> int:
-    """Return the largest number of bytes that columns may take: a text is stored once for all entries that have it."""
-    parquet, size = import_module("pyarrow.parquet"), 8 * int(table.metadata.num_rows) * len(kept)
-    kinds, tops = [table.schema.column(number) for number in range(table.metadata.num_columns)], {*kept}
-    leaves = [(number, kind) for number, kind in enumerate(kinds) if kind.path.partition(".")[0] in tops]
-    if len(leaves) > MOST_LEAVES:
-        raise DataError(f"Expected at most {MOST_LEAVES:,} values in a row of {str(path)!r} but got more. Leave columns out.")
-    texts = [kind.path for _, kind in leaves if kind.physical_type == "BYTE_ARRAY"]
-    reader = parquet.ParquetFile(file, read_dictionary=texts)
-    for place in range(table.metadata.num_row_groups):
-        group = table.metadata.row_group(place)
-        for leaf, kind in ((group.column(number), kind) for number, kind in leaves):
-            name = leaf.path_in_schema
-            starts = [start for start in (leaf.dictionary_page_offset, leaf.data_page_offset) if start]
-            pages = pages_of(file, min(starts), leaf.total_compressed_size)
-            if pages.repeats:
-                raise DataError(f"Expected no DELTA_BYTE_ARRAY in column {name!r} of {str(path)!r}. Write it without.")
-            each = 8 + NESTED * name.count(".")
-            size += max(each, kind.length or 0) * pages.values + pages.size
-            check_unpacked(path, size, what="its table", remedy="write it without dictionaries")  # before a page is read
-            if leaf.physical_type == "BYTE_ARRAY" and pages.dictionary:
-                rows = reader.iter_batches(1, [place], [name])
-                size += pages.values * next(filter(None, map(_longest, rows)), 0)
-    return size
+def _cell_rows(path: Place, _: Mapping[str, str]) -> Iterator[Row]:
+    number, header = 0, list[str]()
+
+    def lines() -> Iterator[bytes]:
+        nonlocal number
+        for at, line in numbered:
+            number = at
+            yield f"{line}\n".encode()
+
+    with closing(numbered_lines(path)) as numbered:
+        rows = _rows_of_cells(path, lines())
+        try:
+            while some := _several(rows, 1):
+                (cells,) = some
+                if cells and not header:
+                    header = cells
+                    if len({*header}) < len(header):
+                        names = ", ".join(header)[:200]
+                        raise DataError(f"Expected unique columns in {str(path)!r} but got {names}. Rename one.")
+                elif cells and len(cells) != len(header):
+                    raise DataError(
+                        f"Expected {len(header)} cells per line in {str(path)!r} but got {len(cells)} in line {number}. Correct"
+                        " it."
+                    )
+                elif cells:
+                    yield f"line {number}", {name: cell or None for name, cell in zip(header, cells, strict=True)}
+        except csv.Error as error:
+            raise DataError(f"{str(path)!r} is not a table in line {number}: {error}. Correct the line.") from error
 
 
-def _longest(batch: Any) -> int:
-    """Return the number of bytes of the longest text in the dictionary of a column, once an entry has been read."""
-    types, array = import_module("pyarrow.types"), batch.column(0)
-    while not types.is_dictionary(array.type):
-        array = array.items if types.is_map(array.type) else array.flatten()
-        array = array[0] if isinstance(array, list) else array
-    longest: int = max((len(text.as_buffer()) for text in array.dictionary), default=0)
-    return longest
+def _are_numbers(cells: Any) -> bool:
+    from pyarrow import compute
+
+    return bool(compute.all(compute.match_substring_regex(cells, rf"\A{NUMBER}\z"), min_count=0).as_py())
 
 
-def rows_of(batches: Iterable[Mapping[str, list[Any]]]) -> Iterator[Row]:
-    """Yield the rows of a table that is given in batches of columns."""
+def _number(cell: str) -> int | float:
+    return float(cell) if "." in cell else int(cell)
+
+
+def _check_digits(arrays: Iterable[Any], column: str, path: Place, row: int = 0) -> None:
+    """Check that cells of digits are numbers which a float can hold.
+
+    Raises:
+        DataError: if one is longer.
+    """
+    from pyarrow import compute
+
+    for cells in arrays:
+        if (compute.max(compute.binary_length(cells)).as_py() or 0) > LONGEST:
+            for place, cell in enumerate(cells.to_pylist(), row + 1):
+                if cell and cell.lstrip("-").isdecimal() and (len(cell) > LONGEST + 2 or abs(int(cell)) > sys.float_info.max):
+                    raise _too_long(column, path, f"row {place}")
+        row += len(cells)
+
+
+def _too_long(column: str, path: Place, place: str) -> DataError:
+    """Return the error about an integer of too many digits."""
+    return DataError(
+        f"Expected integers of at most {LONGEST} digits in column {column!r} of {str(path)!r} but got a longer integer in"
+        f" {place}. Shorten it, or leave the row out."
+    )
+
+
+# Arrow's own formats, and data sets of the hub
+
+
+def chunks_of_batches(batches: Iterable[Any], columns: Mapping[str, str]) -> Iterator[Chunk]:
+    """Yield batches of Arrow as chunks."""
+    for batch in batches:
+        yield {role: _column(batch, column) for role, column in columns.items()}
+
+
+def _column(batch: Any, column: str) -> Any:
+    """Return the values in a column of a batch or in a field of structures; nulls if there is none."""
+    import pyarrow
+
+    structures = isinstance(batch, pyarrow.StructArray)
+    names = [field.name for field in batch.type] if structures else batch.schema.names
+    outer, _, inner = (column, "", "") if column in names else column.partition(".")
+    if outer not in names or (inner and not pyarrow.types.is_struct(batch.field(outer).type)):
+        return pyarrow.nulls(len(batch))
+    values = pyarrow.compute.struct_field(batch, outer) if structures else batch.column(outer)
+    return _column(values, inner) if inner else values
+
+
+def rows_of(batches: Iterable[Any]) -> Iterator[Row]:
+    """Yield the rows of batches of Arrow."""
     places = itertools.count(1)
     for batch in batches:
-        names = list(batch)
-        for values in zip(*batch.values(), strict=True):
-            yield f"row {next(places)}", dict(zip(names, values, strict=True))
+        for row in batch.to_pylist():
+            yield f"row {next(places)}", row
 
 
-def needed(columns: Mapping[str, str], names: Sequence[str]) -> list[str]:
-    """Return the columns to read: some others, too, if one is nested or missing, whose error lists them."""
-    wanted = {*columns.values()}
-    if not wanted <= {*names}:
-        wanted |= {column.partition(".")[0] for column in wanted} | {*names[:LISTED]}
-    return [name for name in names if name in wanted]
+def _of_arrow(batches: Callable[[Place, Mapping[str, str]], Iterable[Any]]) -> _Format:
+    return _Format(
+        lambda path, columns: chunks_of_batches(batches(path, columns), columns),
+        lambda path, columns: rows_of(batches(path, columns)),
+    )
 
 
-def brief(error: Exception) -> str:
-    """Return the first line of an error's message, shortened."""
-    first = str(error).strip().partition("\n")[0].rstrip(".")
-    return first if len(first) <= 200 else f"{first[:200]} ..."
-
-
-#: Endings of tables -> their readers, which also get the wanted columns.
-TABLES: dict[str, Callable[[Path, Mapping[str, str]], Iterator[Row]]] = {
-    ".jsonl": _json_rows,
-    ".json": _json_rows,
-    ".csv": _csv_rows,
-    ".tsv": _tsv_rows,
-    ".parquet": _parquet_rows,
+#: Endings of tables, and how they are read.
+TABLES = {
+    ".jsonl": _Format(_json_chunks, _json_rows, _decoded),
+    ".json": _Format(_json_chunks, _json_rows, _decoded),
+    ".csv": _Format(_cell_chunks, _cell_rows),
+    ".tsv": _Format(_cell_chunks, _cell_rows),
+    ".parquet": _of_arrow(parquet_batches),
+    ".arrow": _of_arrow(arrow_batches),
 }

@@ -9,18 +9,18 @@ import io
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
 from typing_extensions import Buffer
 
+from lit_sparse.data.readers.places import Place, open_file, place_of
 from lit_sparse.data.readers.sizes import BoundedReader
 from lit_sparse.errors import DataError, did_you_mean
-from lit_sparse.ground.stored import open_plain
 
-__all__ = ["ending_of", "in_folder", "numbered_lines", "open_bytes", "read_lines", "segment_names"]
+__all__ = ["ending_of", "in_folder", "numbered_lines", "open_bounded", "read_lines", "segment_names"]
 
 #: Endings of compressed files, their first bytes, and their decompressors.
 PACKED: dict[str, tuple[str, re.Pattern[bytes], Callable[[IO[bytes]], io.RawIOBase | io.BufferedIOBase]]] = {
@@ -38,7 +38,7 @@ TAG = re.compile(r"<(doc|seg)(?:\s[^<>]*)?>", re.IGNORECASE)
 ENTITY = re.compile(r"&(?:#0*[0-9]{1,7}|#[xX]0*[0-9a-fA-F]{1,6}|\w+);")
 
 
-def read_lines(path: Path | str) -> list[str]:
+def read_lines(path: Place | str) -> list[str]:
     r"""Return the lines of a text file in UTF-8, plain or compressed by gzip or bzip2.
 
     Lines end only at ``\n``, so that parallel files stay aligned. ``str.splitlines`` would also split at a form feed or
@@ -47,7 +47,7 @@ def read_lines(path: Path | str) -> list[str]:
     entities resolved and white space collapsed.
 
     Args:
-        path: path of the file.
+        path: path or URL of the file.
 
     Raises:
         DataError: if the file is missing, truncated, not in UTF-8, or SGML without segments.
@@ -60,12 +60,12 @@ def read_lines(path: Path | str) -> list[str]:
         ...     read_lines(path)
         ['one\u2028line', 'another']
     """
-    path = Path(path).expanduser()
+    path = place_of(path)
     lines = [line for _, line in numbered_lines(path)]
     return _segments(path, "\n".join(lines)) if ending_of(path) in SGML else lines
 
 
-def segment_names(path: Path) -> list[tuple[str, str]]:
+def segment_names(path: Place) -> list[tuple[str, str]]:
     """Return the names of documents and segments in SGML, in their order: ("doc", ...) or ("seg", ...); none elsewhere."""
     if ending_of(path) not in SGML:
         return []
@@ -114,7 +114,7 @@ class _Bzip2(io.RawIOBase):
 
 
 @contextmanager
-def open_bytes(path: Path, *, strict: bool = True, lines: bool = False) -> Iterator[IO[bytes]]:
+def open_bounded(path: Place, *, strict: bool = True, lines: bool = False) -> Iterator[IO[bytes]]:
     """Open a file to read its bytes, and decompress gzip and bzip2.
 
     Args:
@@ -126,7 +126,7 @@ def open_bytes(path: Path, *, strict: bool = True, lines: bool = False) -> Itera
         DataError: if it cannot be opened or, while it is read, is truncated or implausibly large.
     """
     try:
-        with open_plain(path) as file:
+        with open_file(path) as file:
             start = file.read(10)
             file.seek(0)
             for ending, (kind, magic, unpack) in PACKED.items():
@@ -147,7 +147,7 @@ def open_bytes(path: Path, *, strict: bool = True, lines: bool = False) -> Itera
         raise DataError(f"{str(path)!r} cannot be read: {error.strerror or error}. Check its permissions.") from error
 
 
-def in_folder(folder: Path, name: str) -> str:
+def in_folder(folder: Place, name: str) -> str:
     """Return the end of a message: the content of a folder, with a suggestion for a mistyped name."""
     if not folder.is_dir():
         return f" There is no folder {str(folder)!r}."
@@ -163,9 +163,9 @@ def in_folder(folder: Path, name: str) -> str:
     return f" The folder {str(folder)!r} holds {', '.join(names[:12])}{more}.{guess}"
 
 
-def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+def numbered_lines(path: Place) -> Generator[tuple[int, str], None, None]:
     """Yield the lines of a file with their numbers from 1."""
-    with open_bytes(path, lines=True) as file:
+    with open_bounded(path, lines=True) as file:
         if file.read(3) != BOM:
             file.seek(0)
         for number, line in enumerate(file, 1):
@@ -179,7 +179,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
             yield number, text.removesuffix("\n").removesuffix("\r")
 
 
-def _segments(path: Path, text: str) -> list[str]:
+def _segments(path: Place, text: str) -> list[str]:
     _, *parts = SEGMENT.split(text)  # in turn: a slash or nothing, and what follows the tag
     slashes, segments = parts[::2], parts[1::4]
     if not slashes or slashes != ["", "/"] * (len(slashes) // 2):
@@ -201,7 +201,7 @@ def _segments(path: Path, text: str) -> list[str]:
     return [" ".join(ENTITY.sub(lambda entity: html.unescape(entity[0]), segment).split()) for segment in segments]
 
 
-def ending_of(path: Path) -> str:
+def ending_of(path: Place) -> str:
     """Return the ending of a file's name without the ending of a compression."""
-    path = path.with_suffix("") if path.suffix.lower() in PACKED else path
-    return path.suffix.lower()
+    name = path.name.removesuffix(path.suffix) if path.suffix.lower() in PACKED else path.name
+    return Path(name).suffix.lower()

@@ -18,16 +18,16 @@ from torch import Tensor
 
 from lit_sparse.checks import check_count
 from lit_sparse.data.readers.arrays import read_npy
+from lit_sparse.data.readers.arrow_files import brief
 from lit_sparse.data.readers.sizes import BoundedReader, bytes_of, check_rows, check_unpacked
-from lit_sparse.data.readers.tables import brief
-from lit_sparse.data.readers.text_files import in_folder, open_bytes
+from lit_sparse.data.readers.text_files import in_folder, open_bounded
 from lit_sparse.errors import DataError
 from lit_sparse.ground.pickles import check_torch_file
 from lit_sparse.ground.stored import check_members, open_plain
 
 __all__ = ["read_vectors", "read_words"]
 
-FLOAT = re.compile(rb"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+FLOAT = re.compile(rb"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 TEXTS = (".txt", ".vec")
 #: Maximal width of a vector. Published ones have at most a few thousand.
 WIDEST = 20_000
@@ -214,7 +214,7 @@ def _open_text(path: Path, width: int | None) -> Iterator[tuple[IO[bytes], str]]
     """Open a text file, decompressed, and give its name for messages."""
     where = repr(str(path))
     if path.suffix.lower() != ".zip":
-        with open_bytes(path, lines=True) as file:
+        with open_bounded(path, lines=True) as file:
             yield file, where
         return
     try:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,9 +18,12 @@ from lit_sparse.data.loader import Batch
 from lit_sparse.data.regression.radial_bases import RadialBases
 from lit_sparse.errors import ConfigurationError, DataError
 
-__all__ = ["RegressionDataModule", "Table"]
+__all__ = ["Affine", "RegressionDataModule", "Table"]
 
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
+
+
+Rows = TypeVar("Rows", Tensor, "Table")
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,8 @@ class Table:
                 f"Expected a group for each of {len(self.target)} rows but got {tuple(self.groups.shape)}. Give one per row."
             )
         for name, values in (("features", self.features), ("target", self.target)):
+            if bool(values.sum().isfinite()):  # a missing or infinite value makes the sum one, too
+                continue
             broken = sorted({row for row, *_ in (~values.isfinite()).nonzero().tolist()})
             if broken:
                 raise DataError(
@@ -131,6 +138,7 @@ class RegressionDataModule(ResumableDataModule):
         self.standardize_target = standardize_target
         self.target_mean, self.target_std = 0.0, 1.0
         self._tables: dict[Split, Table] = {}
+        self._changes: list[Callable[[Tensor], Tensor]] = []
 
     @abstractmethod
     def load(self) -> dict[Split, Table]:
@@ -143,19 +151,31 @@ class RegressionDataModule(ResumableDataModule):
         tables = self._split(loaded(self, Table))
         if self.standardize_target:
             tables = self._with_standard_targets(tables)
-        inputs = {split: table.features.double() for split, table in tables.items()}
+        self._fit_features(tables["train"].features.double())
+        made = {}
+        for split in [*tables]:  # each table is released when its features are made
+            table = tables.pop(split)
+            made[split] = replace(table, features=self._features_of(table.features.double()))
+        self._tables = made
+
+    def _fit_features(self, x: Tensor) -> None:
+        """Compute from the training rows (N, D) how features are made."""
+        self._changes = []
         if self.whiten:
-            mean, turn = _whitening(inputs["train"])
-            inputs = {split: (x - mean) @ turn for split, x in inputs.items()}
+            self._changes.append(Affine(*_whitening(x)))
         if self.standardize:
-            mean, spread = _spread(inputs["train"])
-            inputs = {split: (x - mean) / spread for split, x in inputs.items()}
+            self._changes.append(Affine(*_spread(x)))
         if self.bases is not None:
-            centres = self.bases.centres(inputs["train"], torch.Generator().manual_seed(self.seed))
-            inputs = {split: self.bases(x, centres) for split, x in inputs.items()}
-        if self.intercept:
-            inputs = {split: torch.cat([x, torch.ones(len(x), 1).to(x)], 1) for split, x in inputs.items()}
-        self._tables = {split: replace(tables[split], features=x.float()) for split, x in inputs.items()}
+            for change in self._changes:
+                x = change(x)
+            centres = self.bases.centres(x, torch.Generator().manual_seed(self.seed))
+            self._changes.append(partial(self.bases, centres=centres))
+
+    def _features_of(self, x: Tensor) -> Tensor:
+        """Return the features (N, F) float32 of rows (N, D) float64."""
+        for change in self._changes:
+            x = change(x)
+        return (torch.cat([x, torch.ones(len(x), 1).to(x)], 1) if self.intercept else x).float()
 
     @override
     def size(self, split: Split) -> int:
@@ -170,14 +190,21 @@ class RegressionDataModule(ResumableDataModule):
 
     def _with_standard_targets(self, tables: dict[Split, Table]) -> dict[Split, Table]:
         target = tables["train"].target.double()
-        self.target_mean, self.target_std = float(target.mean()), float(target.std(correction=0))
-        if bool((target == target[0]).all()):
+        constant = bool((target == target[0]).all())
+        self._fit_target(float(target.mean()), float(target.std(correction=0)), len(target), constant=constant)
+        return {split: replace(table, target=self._target_of(table.target)) for split, table in tables.items()}
+
+    def _fit_target(self, mean: float, std: float, count: int, *, constant: bool) -> None:
+        """Set the mean and deviation of the training targets."""
+        if constant:
             raise DataError(
-                f"Expected different training targets with `standardize_target` but got {target[0]:g} for all {len(target)}."
-                " Leave it out."
+                f"Expected different training targets with `standardize_target` but got {mean:g} for all {count}. Leave it out."
             )
-        standard = {split: (table.target.double() - self.target_mean) / self.target_std for split, table in tables.items()}
-        return {split: replace(table, target=standard[split].float()) for split, table in tables.items()}
+        self.target_mean, self.target_std = mean, std
+
+    def _target_of(self, target: Tensor) -> Tensor:
+        """Return the targets (N,) float32, standardized if they are to be."""
+        return ((target.double() - self.target_mean) / self.target_std).float() if self.standardize_target else target
 
     def _split(self, tables: dict[Split, Table]) -> dict[Split, Table]:
         """Hold out the missing splits, and limit the training rows to ``train_size``."""
@@ -192,10 +219,26 @@ class RegressionDataModule(ResumableDataModule):
             if split not in tables:
                 count = held_out(f"{split}_size", size, len(order), len(rest))
                 splits[split], rest = rest[:count], rest[count:]  # type: ignore[index]
+        splits["train"] = self._first(rest)
+        return self.folded(splits)
+
+    def _first(self, rest: Rows) -> Rows:
+        """Return the first ``train_size`` of the rows that are not held out."""
         if self.train_size is not None and self.train_size > len(rest):
             raise ConfigurationError(f"Expected `train_size` in 1 .. {len(rest)} but got {self.train_size}. Change it.")
-        splits["train"] = rest[: self.train_size]
-        return self.folded(splits)
+        return rest[: self.train_size]
+
+
+@dataclass(frozen=True)
+class Affine:
+    """The map of rows (N, D) to ``(x - mean) / scale``, or to ``(x - mean) @ scale`` with a matrix (D, D)."""
+
+    mean: Tensor
+    scale: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the changed rows."""
+        return (x - self.mean) @ self.scale if self.scale.ndim == 2 else (x - self.mean) / self.scale
 
 
 def _whitening(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickletools
 import sys
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -12,14 +14,18 @@ import torch
 
 from lit_sparse.checks import check_choice
 from lit_sparse.data.base import Split
-from lit_sparse.data.readers.joblib_arrays import read_joblib_array
-from lit_sparse.data.readers.tables import TABLES, brief, from_tables
+from lit_sparse.data.readers.arrow_files import brief
+from lit_sparse.data.readers.sizes import check_unpacked
+from lit_sparse.data.readers.tables import TABLES, chunks_of, float_of, from_chunks
 from lit_sparse.data.readers.text_files import ending_of
 from lit_sparse.data.regression.base import RegressionDataModule, Table
 from lit_sparse.errors import ConfigurationError, DataError, did_you_mean
+from lit_sparse.ground.stored import largest_unpacked, open_plain
 
 __all__ = ["CaliforniaHousingDataModule"]
 
+#: Number of bytes of the longest description of an array by joblib, and its entry for a padding of the array.
+DESCRIPTION, ALIGNED = 2**16, "numpy_array_alignment_bytes"
 SOURCES = ("csv", "sklearn", "hub")
 HUB_NAME = "gvlassis/california_housing"
 #: Columns of the raw table: three are totals of a block group, the fourth is its households, and the last is the target.
@@ -57,7 +63,8 @@ class CaliforniaHousingDataModule(RegressionDataModule):
     population, people per household, latitude, longitude.
 
     Args:
-        source: source of the rows. ``"csv"``: a table in ``path``. ``"sklearn"``: scikit-learn's earlier download. ``"hub"``:
+        source: source of the rows. ``"csv"``: a table in ``path``. ``"sklearn"``: scikit-learn's download, which the
+            first run makes. ``"hub"``:
             the data hub, through the ``datasets`` library, with all its splits together.
         path: path of the table, gzipped or not, for ``"csv"``. It has the nine columns of StatLib's table (``longitude``,
             ``latitude``, ``housingMedianAge``, ``totalRooms``, ``totalBedrooms``, ``population``, ``households``,
@@ -103,27 +110,42 @@ class CaliforniaHousingDataModule(RegressionDataModule):
         path = Path(str(self.path)).expanduser()
         if ending_of(path) != ".csv":
             raise DataError(f"Expected a .csv file, gzipped or not, but got {str(path)!r}. Convert or rename it.")
-        _, first = next(iter(TABLES[".csv"](path, {})), ("", {}))
+        _, first = next(iter(TABLES[".csv"].rows(path, {})), ("", {}))
         names = _naming([*first])
-        return _prepared(from_tables([path], {name: name for name in names}), names, repr(str(path)))
+        columns = {name: name for name in names}
+        return _prepared(from_chunks(chunks_of([path], columns), path, columns), names, repr(str(path)))
 
-    def _from_sklearn(self) -> tuple[np.ndarray, np.ndarray]:
+    def prepare_data(self) -> None:
+        """Let scikit-learn or the hub download the rows, once."""
+        if self.source == "hub":
+            self._from_hub()
+        elif self.source == "sklearn" and not (file := self._kept_by_sklearn()).is_file():
+            from sklearn.datasets import fetch_california_housing
+
+            try:
+                fetch_california_housing(data_home=self.path)
+            except Exception as error:  # of the network, or of the disk
+                raise self._missing(file, error) from error
+
+    def _kept_by_sklearn(self) -> Path:
         from sklearn.datasets import get_data_home
 
-        file = Path(get_data_home(self.path)) / f"cal_housing_py{sys.version_info[0]}.pkz"
+        return Path(get_data_home(self.path)) / f"cal_housing_py{sys.version_info[0]}.pkz"
+
+    def _missing(self, file: Path, error: Exception) -> DataError:
+        where = "" if self.path is None else f"data_home={self.path!r}"
+        return DataError(
+            f"scikit-learn's copy of the data, {str(file)!r}, cannot be read ({brief(error)}). Download it once"
+            ' with a network, python -c "from sklearn.datasets import fetch_california_housing as fetch;'
+            f' fetch({where})", or use a file: --data.init_args.source=csv --data.init_args.path=FILE.'
+        )
+
+    def _from_sklearn(self) -> tuple[np.ndarray, np.ndarray]:
+        file = self._kept_by_sklearn()
         try:
-            table = read_joblib_array(file)  # scikit-learn itself would unpickle it
-            if table.ndim != 2 or table.shape[1] != len(RAW):
-                raise DataError(
-                    f"Expected a table (N, {len(RAW)}) in {str(file)!r} but got an array {table.shape}. Download it again."
-                )
-        except DataError as error:
-            where = "" if self.path is None else f"data_home={self.path!r}"
-            raise DataError(
-                f"scikit-learn's copy of the data cannot be read ({brief(error)}). Download it once"
-                ' with a network, python -c "from sklearn.datasets import fetch_california_housing as fetch;'
-                f' fetch({where})", or use a file: --data.init_args.source=csv --data.init_args.path=FILE.'
-            ) from error
+            table = _numbers_of_joblib(file)  # scikit-learn itself would unpickle it
+        except Exception as error:  # a truncated or forged file may raise anything
+            raise self._missing(file, error) from error
         names = (RAW[-1], *RAW[:-1])  # scikit-learn keeps the target first
         return _prepared(dict(zip(names, table.T, strict=True)), RAW, repr(str(file)))
 
@@ -145,6 +167,32 @@ class CaliforniaHousingDataModule(RegressionDataModule):
                 known = ", ".join(header)
                 raise DataError(f"{where} has no column {name!r}. Its columns are {known}.{did_you_mean(name, header)}")
         return _prepared({name: [value for part in parts for value in part[name]] for name in names}, names, where)
+
+
+def _numbers_of_joblib(path: Path) -> np.ndarray:
+    """Return the table (N, 9) of a file by ``joblib.dump(table, path, compress=...)``, whose pickle is read but not run.
+
+    Raises:
+        ValueError: if the file holds anything else.
+    """
+    with open_plain(path) as file:
+        packed = file.read()
+    content = zlib.decompressobj().decompress(packed, largest_unpacked(len(packed)) + 1)
+    check_unpacked(path, len(content), len(packed))
+    said: list[Any] = []
+    builds, start = 0, 0
+    for opcode, value, place in pickletools.genops(content[:DESCRIPTION]):
+        said += [] if value is None or isinstance(value, tuple) or "PUT" in opcode.name else [value]
+        builds += opcode.name == "BUILD"  # first the type of the entries, then the description
+        if builds == 2:
+            start = (place or 0) + 1
+            break
+    order, rows, columns = said[said.index("order") + 1], *said[said.index("shape") + 1 :][:2]
+    if ALIGNED in said:
+        start += 1 + content[start]
+    if not start or columns != len(RAW) or "f8" not in said or len(content) != start + 8 * rows * columns + 1:
+        raise ValueError(f"it does not hold a table (N, {len(RAW)}) of float64 alone")
+    return np.frombuffer(content, "<f8", rows * columns, start).reshape((rows, columns), order=order)
 
 
 def _naming(header: Sequence[str]) -> tuple[str, ...]:
@@ -173,7 +221,7 @@ def _numbers(values: Sequence[Any], name: str, where: str) -> np.ndarray:
     """Return a column as float64."""
     for row, value in enumerate(values, 1):
         try:
-            number = float(value)
+            number = float_of(value)
         except (TypeError, ValueError, OverflowError):
             number = float("nan")
         if not np.isfinite(number):

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from torch import Tensor
+from typing_extensions import override
 
-from lit_sparse.data.base import Split
+from lit_sparse.checks import check_count
+from lit_sparse.data.base import Split, held_out, shuffled
+from lit_sparse.data.loader import Batch
 from lit_sparse.data.readers.arrays import Arrays, open_arrays
+from lit_sparse.data.readers.places import Place, place_of
 from lit_sparse.data.readers.sizes import bytes_of, check_unpacked
-from lit_sparse.data.readers.text_files import ending_of, open_bytes
-from lit_sparse.data.regression.base import RegressionDataModule, Table
+from lit_sparse.data.readers.tables import TABLES, chunks_of, floats_of, read_numbers
+from lit_sparse.data.readers.text_files import ending_of, open_bounded
+from lit_sparse.data.regression.base import Affine, RegressionDataModule, Table
+from lit_sparse.data.regression.streamed import Spread
+from lit_sparse.data.stream import Stream, stream_batches
 from lit_sparse.errors import ConfigurationError, DataError
 
 __all__ = ["TableDataModule"]
@@ -43,6 +51,10 @@ class TableDataModule(RegressionDataModule):
         group: name of the array (N,), or name of the column, of any values; None for no groups.
         log_target: whether to take the logarithm of the targets; ``standardize_target`` applies to it.
         drop_last: whether to drop the last feature, for a file that already has an intercept.
+        streaming: whether to read the training rows from the file in each epoch, in its order, without a copy in memory or on
+            the disk. Rows for validation and test are held out as otherwise.
+        shuffle_buffer: number of successive rows that are shuffled together with ``streaming``, and kept in memory. A
+            continued run is exact with it, too.
         options: options of :class:`~lit_sparse.data.RegressionDataModule`.
 
     Raises:
@@ -53,6 +65,8 @@ class TableDataModule(RegressionDataModule):
     #: Value of each group.
     group_names: list[str]
 
+    independent_rows = True
+
     def __init__(
         self,
         path: str,
@@ -62,9 +76,21 @@ class TableDataModule(RegressionDataModule):
         group: str | None = None,
         log_target: bool = False,
         drop_last: bool = False,
+        streaming: bool = False,
+        shuffle_buffer: int = 0,
         **options: Any,
     ) -> None:
         super().__init__(**options)
+        self.streaming = streaming
+        self.shuffle_buffer = check_count("shuffle_buffer", shuffle_buffer, 0)
+        if shuffle_buffer and not streaming:
+            raise ConfigurationError("Expected `shuffle_buffer` only with `streaming` but got it without. Leave it out.")
+        whole: dict[str, Any] = {"fold": self.fold, "sampler": self.sampler, "bases": self.bases, "group": group}
+        whole |= {"whiten": self.whiten or None, "use_all": self.use_all or None}
+        if streaming and (names := [name for name, given in whole.items() if given is not None]):
+            raise ConfigurationError(f"Expected no `streaming` with `{names[0]}`, which needs all rows. Leave one out.")
+        self._stream: Stream | None = None
+        self._rows = torch.empty(0, dtype=torch.int64)  # training rows of the stream
         self.path = path
         self.features = features
         self.target = target
@@ -73,13 +99,83 @@ class TableDataModule(RegressionDataModule):
         self.log_target = log_target
         self.drop_last = drop_last
 
-    def load(self) -> dict[Split, Table]:
-        """Read the file."""
-        path = Path(self.path).expanduser()
+    def setup(self, stage: str | None = None) -> None:
+        """Read the rows; with ``streaming`` only the held-out rows, and the statistics of the training rows."""
+        if not self.streaming:
+            super().setup(stage)
+        elif not self._tables:
+            path = self._place()
+            if ending_of(path) not in TABLES:
+                raise DataError(f"Expected a table {', '.join(TABLES)} with `streaming` but got {str(path)!r}. Convert it.")
+            try:
+                self._open_stream(path)
+            except (ConfigurationError, DataError):
+                raise
+            except UNREADABLE as error:
+                raise DataError(f"{str(path)!r} cannot be read as numbers: {error}. Check the format.") from error
+
+    def _open_stream(self, path: Place) -> None:
+        names, decode = self._columns(), TABLES[ending_of(path)].decode
+        chunks = partial(chunks_of, [path], {name: name for name in names})
+        stream = Stream(chunks, decode, buffer=self.shuffle_buffer)
+        order, held = shuffled(len(stream), self.seed), dict[Split, torch.Tensor]()
+        for split, part in (("test", self.test_size), ("val", self.val_size)):
+            count = held_out(f"{split}_size", part, len(stream), len(order))
+            held[split], order = order[:count], order[count:]  # type: ignore[index]
+        self._rows = self._first(order).sort().values
+        apart = torch.cat([*held.values()]).sort().values
+        kinds = torch.zeros(len(stream), dtype=torch.uint8)
+        kinds[self._rows], kinds[apart] = 1, 2
+        inputs, targets, kept, row = Spread(), Spread(), [], 0
+        for chunk in chunks():
+            numbers = np.stack([floats_of(chunk[name], decode) for name in names], axis=1)
+            table, kind = self._table(numbers[:, :-1], numbers[:, -1]), kinds[row : row + len(numbers)]
+            row += len(numbers)
+            inputs.add(table.features[kind == 1])
+            targets.add(table.target[kind == 1].double())
+            kept.append(table[kind == 2])
+        if self.standardize:
+            self._changes = [Affine(inputs.mean, inputs.scale)]
+        if self.standardize_target:
+            self._fit_target(float(targets.mean), float(targets.std), targets.count, constant=bool(targets.constant))
+        together = Table(torch.cat([table.features for table in kept]), torch.cat([table.target for table in kept]))
+        self._tables = {split: self._made(together[torch.searchsorted(apart, rows)]) for split, rows in held.items()}
+        self._stream = stream
+
+    def _made(self, table: Table) -> Table:
+        return Table(self._features_of(table.features), self._target_of(table.target))
+
+    @override
+    def size(self, split: Split) -> int:
+        return len(self._rows) if self.streaming and split == "train" else super().size(split)
+
+    @override
+    def train_batches(self, epoch: int, rank: int, processes: int) -> Sequence[Tensor]:
+        if not self.streaming:
+            return super().train_batches(epoch, rank, processes)
+        return stream_batches(self, self.shuffle_buffer, epoch, rank, processes)
+
+    @override
+    def fetch(self, split: Split, epoch: int, indices: Tensor) -> Batch:
+        if not self.streaming or split != "train":
+            return super().fetch(split, epoch, indices)
+        assert self._stream is not None
+        rows = self._stream.rows(self._rows[indices])
+        numbers = np.stack([np.array(rows[name], dtype=np.float64) for name in self._columns()], axis=1)
+        table = self._made(self._table(numbers[:, :-1], numbers[:, -1]))
+        return {"features": table.features, "target": table.target, "index": indices}
+
+    def _place(self) -> Place:
+        path = place_of(self.path)
         if not path.is_file():
             raise DataError(f"The file {str(path)!r} does not exist. Give the path of a table.")
+        return path
+
+    def load(self) -> dict[Split, Table]:
+        """Read the file."""
+        path = self._place()
         ending = ending_of(path)
-        readers = {".npz": self._from_npz, ".csv": self._from_csv}
+        readers = {".npz": self._from_npz, **dict.fromkeys(TABLES, self._from_table)}
         try:
             arrays = readers.get(ending, self._from_libsvm)(path)
             tables = {split: self._table(x, y) for split, (x, y, _) in arrays.items()}
@@ -116,7 +212,7 @@ class TableDataModule(RegressionDataModule):
         groups = dict(zip(known, np.split(places.astype(np.int64), ends), strict=True))
         return {split: replace(table, groups=torch.from_numpy(groups[split])) for split, table in tables.items()}
 
-    def _from_npz(self, path: Path) -> dict[Split, Columns]:
+    def _from_npz(self, path: Place) -> dict[Split, Columns]:
         names = (self.features, self.target, self.group)
         with open_arrays(path) as arrays:
             splits: dict[Split, Columns] = {"train": _arrays(arrays, names)}
@@ -130,9 +226,8 @@ class TableDataModule(RegressionDataModule):
                 splits["test"] = _arrays(arrays, [name and f"{name}t" for name in names])
         return splits
 
-    def _from_csv(self, path: Path) -> dict[Split, Columns]:
-        from lit_sparse.data.readers.tables import from_tables
-
+    def _columns(self) -> list[str]:
+        """Return the names of the features and of the target."""
         names = [name.strip() for name in self.features.split(",")]
         repeated = [name for name in names if names.count(name) > 1 or name == self.target]
         if repeated:
@@ -140,18 +235,19 @@ class TableDataModule(RegressionDataModule):
                 f"Expected `features` to name different columns, without the target {self.target!r}, but got {repeated[0]!r}"
                 f" in {self.features!r}. Leave it out."
             )
-        needed = [*names, self.target, *([] if self.group is None else [self.group])]
-        columns = from_tables([path], {name: name for name in needed}, optional=())
-        x = np.array([columns[name] for name in names], dtype=np.float64).T
-        group = None if self.group is None else np.array(columns[self.group])
-        return {"train": (x, np.array(columns[self.target], dtype=np.float64), group)}
+        return [*names, self.target]
 
-    def _from_libsvm(self, path: Path) -> dict[Split, Columns]:
+    def _from_table(self, path: Place) -> dict[Split, Columns]:
+        table, others = read_numbers(path, self._columns(), [] if self.group is None else [self.group])
+        group = None if self.group is None else np.array(others[self.group])
+        return {"train": (table[:, :-1], table[:, -1], group)}
+
+    def _from_libsvm(self, path: Place) -> dict[Split, Columns]:
         from sklearn.datasets import load_svmlight_file
 
         if self.group is not None:
             raise DataError(f"Expected a .npz or .csv file with `group` but got {str(path)!r}, whose columns have no names.")
-        with open_bytes(path, lines=True) as file:
+        with open_bounded(path, lines=True) as file:
             x, y = load_svmlight_file(file)
         what, remedy = f"a dense table of {x.shape[0]} rows and {x.shape[1]} features", "number the features without gaps"
         check_unpacked(path, bytes_of(x.shape, 8), max(path.stat().st_size, x.nnz), what, remedy)

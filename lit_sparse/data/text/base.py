@@ -12,8 +12,11 @@ from torch import Tensor
 
 from lit_sparse.checks import check_count
 from lit_sparse.data.base import ResumableDataModule, Split, in_batches, shuffled, warn_without_test
+from lit_sparse.data.columns import chosen, joined, unchecked
 from lit_sparse.data.loader import Batch, EpochLoader
-from lit_sparse.data.readers.splits import check_split, read_split
+from lit_sparse.data.readers.hub import load
+from lit_sparse.data.readers.splits import check_split, is_of_hub, open_split, read_split
+from lit_sparse.data.stream import Stream, stream_batches
 from lit_sparse.data.text.ragged import Ragged
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.lightning.choice import rank_zero_info, rank_zero_warn
@@ -48,6 +51,11 @@ class TextDataModule(ResumableDataModule):
         max_length: maximal number of tokens per sequence in training.
         max_test_length: number of tokens after which a sequence is truncated in validation, test and prediction.
         train_size: number of training examples, the first of the file; None for all.
+        streaming: whether to read the training examples from their files in each epoch, in the order of the files, without a
+            copy in memory or on the disk. Longer ones than ``max_length`` are truncated. They are counted once, unless
+            ``train_size`` is given.
+        shuffle_buffer: number of successive examples that are shuffled together with ``streaming``, and kept in memory. A
+            continued run is exact with it, too.
         eval_batch_size: examples per batch of validation, test and prediction.
         options: other batch size, workers and seed; see :class:`~lit_sparse.data.ResumableDataModule`.
 
@@ -61,6 +69,9 @@ class TextDataModule(ResumableDataModule):
     written: ClassVar[tuple[str, ...]] = ()
     #: Roles of the columns that may lack values.
     optional: ClassVar[tuple[str, ...]] = ()
+
+    #: Whether ``streaming`` is possible: each row of the training data is an example.
+    can_stream: ClassVar[bool] = True
 
     has_folds = True
 
@@ -76,6 +87,8 @@ class TextDataModule(ResumableDataModule):
         max_length: int = 50,
         max_test_length: int = 100,
         train_size: int | None = None,
+        streaming: bool = False,
+        shuffle_buffer: int = 0,
         eval_batch_size: int = 64,
         **options: Any,
     ) -> None:
@@ -87,7 +100,19 @@ class TextDataModule(ResumableDataModule):
         self.max_length = check_count("max_length", max_length)
         self.max_test_length = check_count("max_test_length", max_test_length)
         self.train_size = None if train_size is None else check_count("train_size", train_size)
-        self._columns: dict[Split, dict[str, list[Any]]] = {}
+        self.streaming = streaming
+        self.shuffle_buffer = check_count("shuffle_buffer", shuffle_buffer, 0)
+        if shuffle_buffer and not streaming:
+            raise ConfigurationError("Expected `shuffle_buffer` only with `streaming` but got it without. Leave it out.")
+        whole = {
+            "`fold`": self.fold is not None,
+            "`sampler`": self.sampler is not None,
+            type(self).__name__: not self.can_stream,
+        }
+        if streaming and (names := [name for name, given in whole.items() if given]):
+            raise ConfigurationError(f"Expected no `streaming` with {names[0]}, which chooses among all rows. Leave it out.")
+        self._stream: Stream | None = None
+        self._columns: dict[Split, dict[str, Any]] = {}
         self._sequences: dict[Split, dict[str, Ragged]] = {}
         self._vocabularies: dict[str, Vocabulary] = {}
 
@@ -99,7 +124,7 @@ class TextDataModule(ResumableDataModule):
     def vocabulary_options(self) -> dict[str, Any]:
         """Return name -> VocabularyOptions, or a given vocabulary."""
 
-    def read(self, split: Split) -> dict[str, list[Any]]:
+    def read(self, split: Split) -> dict[str, Any]:
         """Return role -> values of a split; to be overridden for data that are not files."""
         return read_split(self.path, self.names[split], self.columns(split), config=self.config, optional=self.optional)
 
@@ -111,11 +136,11 @@ class TextDataModule(ResumableDataModule):
         """
         check_split(self.path, self.names["test"], self.columns("test"), config=self.config)
 
-    def read_inputs(self) -> dict[str, list[Any]]:
+    def read_inputs(self) -> dict[str, Any]:
         """Return role -> values for prediction; by default the test split."""
         return self.texts("test")
 
-    def texts(self, split: Split) -> dict[str, list[Any]]:
+    def texts(self, split: Split) -> dict[str, Any]:
         """Return role -> values of a split; it is read only once."""
         if split not in self._columns and self.fold is not None and split in ("train", "val"):
             train, val = self._checked_texts("train"), self._checked_texts("val")
@@ -125,26 +150,28 @@ class TextDataModule(ResumableDataModule):
                     f" {sorted(val)}. Leave out `fold`."
                 )
             sizes = (len(next(iter(part.values()))) for part in (train, val))
-            chosen = self.fold_indices(*sizes)[split].tolist()
-            both = {role: [*train[role], *val[role]] for role in train}
-            self._columns[split] = {role: [rows[i] for i in chosen] for role, rows in both.items()}
+            places = self.fold_indices(*sizes)[split]
+            self._columns[split] = {role: chosen(joined(train[role], val[role]), places) for role in train}
         elif split not in self._columns:
             self._columns[split] = self._checked_texts(split)
         return self._columns[split]
 
-    def _checked_texts(self, split: Split) -> dict[str, list[Any]]:
+    def _checked_texts(self, split: Split) -> dict[str, Any]:
         values = self.read_inputs() if split == "predict" else self.read(split)
         for role in self.roles:
-            for row, text in enumerate(values.get(role, ())):
-                if not isinstance(text, str):
-                    raise DataError(f"Expected text as {role} but got {text!r} in row {row} of the {split} data. Correct it.")
-                _check_whole(text, role, row, split)
+            for row, text in enumerate(unchecked(values.get(role, ()))):
+                _check_text(text, role, row, split)
         counts = {role: len(rows) for role, rows in values.items()}
         if len(set(counts.values())) > 1:
             raise DataError(f"Expected equally many rows of each role in the {split} data but got {counts}. Correct them.")
         if split == "train":
             values = {role: rows[: self.train_size] for role, rows in values.items()}
         return values
+
+    def prepare_data(self) -> None:
+        """Download a data set of the hub."""
+        if is_of_hub(self.path) and not self.streaming:
+            load(str(self.path), self.config, self.names["train"])  # with all its splits
 
     def setup(self, stage: str | None = None) -> None:
         """Read the splits that a command needs."""
@@ -155,10 +182,18 @@ class TextDataModule(ResumableDataModule):
             "predict": ("predict",),
         }
         for split in needed.get(stage, ("train", "val", "test")):
-            if not len(next(iter(self.texts(split).values()))):
+            if split == "train" and self.streaming:
+                self._open_stream()
+            elif split not in self._sequences and not len(next(iter(self.texts(split).values()))):  # else released
                 raise DataError(f"Expected examples in the {split} data but got none. Check the file.")
         if stage == "fit":
             warn_without_test(self.check_test)
+
+    def _open_stream(self) -> Stream:
+        if self._stream is None:
+            chunks, decode = open_split(self.path, self.names["train"], self.columns("train"), config=self.config)
+            self._stream = Stream(chunks, decode, size=self.train_size, buffer=self.shuffle_buffer)
+        return self._stream
 
     @property
     def vocabularies(self) -> dict[str, Vocabulary]:
@@ -168,7 +203,8 @@ class TextDataModule(ResumableDataModule):
             for name, source in self.vocabulary_options().items():
                 if isinstance(source, VocabularyOptions):
                     roles = [role for role, its in self.roles.items() if its == name]
-                    lines: Any = () if source.file else (line for role in roles for line in self.texts("train")[role])
+                    texts: Any = self._open_stream().values if self.streaming else self.texts("train").__getitem__
+                    lines: Any = () if source.file else (line for role in roles for line in texts(role))
                     made[name] = source.make(lines)
                 else:
                     made[name] = Vocabulary.of(source)
@@ -218,7 +254,7 @@ class TextDataModule(ResumableDataModule):
             sequences = {role: ragged.chosen(kept) for role, ragged in sequences.items()}
             # Release the text: for a large set it takes most of the memory.
             others = {role: values for role, values in texts.items() if role not in self.roles}
-            self._columns[split] = {role: [values[i] for i in kept.tolist()] for role, values in others.items()}
+            self._columns[split] = {role: chosen(values, kept) for role, values in others.items()}
         else:
             self._warn_truncated(split, sequences)
             sequences = {role: ragged.cut(self.max_test_length) for role, ragged in sequences.items()}
@@ -228,15 +264,13 @@ class TextDataModule(ResumableDataModule):
                     f"Expected text as {role} in the {split} data but got {len(ragged)} examples that are empty or only white"
                     " space. Check the file."
                 )
-        for role in self.written:
-            if role in sequences:
-                vocabulary = self.vocabularies[self.roles[role]]
-                sequences[role] = sequences[role].framed(vocabulary.bos, vocabulary.eos)
-        self._sequences[split] = sequences
-        return sequences
+        self._sequences[split] = {role: self._framed(role, ragged) for role, ragged in sequences.items()}
+        return self._sequences[split]
 
     def size(self, split: Split) -> int:
         """Return the number of examples of a split."""
+        if split == "train" and self.streaming:
+            return len(self._open_stream())
         if split == "train":
             return len(next(iter(self.sequences(split).values())))
         return len(next(iter(self.texts(split).values())))
@@ -249,9 +283,11 @@ class TextDataModule(ResumableDataModule):
         return total
 
     def train_batches(self, epoch: int, rank: int, processes: int) -> Sequence[Tensor]:
-        """Return the indices of each training batch of one process; a batch has similar lengths."""
+        """Return the indices of each training batch of one process; a batch has similar lengths, unless it is streamed."""
+        if self.streaming:
+            return stream_batches(self, self.shuffle_buffer, epoch, rank, processes)
         lengths = self.lengths("train")
-        order = shuffled(len(lengths), self.seed, epoch)
+        order = self._order(len(lengths), epoch)
         order = order[: len(order) - len(order) % processes]
         step = self.batch_size * processes
         pools = in_batches(order, POOL * step)
@@ -274,15 +310,33 @@ class TextDataModule(ResumableDataModule):
     def fetch(self, split: Split, epoch: int, indices: Tensor) -> Batch:
         """Return a batch with ``{role}`` (B, L) and ``{role}_length`` (B,) of each sequence, and ``index`` (B,)."""
         batch: Batch = {"index": indices}
-        for role, ragged in self.sequences(split).items():
+        streamed = split == "train" and self.streaming
+        sequences, places = (
+            (self._streamed(indices), torch.arange(len(indices))) if streamed else (self.sequences(split), indices)
+        )
+        for role, ragged in sequences.items():
             pad = self.vocabularies[self.roles[role]].pad
-            batch[role], batch[f"{role}_length"] = ragged.padded(indices, pad)
+            batch[role], batch[f"{role}_length"] = ragged.padded(places, pad)
         return batch
+
+    def _streamed(self, indices: Tensor) -> dict[str, Ragged]:
+        """Return role -> encoded sequences of some training examples, read from the files."""
+        rows = self._open_stream().rows(indices)
+        for role in self.roles:
+            for row, text in zip(indices.tolist(), rows[role], strict=True):
+                _check_text(text, role, row, "train")
+        ragged = {role: Ragged.of(self._encoded(role, rows[role])).cut(self.max_length) for role in self.roles}
+        return {role: self._framed(role, sequences) for role, sequences in ragged.items()}
+
+    def _framed(self, role: str, sequences: Ragged) -> Ragged:
+        """Return sequences that a model writes enclosed by ``<bos>`` and ``<eos>``, and others as they are."""
+        vocabulary = self.vocabularies[self.roles[role]]
+        return sequences.framed(vocabulary.bos, vocabulary.eos) if role in self.written else sequences
 
     def _encoded(self, role: str, texts: Sequence[str]) -> Iterator[list[int]]:
         vocabulary = self.vocabularies[self.roles[role]]
         for start in range(0, len(texts), CHUNK):
-            yield from vocabulary.encode(texts[start : start + CHUNK])
+            yield from vocabulary.encode([*texts[start : start + CHUNK]])
 
     def _kept(self, sequences: Mapping[str, Ragged]) -> Tensor:
         """Return the indices of the examples for training."""
@@ -313,8 +367,10 @@ class TextDataModule(ResumableDataModule):
                 )
 
 
-def _check_whole(text: str, role: str, row: int, split: Split) -> None:
-    """Check that a text has no lone surrogate (half of a character), which UTF-8 cannot encode."""
+def _check_text(text: Any, role: str, row: int, split: Split) -> None:
+    """Check that a value is text without a lone surrogate (half of a character), which UTF-8 cannot encode."""
+    if not isinstance(text, str):
+        raise DataError(f"Expected text as {role} but got {text!r} in row {row} of the {split} data. Correct it.")
     if text.isascii():
         return
     try:

@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from lit_sparse.checks import check_count
 from lit_sparse.data.base import Split
+from lit_sparse.data.columns import chosen, unchecked
 from lit_sparse.data.loader import Batch
 from lit_sparse.data.readers.splits import read_split
 from lit_sparse.data.readers.word_vectors import read_vectors, read_words
@@ -71,6 +72,7 @@ class EntailmentDataModule(TextDataModule):
 
     roles: ClassVar[Mapping[str, str]] = {"premise": "text", "hypothesis": "text"}
     optional: ClassVar[tuple[str, ...]] = ("label",)
+    can_stream: ClassVar[bool] = False  # some have no gold label
 
     def __init__(
         self,
@@ -131,7 +133,7 @@ class EntailmentDataModule(TextDataModule):
             return None
         return read_vectors(self.vectors_path, self.vocabularies["text"].get_itos(), self.vector_size)
 
-    def read(self, split: Split) -> dict[str, list[Any]]:
+    def read(self, split: Split) -> dict[str, Any]:
         """Return the pairs of a split with a gold label.
 
         Raises:
@@ -145,14 +147,15 @@ class EntailmentDataModule(TextDataModule):
                 f"Expected gold labels in the column {self.label!r} but got none in {len(numbers)} pairs of the {split} data."
                 " Name another column."
             )
+        values["label"] = numbers
         if len(kept) < len(numbers):
             rank_zero_info(
                 f"{len(numbers) - len(kept)} of {len(numbers)} pairs of the {split} data are left out: they have no gold label"
             )
-        values["label"] = numbers
-        return {role: [rows[row] for row in kept] for role, rows in values.items()}
+            return {role: chosen(rows, torch.tensor(kept)) for role, rows in values.items()}
+        return values
 
-    def read_inputs(self) -> dict[str, list[Any]]:
+    def read_inputs(self) -> dict[str, Any]:
         """Return the pairs of the file, or of the test split."""
         columns = self.columns("predict")
         if self.predict is None:
@@ -170,10 +173,10 @@ class EntailmentDataModule(TextDataModule):
                 batch[f"{role}_text"] = [texts[role][row] for row in rows]
         return batch
 
-    def _sentences(self, values: dict[str, list[Any]], split: Split) -> dict[str, list[Any]]:
+    def _sentences(self, values: dict[str, Any], split: Split) -> dict[str, Any]:
         """Return the columns of a split with its sentences as text; trees become their leaves."""
         for role, column in self.columns("predict").items():
-            for row, text in enumerate(values[role], 1):
+            for row, text in enumerate(unchecked(values[role]), 1):
                 if not isinstance(text, str):  # checked here, before dropped pairs change the row numbers
                     raise DataError(
                         f"Expected text as {role} but got {text!r} in row {row} of the {split} data (counted from 1)."

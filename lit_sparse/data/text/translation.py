@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -11,6 +10,7 @@ from typing_extensions import override
 
 from lit_sparse.data.base import Split
 from lit_sparse.data.loader import Batch
+from lit_sparse.data.readers.places import place_of
 from lit_sparse.data.readers.splits import read_split
 from lit_sparse.data.readers.tables import TABLES
 from lit_sparse.data.readers.text_files import ending_of, read_lines
@@ -70,7 +70,7 @@ class PairDataModule(TextDataModule):
     def vocabulary_options(self) -> dict[str, Any]:
         return {"source": self.source_vocabulary, "target": self.target_vocabulary}
 
-    def read(self, split: Split) -> dict[str, list[Any]]:
+    def read(self, split: Split) -> dict[str, Any]:
         """Return sources and targets; the first of several references is the target."""
         values = super().read(split)
         if "references" in values:
@@ -78,11 +78,11 @@ class PairDataModule(TextDataModule):
             values["target"] = [row[0] for row in values["references"]]
         return values
 
-    def read_inputs(self) -> dict[str, list[Any]]:
+    def read_inputs(self) -> dict[str, Any]:
         """Return the lines of the file, the column of a table, or the inputs of the test split."""
         if self.predict is None:
             return {"source": self.texts("test")["source"]}
-        if ending_of(Path(self.predict)) in TABLES:
+        if ending_of(place_of(self.predict)) in TABLES:
             return read_split(None, self.predict, {"source": self.source})
         return {"source": read_lines(self.predict)}
 

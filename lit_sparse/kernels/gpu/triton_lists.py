@@ -11,7 +11,18 @@ from torch import Tensor
 from lit_sparse.kernels.gpu.triton_attention import BlockShape, places_of
 from lit_sparse.kernels.gpu.triton_rows import programs_on, runs_on
 
-__all__ = ["Scores", "bound_scores", "list_marked", "multiply_listed", "scatter_listed", "serves", "shape_of", "sum_listed"]
+__all__ = [
+    "Scores",
+    "bound_scores",
+    "list_marked",
+    "multiplies",
+    "multiply_listed",
+    "ranges_of",
+    "scatter_listed",
+    "serves",
+    "shape_of",
+    "sum_listed",
+]
 
 _MASKED_HALF = {64: BlockShape(128, 64, 8, 3), 256: BlockShape(64, 32, 8)}
 _HALF = {64: BlockShape(128, 128, 8, 3), 128: BlockShape(128, 128, 8, 2), 256: BlockShape(128, 64, 8)}
@@ -26,16 +37,29 @@ SHAPES = {
     torch.float16: _HALF,
     torch.bfloat16: _HALF,
 }
-#: The same with a mask or a bias, whose places take registers, and whose layout takes shared memory. At most 16 bytes spill.
+#: The same with a mask or a bias, whose places take registers, and whose layout takes shared memory.
 MASKED = {
-    torch.float32: {64: BlockShape(64, 32, 4, 2, "tf32"), 256: BlockShape(32, 32, 4, 1, "tf32")},
+    torch.float32: {
+        64: BlockShape(64, 32, 8, 2, "tf32"),
+        128: BlockShape(32, 32, 4, 2, "tf32"),
+        256: BlockShape(32, 32, 8, 1, "tf32"),
+    },
     torch.float16: _MASKED_HALF,
     torch.bfloat16: _MASKED_HALF,
 }
+#: For more entries, so many of which are multiplied at a time; a bias is one of each key.
+WIDE = {
+    torch.float32: (BlockShape(64, 64, 4, 3, "tf32"), 32),
+    torch.float16: (BlockShape(128, 128, 8, 3), 64),
+    torch.bfloat16: (BlockShape(128, 128, 8, 3), 64),
+}
 #: How far a product of a block may be from the one of the list, over the product of the norms. Products of halves are exact in
-#: float32, and each of 256 additions rounds by at most 2^-22 of the sum of magnitudes. TF32 cuts each factor of float32 to 10
-#: bits, which changes a product by 2^-9 of itself: too much for an attention weight, and enough for a list.
+#: float32, and each of 256 additions rounds by at most 2^-22 of the sum of magnitudes; more round in proportion. TF32 cuts each
+#: factor of float32 to 10 bits, which changes a product by 2^-9 of itself: too much for an attention weight, and enough for a
+#: list.
 ROUNDING = {torch.float32: 2.0**-9 + 2.0**-13, torch.float16: 2.0**-13, torch.bfloat16: 2.0**-13}
+#: Largest number of entries of a query that registers hold.
+WIDEST = 256
 #: Bytes of the marks of a launch.
 MARKS = 1 << 28
 #: Queries, and words of marks, of a program that writes lists.
@@ -49,10 +73,12 @@ class Scores(NamedTuple):
         query: (N, L, E) contiguous, not empty; a divisor of N heads of keys serves as many heads of queries each, in order.
         key: (B, S, E) likewise.
         mask: boolean (..., L, S), N when its leading dimensions are multiplied; of any strides. True at allowed positions.
-        bias: floating, likewise; added to the scores.
+        bias: floating, likewise; added to the scores. For more than 256 entries, it is the same for all queries.
         softcap: bound of the scores before the bias is added; 0 for none.
         scale: factor of the products, positive.
         is_causal: whether a query sees no key after its own position.
+        ranges: int32 (..., L, 2), of any strides, N when its leading dimensions are multiplied. A query sees no key before the
+            first number or from the second on; both are 0 for a query that sees none. They replace ``is_causal``.
     """
 
     query: Tensor
@@ -62,11 +88,31 @@ class Scores(NamedTuple):
     softcap: float
     scale: float
     is_causal: bool
+    ranges: Tensor | None = None
 
 
 def serves(device: torch.device, dtype: torch.dtype, width: int) -> bool:
-    """Return whether there are programs for keys of so many entries."""
-    return dtype in SHAPES and width <= max(SHAPES[dtype]) and runs_on(device)
+    """Return whether there are programs for keys of so many entries, with any mask and bias."""
+    return dtype in SHAPES and width <= WIDEST and runs_on(device)
+
+
+def multiplies(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether there are programs for any number of entries, without a mask and with a bias of each key."""
+    return dtype in WIDE and runs_on(device)
+
+
+def ranges_of(mask: Tensor, length: int, is_causal: bool) -> tuple[Tensor, bool]:
+    """Return the ranges (..., L, 2) of a mask (..., L or 1, S), and whether they say all that the mask does.
+
+    They do for padding, packed sequences and sliding windows, causal or not.
+    """
+    size, seen = mask.shape[-1], mask.view(torch.uint8)
+    some, first, last = seen.amax(-1), seen.argmax(-1), size - seen.flip(-1).argmax(-1)
+    whole = bool(((last - first) * some == mask.sum(-1)).all())
+    first, last, some = (x.expand(*mask.shape[:-2], length) for x in (first, last, some.bool()))
+    if is_causal:
+        last = torch.minimum(last, torch.arange(1, length + 1, device=mask.device))
+    return (torch.stack([first, last], -1) * (some & (first < last)).unsqueeze(-1)).int(), whole
 
 
 def shape_of(scores: Scores) -> dict[str, Any]:
@@ -81,7 +127,7 @@ def shape_of(scores: Scores) -> dict[str, Any]:
         "entries": width,
         "rows": block.rows,
         "columns": block.columns,
-        "width": max(16, triton.next_power_of_2(width)),
+        "width": WIDE[query.dtype][1] if width > WIDEST else max(16, triton.next_power_of_2(width)),
         "operand": types[query.dtype] if is_gpu else tl.float32,  # the interpreter multiplies no bfloat16
         "precision": block.precision,
         "num_warps": block.warps,
@@ -102,7 +148,7 @@ def bound_scores(scores: Scores, alpha: Tensor | float, gamma: float) -> Tensor:
     eps = (torch.as_tensor(alpha, dtype=torch.float32, device=query.device).expand(heads) - 1).clamp_min(
         1e-9
     )  # 1 and below: all
-    norms = key.float().norm(dim=-1).nan_to_num(nan=0.0, posinf=torch.inf).amax(-1)
+    norms = torch.linalg.vector_norm(key, dim=-1, dtype=torch.float32).nan_to_num(nan=0.0, posinf=torch.inf).amax(-1)
     bounds = torch.empty(heads, length, device=query.device)
     known = {2.0: "one", 1.5: "two"}.get(alpha, "any") if not isinstance(alpha, Tensor) else "any"
     _launch_over_scores(
@@ -118,7 +164,7 @@ def bound_scores(scores: Scores, alpha: Tensor | float, gamma: float) -> Tensor:
             scores.scale,
             1.0 / gamma,
             scores.softcap,
-            ROUNDING[query.dtype],
+            ROUNDING[query.dtype] + 2.0**-13 * max(0.0, key.shape[2] / WIDEST - 1),
         ),
         power=known,
     )
@@ -151,7 +197,8 @@ def list_marked(scores: Scores, bounds: Tensor, capacity: int) -> tuple[Tensor, 
         _launch(
             "write_lists",
             (number * (shape.rows // part),),
-            (places, counts, marks, bounds, length, size, first, words, capacity),
+            (places, counts, marks, bounds, *_places_in(scores.ranges, query), length, size, first, words, capacity),
+            ranged=scores.ranges is not None,
             causal=scores.is_causal,
             rows=shape.rows,
             columns=shape.columns,
@@ -221,9 +268,16 @@ def scatter_listed(weights: Tensor, rows: Tensor, order: Tensor, starts: Tensor)
 
 def _block_of(scores: Scores) -> BlockShape:
     query, width = scores.query, scores.query.shape[2]
-    plain = scores.mask is None and scores.bias is None
+    if width > WIDEST:
+        shape, _ = WIDE[query.dtype]
+        return shape._replace(columns=64) if _is_ampere(query.device) else shape
+    plain, ranged = scores.mask is None and scores.bias is None, scores.ranges is not None
     shape = next(shape for most, shape in (SHAPES if plain else MASKED)[query.dtype].items() if width <= most)
-    return shape._replace(columns=64) if plain and width > 64 and _is_ampere(query.device) else shape
+    if not plain or width <= 64 or not _is_ampere(query.device):
+        return shape
+    if ranged and query.dtype == torch.float32:
+        return shape._replace(columns=32)
+    return shape._replace(columns=64, rows=64 if ranged and width > 128 else shape.rows)
 
 
 def _is_ampere(device: torch.device) -> bool:
@@ -240,22 +294,24 @@ def _row_blocks(scores: Scores) -> tuple[BlockShape, int]:
 def _launch_over_scores(
     name: str, grid: int, scores: Scores, before: tuple[Tensor, ...], after: tuple[Any, ...], **constants: Any
 ) -> None:
-    """Run a program over scores, whose mask and bias stand between its other arguments."""
-    query, mask, bias = scores.query, scores.mask, scores.bias
-    between: list[Any] = []
-    for given in (mask, bias):
-        if given is None:
-            between += [query, query, 0, 0]
-        else:
-            between += [given.view(torch.uint8) if given is mask else given, places_of(given), *given.stride()[-2:]]
+    """Run a program over scores, whose mask, bias and ranges stand between its other arguments."""
+    query, mask, bias, ranges = scores.query, scores.mask, scores.bias, scores.ranges
+    seen = None if mask is None else mask.view(torch.uint8)
+    between = [part for given in (seen, bias, ranges) for part in _places_in(given, query)]
     constants |= {
         "masked": mask is not None,
-        "biased": bias is not None,
+        "biased": 0 if bias is None else 1 if bias.stride(-2) else 2,
+        "ranged": ranges is not None,
         "capped": scores.softcap > 0,
         "causal": scores.is_causal,
         **shape_of(scores),
     }
     _launch(name, (grid,), (*before, *between, *after), **constants)
+
+
+def _places_in(given: Tensor | None, other: Tensor) -> tuple[Any, ...]:
+    """Return a tensor (..., L, C), where its heads begin, and its strides; another in its place if there is none."""
+    return (other, other, 0, 0) if given is None else (given, places_of(given), *given.stride()[-2:])
 
 
 def _launch(name: str, grid: tuple[int, ...], given: tuple[Any, ...], **constants: Any) -> None:

@@ -19,7 +19,22 @@ from torch import Tensor
 
 from lit_sparse.ground.torch_internals import constant_in_graphs
 
-__all__ = ["center_on_support", "entmax_product", "map_entmax", "programs_on", "project_simplex", "runs_on"]
+__all__ = [
+    "budget_product",
+    "capped_product",
+    "center_on_support",
+    "chosen_product",
+    "entmax_product",
+    "hoyer_product",
+    "map_budget",
+    "map_capped",
+    "map_entmax",
+    "programs_on",
+    "project_hoyer",
+    "project_simplex",
+    "runs_on",
+    "threshold_hard",
+]
 
 # Bytes of a row that a warp keeps in registers: 32 float32 per thread. A row of 1024 entries then belongs to one warp, whose
 # threads do not wait for others, and enough warps are resident to hide memory latency.
@@ -37,11 +52,9 @@ ALL_ROWS, FLAT_ROWS, STEEP_ROWS = 0, 1, 2
 
 def project_simplex(x: Tensor, gamma: float, k: int) -> Any:
     """See :data:`lit_sparse.kernels.simplex.project_simplex`."""
-    d = x.shape[-1]
-    some = 0 < k < d
-    if not _serves(x) or (some and _is_long(d, x.dtype)):
+    if not _serves(x):
         return NotImplemented
-    return _launch("project_simplex", _like(x), (x,), (), (*_parts(gamma), k), x.dtype, some=some)
+    return _launch("project_simplex", _like(x), (x,), (), (*_parts(gamma), k), x.dtype, some=0 < k < x.shape[-1])
 
 
 def center_on_support(v: Tensor, y: Tensor, gamma: float) -> Any:
@@ -61,7 +74,7 @@ def map_entmax(x: Tensor, alpha: float | Tensor, gamma: float) -> Any:
         return NotImplemented
     out, dtype = _like(x), x.dtype
     squares = not isinstance(alpha, Tensor) and alpha == 1.5
-    alphas, single = (x, True) if squares else _alphas(alpha, x)
+    alphas, single = (x, True) if squares else _row_parameter(alpha, x)
     parts = [(ALL_ROWS, dtype)]
     if isinstance(alpha, Tensor) and dtype != torch.float64:
         parts = [(FLAT_ROWS, dtype), (STEEP_ROWS, torch.float64)]
@@ -77,8 +90,76 @@ def entmax_product(v: Tensor, y: Tensor, alpha: float | Tensor, gamma: float) ->
     if not _serves(v):
         return NotImplemented
     known = {1.5: "half", 2.0: "zero"}.get(alpha, "any") if not isinstance(alpha, Tensor) else "any"
-    alphas, single = _alphas(alpha, v) if known == "any" else (v, True)
+    alphas, single = _row_parameter(alpha, v) if known == "any" else (v, True)
     return _launch("apply_jacobian", _like(v), (v, y), (alphas,), _parts(1.0 / gamma), v.dtype, single=single, power=known)
+
+
+def threshold_hard(x: Tensor, k: int, nonneg: bool) -> Any:
+    """See :data:`lit_sparse.mappings.hard_threshold.kernel.threshold_hard`."""
+    if not _serves(x):
+        return NotImplemented
+    chosen = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
+    out = _launch("threshold_hard", _like(x), (chosen, x), (), (k,), x.dtype, kind="positive" if nonneg else "magnitude")
+    return out, chosen
+
+
+def chosen_product(v: Tensor, y: Tensor, chosen: Tensor) -> Any:
+    """See :data:`lit_sparse.mappings.hard_threshold.kernel.chosen_product`."""
+    if not _serves(v):
+        return NotImplemented
+    return _launch("keep_chosen", _like(v), (v, y, chosen), (), (), v.dtype)
+
+
+def map_capped(x: Tensor, rho: float | Tensor, gamma: float) -> Any:
+    """See :data:`lit_sparse.mappings.capped_softmax.kernel.map_capped`."""
+    if not _serves(x):
+        return NotImplemented
+    rhos, single = _row_parameter(rho, x)
+    return _launch("map_capped", _like(x), (x,), (rhos,), _parts(1.0 / gamma), x.dtype, single=single)
+
+
+def capped_product(v: Tensor, y: Tensor, x: Tensor, rho: float | Tensor, gamma: float) -> Any:
+    """See :data:`lit_sparse.mappings.capped_softmax.kernel.capped_product`."""
+    if not _serves(v):
+        return NotImplemented
+    rhos, single = _row_parameter(rho, v)
+    return _launch("capped_jacobian", _like(v), (v, y, x), (rhos,), _parts(1.0 / gamma), v.dtype, single=single)
+
+
+def map_budget(x: Tensor, k: float | Tensor, gamma: float) -> Any:
+    """See :data:`lit_sparse.kernels.budget_sparsemax.map_budget`."""
+    if not _serves(x):
+        return NotImplemented
+    labels = torch.empty(x.shape, dtype=torch.int32, device=x.device)
+    ks, single = _row_parameter(k, x)
+    return _launch("map_budget", _like(x), (labels, x), (ks,), _parts(gamma), torch.float64, single=single), labels
+
+
+def budget_product(v: Tensor, y: Tensor, labels: Tensor, gamma: float) -> Any:
+    """See :data:`lit_sparse.kernels.budget_sparsemax.budget_product`."""
+    if not _serves(v):
+        return NotImplemented
+    return _launch("budget_jacobian", _like(v), (v, y, labels), (), _parts(1.0 / gamma), v.dtype)
+
+
+def project_hoyer(x: Tensor, sparseness: float | Tensor, norm: float | Tensor, nonneg: bool) -> Any:
+    """See :data:`lit_sparse.mappings.hoyer.kernel.project_hoyer`; squares of float64 would leave its range."""
+    if not _serves_hoyer(x):
+        return NotImplemented
+    (sparseness, single), (norm, single_norm) = _row_parameter(sparseness, x), _row_parameter(norm, x)
+    constants = {"single": single, "single_norm": single_norm, "nonneg": nonneg}
+    return _launch("project_hoyer", _like(x), (x,), (sparseness, norm), (), torch.float64, **constants)
+
+
+def hoyer_product(v: Tensor, y: Tensor, x: Tensor, nonneg: bool) -> Any:
+    """See :data:`lit_sparse.mappings.hoyer.backward.hoyer_product`."""
+    if not _serves_hoyer(v):
+        return NotImplemented
+    return _launch("hoyer_jacobian", _like(v), (v, y, x), (), (), torch.float64)
+
+
+def _serves_hoyer(x: Tensor) -> bool:
+    return x.dtype != torch.float64 and not _is_long(x.shape[-1], torch.float64) and _serves(x)
 
 
 def _launch(
@@ -95,7 +176,7 @@ def _launch(
     Args:
         name: name of the program.
         out: contiguous tensor for the result.
-        rows: (..., d) inputs of one shape.
+        rows: (..., d) inputs of one shape, and further results.
         others: inputs that are contiguous already.
         numbers: arguments after the number and length of the rows.
         dtype: type to compute in, float32 for the half types.
@@ -203,7 +284,7 @@ def _parts(value: float) -> tuple[float, float]:
     return high, value - high
 
 
-def _alphas(alpha: float | Tensor, x: Tensor) -> tuple[Tensor, bool]:
+def _row_parameter(alpha: float | Tensor, x: Tensor) -> tuple[Tensor, bool]:
     """Return a row parameter as a contiguous tensor on the device of x, and whether it is one number for all rows."""
     if not isinstance(alpha, Tensor):
         return torch.full((1,), alpha, dtype=torch.float64, device=x.device), True

@@ -26,6 +26,7 @@ from lit_sparse.kernels.cpu.rows import (
     write_keys,
 )
 from lit_sparse.kernels.cpu.vector_math import exponentials_around, workspace
+from lit_sparse.kernels.gpu import triton_rows
 from lit_sparse.kernels.loops import repeat
 from lit_sparse.kernels.row_kernel import RowKernel
 
@@ -179,7 +180,13 @@ def _map_reference(x: Tensor, rho: float | Tensor, gamma: float) -> Tensor:
 
 
 map_capped = RowKernel(
-    "map_capped", "(Tensor x, Tensor rho, float gamma) -> Tensor", map_block, _map_reference, seconds=4e-9, parameters=1
+    "map_capped",
+    "(Tensor x, Tensor rho, float gamma) -> Tensor",
+    map_block,
+    _map_reference,
+    triton_rows.map_capped,
+    seconds=4e-9,
+    parameters=1,
 )
 """Row kernel ``(x (..., d), rho (..., 1) or a number, gamma) -> y (..., d)``: capped softmax of ``x / gamma``.
 
@@ -238,6 +245,7 @@ capped_product = RowKernel(
     "(Tensor v, Tensor y, Tensor x, Tensor rho, float gamma) -> Tensor",
     product_block,
     _product_reference,
+    triton_rows.capped_product,
     seconds=0.5e-9,
     parameters=1,
 )

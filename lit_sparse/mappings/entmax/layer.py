@@ -18,6 +18,7 @@ from lit_sparse.mappings.sparsemax import ALL, Project
 
 __all__ = ["Entmax", "LearnableEntmax", "entmax"]
 
+LEAST = 1e-6  # smaller, alpha - 1 is -1 in float32, and no root is left
 LARGEST = 100.0  # beyond, the result is a coin toss of rounding: y = m^(1 / (alpha - 1)) is 1 wherever m > 0
 STEEPEST = 60.0  # how far the logarithm of y^(1 - alpha) may go: its exponential is a number of every type
 SERIES = tuple(1 / math.factorial(n) for n in range(13, 1, -1))  # the first term left out is 6e-18 at 0.3
@@ -88,9 +89,9 @@ def entmax(
 
     Args:
         scores: floating tensor; length d along ``dim``.
-        alpha: 0 < alpha <= 100; a number, or a tensor that broadcasts to the scores with size 1 along ``dim`` (one alpha a
-            head, say) and gets a gradient. A row whose alpha is NaN is NaN. So is one whose alpha is
-            0 or less, where that cannot be read.
+        alpha: 1e-6 <= alpha <= 100; a number, or a tensor that broadcasts to the scores with size 1 along ``dim`` (one alpha a
+            head, say) and gets a gradient. A row whose alpha is NaN is NaN. So is one whose alpha is 0 or less, where that
+            cannot be read.
         gamma: strength of the regularizer, > 0.
         dim: dimension along which to map.
         mask: boolean, broadcastable to ``scores``; True where an entry is allowed.
@@ -107,7 +108,7 @@ def entmax(
     Niculae & Martins (2019), Adaptively Sparse Transformers, proposition 1.
     """
     gamma = check_positive("gamma", gamma)
-    alpha = check_parameter("alpha", alpha, 0.0, LARGEST, open_low=True)
+    alpha = check_parameter("alpha", alpha, LEAST, LARGEST)
     if not isinstance(alpha, Tensor):
         if abs(alpha - 1) < CLOSE:
             return softmax(scores, gamma=gamma, dim=dim, mask=mask)
@@ -120,7 +121,7 @@ class Entmax(SparseMapping):
     """alpha-entmax as a layer: the larger alpha, the sparser; dense for alpha <= 1.
 
     Args:
-        alpha: 0 < alpha <= 100, or a tensor of such values that broadcasts to the scores with size 1 along ``dim``. A
+        alpha: 1e-6 <= alpha <= 100, or a tensor of such values that broadcasts to the scores with size 1 along ``dim``. A
             ``nn.Parameter`` is learnt; see :class:`LearnableEntmax` for one that stays in a range.
         gamma: strength of the regularizer ``(sum y^alpha - 1) / (alpha (alpha - 1))``, > 0.
         dim: dimension along which to map.
@@ -141,7 +142,7 @@ class Entmax(SparseMapping):
 
     def __init__(self, alpha: float | Tensor = 1.5, *, gamma: float = 1.0, dim: int = -1) -> None:
         super().__init__(gamma=gamma, dim=dim)
-        self.keep_parameter("alpha", alpha, 0.0, LARGEST, open_low=True)
+        self.keep_parameter("alpha", alpha, LEAST, LARGEST)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -159,7 +160,7 @@ class Entmax(SparseMapping):
 
     def regularizer(self, y: Tensor, dim: int = -1, allowed: Tensor | None = None) -> Tensor:
         """Return the negative Tsallis entropy ``(sum y^alpha - 1) / (alpha (alpha - 1))``."""
-        return _tsallis(y, self.alpha, dim)
+        return tsallis(y, self.alpha, dim)
 
     @override
     def parameter_term(self, y: Tensor, dim: int, allowed: Tensor | None) -> Tensor | None:
@@ -178,7 +179,7 @@ class LearnableEntmax(Entmax):
         shape: shape of alpha; it broadcasts to the scores with size 1 along ``dim``. ``(heads, 1, 1)`` gives each head of an
             attention layer its own.
         start: where alpha starts; low < start < high.
-        low: bound from below, > 0.
+        low: bound from below, >= 1e-6.
         high: bound from above, <= 100.
         gamma: strength of the regularizer, > 0.
         dim: dimension along which to map.
@@ -208,8 +209,8 @@ class LearnableEntmax(Entmax):
     ) -> None:
         SparseMapping.__init__(self, gamma=gamma, dim=dim)
         self.shape = check_shape("shape", shape)
-        self.high = check_number("high", high, 0.0, LARGEST, open_low=True)
-        self.low = check_number("low", low, 0.0, self.high, open_low=True, open_high=True)
+        self.high = check_number("high", high, LEAST, LARGEST, open_low=True)
+        self.low = check_number("low", low, LEAST, self.high, open_high=True)
         self.start = check_number("start", start, self.low, self.high, open_low=True, open_high=True)
         share = torch.full(self.shape, (self.start - self.low) / (self.high - self.low))
         self.weight = nn.Parameter(torch.logit(share))
@@ -225,7 +226,7 @@ class LearnableEntmax(Entmax):
         return [cls(), cls(start=2.5, low=1.5, high=4.0, gamma=0.5), cls(start=0.7, low=0.2)]
 
 
-def _tsallis(y: Tensor, alpha: float | Tensor, dim: int) -> Tensor:
+def tsallis(y: Tensor, alpha: float | Tensor, dim: int) -> Tensor:
     """Return ``(sum y^alpha - 1) / (alpha (alpha - 1))`` as ``sum y expm1((alpha - 1) log y) / (alpha (alpha - 1))``."""
     if not isinstance(alpha, Tensor):
         if abs(alpha - 1) < CLOSE:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows, empty, layout_of
 from lit_sparse.kernels.cpu.rows import choose_largest, ends_of, row_views
+from lit_sparse.kernels.gpu import triton_rows
 from lit_sparse.kernels.row_kernel import RowKernel
 
 __all__ = ["chosen_product", "threshold_hard"]
@@ -71,6 +72,7 @@ threshold_hard = RowKernel(
     "(Tensor x, int k, bool nonneg) -> (Tensor, Tensor)",
     threshold_block,
     _threshold_reference,
+    triton_rows.threshold_hard,
     seconds=1e-9,
     auxiliary=(torch.uint8,),
     wide=False,
@@ -100,6 +102,7 @@ chosen_product = RowKernel(
     "(Tensor v, Tensor y, Tensor chosen) -> Tensor",
     product_block,
     _product_reference,
+    triton_rows.chosen_product,
     seconds=0.2e-9,
     wide=False,
 )

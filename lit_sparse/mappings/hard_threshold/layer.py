@@ -68,6 +68,7 @@ class HardThreshold(SparseMapping):
 
     on_simplex = False
     shift_invariant = False
+    keeps_scores = True
 
     def __init__(self, k: int, *, nonneg: bool = False, dim: int = -1) -> None:
         super().__init__(dim=dim)

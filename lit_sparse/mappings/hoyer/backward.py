@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows, empty
 from lit_sparse.kernels.cpu.rows import unit_of
+from lit_sparse.kernels.gpu import triton_rows
 from lit_sparse.kernels.row_kernel import RowKernel
 from lit_sparse.mappings.hoyer.kernel import DOWN, TINY, UP
 
@@ -124,7 +125,12 @@ def hoyer_jacobian(v: Tensor, y: Tensor, x: Tensor, nonneg: bool) -> Tensor:
 
 
 hoyer_product = RowKernel(
-    "hoyer_product", "(Tensor v, Tensor y, Tensor x, bool nonneg) -> Tensor", product_block, hoyer_jacobian, seconds=0.6e-9
+    "hoyer_product",
+    "(Tensor v, Tensor y, Tensor x, bool nonneg) -> Tensor",
+    product_block,
+    hoyer_jacobian,
+    triton_rows.hoyer_product,
+    seconds=0.6e-9,
 )
 """Row kernel ``(v, y, x (..., d), nonneg) -> (..., d)``: the Jacobian of the Hoyer projection of x at its result y, times v.
 

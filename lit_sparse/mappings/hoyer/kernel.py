@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, bits_of, compile_rows, empty, layout_of
 from lit_sparse.kernels.cpu.rows import ends_of, gather_allowed, row_views, spread_allowed, unit_of
+from lit_sparse.kernels.gpu import triton_rows
 from lit_sparse.kernels.row_kernel import RowKernel
 
 __all__ = ["project_hoyer"]
@@ -281,6 +282,7 @@ project_hoyer = RowKernel(
     "(Tensor x, Tensor sparseness, Tensor norm, bool nonneg) -> Tensor",
     project_block,
     _project_reference,
+    triton_rows.project_hoyer,
     seconds=2e-9,
     parameters=2,
 )

@@ -253,6 +253,7 @@ class SparseMAP(PotentialMapping):
         inner = torch.where(out.marginals != 0, out.marginals * x, 0.0).sum(-1)
         return out.marginals, counts, links.expand_as(counts), inner + gain - 0.5 * self.gamma * whole.square().sum(-1)
 
+    @on_batches
     def loss(self, scores: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the SparseMAP loss: the Fenchel-Young loss of this mapping for structures as targets.
 

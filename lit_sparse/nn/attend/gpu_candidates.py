@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from lit_sparse.kernels.gpu.triton_lists import Scores, bound_scores, list_marked, serves
+from lit_sparse.kernels.gpu.triton_lists import Scores, bound_scores, list_marked, ranges_of, serves
 from lit_sparse.kernels.gpu.triton_rows import runs_on
 from lit_sparse.mappings.base import Threshold
 from lit_sparse.nn.attend.candidates import FEW, are_many, best_width
@@ -35,8 +35,11 @@ def list_on_gpu(operands: Operands, threshold: Threshold, only_few: bool) -> tup
     if factor <= 0:
         query, factor = (-query, -factor) if factor else (query * 0, 1.0)
     pairs = pairs.simplified(length, size)
-    mask, bias = (None if x is None else x.detach().expand(*leading, length, size) for x in (pairs.mask, pairs.bias))
-    scores = Scores(query, key, mask, bias, pairs.softcap or 0.0, factor, pairs.is_causal)
+    ranges, mask, bias = None, pairs.mask, None if pairs.bias is None else pairs.bias.detach().expand(*leading, length, size)
+    if mask is not None:
+        ranges, whole = ranges_of(mask.expand(*mask.shape[:-1], size), length, pairs.is_causal)
+        ranges, mask = ranges.expand(*leading, length, 2), None if whole else mask.expand(*leading, length, size)
+    scores = Scores(query, key, mask, bias, pairs.softcap or 0.0, factor, pairs.is_causal and ranges is None, ranges)
     alpha = threshold.alpha
     alphas = alpha.detach().expand(*leading, 1, 1).flatten() if isinstance(alpha, Tensor) else alpha
     bounds = bound_scores(scores, alphas, threshold.gamma)

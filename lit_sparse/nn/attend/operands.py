@@ -78,9 +78,9 @@ class Operands(NamedTuple):
             query = query.expand(*leading, *query.shape[-2:])  # the values alone have all heads: so do the weights
         block = (*leading, query.shape[-2], key.shape[-2])
         if mask is not None:
-            mask = _fitted(mask, "mask", block)
+            mask = _fitted(mask, "mask", block, query.device)
         if bias is not None:
-            bias = _fitted(_check_bias(bias), "bias", block)
+            bias = _fitted(_check_bias(bias), "bias", block, query.device)
             mask = bias != -torch.inf if mask is None else mask & (bias != -torch.inf)
         return cls(query, key, value, Pairs(mask, bias, softcap, is_causal), scale, dropout)
 
@@ -187,8 +187,12 @@ def _check_bias(bias: object) -> Tensor:
     return bias
 
 
-def _fitted(given: Tensor, name: str, shape: tuple[int, ...]) -> Tensor:
+def _fitted(given: Tensor, name: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
     """Return a mask or bias with as many dimensions as ``shape``, to which it must be broadcastable."""
+    if given.device.type != device.type and given.dim():
+        raise ConfigurationError(
+            f"Expected a {name} on the device {device} of the query but got one on {given.device}. Move it."
+        )
     if given.dim() > len(shape) or any(m not in (1, s) for m, s in zip(given.shape[::-1], shape[::-1], strict=False)):
         raise ConfigurationError(f"Expected a {name} that can be broadcast to {shape} but got shape {tuple(given.shape)}.")
     return given[(None,) * (len(shape) - given.dim())]

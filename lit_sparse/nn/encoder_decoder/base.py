@@ -10,6 +10,7 @@ from typing_extensions import Self
 
 from lit_sparse.checks import MOST_FEATURES, MOST_LAYERS, check_count, check_number, has_values
 from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.ground.arguments import checked
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.mappings.base import warn_off_simplex
 
@@ -36,12 +37,15 @@ def check_lengths(lengths: Tensor, size: int) -> None:
             raise ConfigurationError(f"Expected lengths in 0 .. {size}, the padded length, but got {least} .. {most}.")
 
 
+@checked
 def length_mask(lengths: Tensor, size: int) -> Tensor:
     """Return (B, size), True at the first ``lengths`` positions of each row.
 
     Raises:
         ConfigurationError: unless the lengths are integers in 0 .. size; values on a GPU are not read.
     """
+    if isinstance(size, int):  # a traced size is none
+        check_count("size", size, 0)
     check_lengths(lengths, size)
     return torch.arange(size, device=lengths.device) < lengths.unsqueeze(-1)
 

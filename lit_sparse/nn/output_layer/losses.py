@@ -88,6 +88,7 @@ def _label_losses(
     if needs_all_scores(hidden, weight, bias) or (mapping.threshold() is None and type(mapping) is not Softmax):
         return _of_rows(hidden, weight, bias, labels, criterion)
     wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+    narrow = hidden.detach(), weight.detach()
     with torch.autocast(hidden.device.type, enabled=False):
         hidden, weight, bias = hidden.to(wide), weight.to(wide), None if bias is None else bias.to(wide)
         if len(hidden) * len(weight) <= FEW:
@@ -99,7 +100,7 @@ def _label_losses(
         if alpha is None:
             return _in_parts(hidden, weight, bias, labels, criterion)
         with torch.no_grad():
-            places, _, listed = find_support(hidden, weight, bias, mapping, alpha)
+            places, _, listed = find_support(hidden, weight, bias, mapping, alpha, narrow)
         if bool(listed.all()):
             return _of_support(hidden, weight, bias, labels, places, criterion)
         if not bool(listed.any()):

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from lit_sparse.ground.torch_internals import on_values
+from lit_sparse.kernels.gpu.triton_lists import Scores, bound_scores, list_marked, multiplies
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.nn.attend.candidates_kernel import list_candidates_of
+from lit_sparse.nn.lists.kernel import Lists, listed_products
 from lit_sparse.nn.output_layer.scores import ROWS, rows_at_a_time, score_ranges
 
 __all__ = ["find_support", "list_support"]
@@ -25,7 +27,12 @@ FLAT = 0.5
 
 
 def find_support(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, mapping: SparseMapping, alpha: float
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    mapping: SparseMapping,
+    alpha: float,
+    narrow: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the support of each row of scores ``W h + b``, if it has few candidates; no gradient.
 
@@ -35,11 +42,15 @@ def find_support(
         bias: (V,), or None.
         mapping: mapping whose threshold has this alpha.
         alpha: number above 1.
+        narrow: ``hidden`` and ``weight`` before they were converted, which programs of a GPU multiply to choose candidates.
 
     Returns:
         Places (N, C) int32 of the support in increasing order, then -1. Weights (N, C) there, then 0. Boolean (N,), True where
         the support is listed. An invalid row has NaN, and the place of its first NaN or +inf.
     """
+    if hidden.numel() and multiplies(hidden.device, hidden.dtype):
+        given = narrow if narrow is not None and narrow[0].dtype == narrow[1].dtype else (hidden, weight)
+        return _support_by_programs(hidden, weight, bias, mapping, alpha, given)
     parts = [_support_of(rows, weight, bias, mapping, alpha) for rows in torch.split(hidden, ROWS)]
     width = max(part[0].shape[1] for part in parts)
     places, weights = (
@@ -123,7 +134,38 @@ def _support_of(
             return places[:, :0], values[:, :0], torch.zeros_like(listed)
         width = max(1, int(counts[listed].max()))
         known = values[:, :width].masked_fill(~listed.unsqueeze(1) | (slots[:width] >= counts.unsqueeze(1)), -torch.inf)
+    return *_weights_of(known, places, mapping), listed
+
+
+def _support_by_programs(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    mapping: SparseMapping,
+    alpha: float,
+    given: tuple[Tensor, Tensor],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the same by the programs of a GPU that list the keys of attention: a class is a key with a bias."""
+    rows, size = len(hidden), len(weight)
+    most = min(size, max(LEAST, int(size * SHARE)))
+    each = None if bias is None else bias.expand(1, rows, size)
+    query, key = (x.contiguous()[None] for x in given)
+    scores = Scores(query, key, None, each, 0.0, 1.0, False)
+    places, counts = list_marked(scores, bound_scores(scores, alpha, mapping.gamma), most)
+    listed = counts <= most
+    if listed.sum() < (1 - FLAT) * rows:
+        return places[:, :0], hidden[:, :0], torch.zeros_like(listed)
+    places = places[:, : max(1, int(counts[listed].max()))].masked_fill(~listed.unsqueeze(1), -1)
+    lists = Lists(places, torch.zeros(rows, dtype=torch.int64, device=hidden.device), (1, size))
+    known = listed_products(hidden, weight.unsqueeze(0), lists)
+    if bias is not None:
+        known = known + bias[places.clamp_min(0).long()]
+    return *_weights_of(known.masked_fill(places < 0, -torch.inf), places, mapping), listed
+
+
+def _weights_of(known: Tensor, places: Tensor, mapping: SparseMapping) -> tuple[Tensor, Tensor]:
+    """Return the places of the support and its weights, of candidates (N, C) with scores and places."""
     broken = ~(known < torch.inf)  # NaN or +inf: what else the row lists has no weight
     known = known.masked_fill(broken.any(1, keepdim=True) & ~broken, -torch.inf)
     kept, weights = _list_positive(mapping.map(known, None, -1))
-    return torch.where(kept < 0, -1, places.gather(1, kept.clamp_min(0).long())), weights, listed
+    return torch.where(kept < 0, -1, places.gather(1, kept.clamp_min(0).long())), weights

@@ -345,6 +345,8 @@ class RunOf:
                 raise ConfigurationError(f"{self.cell.function} returned no numbers for {point}.")
             labels = {key: str(value) for key, value in (self.cell.labels | point).items()}
             keys = {"cell": self.name, "seed": self.seed} | labels
+            if clash := {*keys}.intersection(*several):
+                raise ConfigurationError(f"Expected {self.cell.function} to return other names than labels but got {clash}.")
             self._append([keys | numbers | keys for numbers in several], time.monotonic() - began)
 
 

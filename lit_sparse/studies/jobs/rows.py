@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import os
 import platform
 import subprocess
@@ -14,12 +15,11 @@ from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.files import replaced
 from lit_sparse.ground.stored import read_table
 from lit_sparse.studies.jobs.processes import locked
+from lit_sparse.studies.plan.study import PROVENANCE
 from lit_sparse.version import __version__
 
-__all__ = ["PROVENANCE", "Row", "Rows", "provenance"]
+__all__ = ["Row", "Rows", "provenance"]
 
-#: Columns with the origin of a row: hash of its settings, commit, duration in seconds, machine, versions.
-PROVENANCE = ("settings", "commit", "seconds", "machine", "versions")
 Row = dict[str, str]
 
 
@@ -62,6 +62,11 @@ class Rows:
         kept: dict[tuple[str, ...], Row] = {}
         found = []
         for row in rows:
+            if not 0 <= float(row.get("seconds") or 0) < math.inf:
+                raise ConfigurationError(
+                    f"Expected a finite number of `seconds` >= 0 in {str(self.path)!r} but got {row['seconds']!r} for cell"
+                    f" {row['cell']!r:.80}, seed {row['seed']}. Correct the row."
+                )
             first = kept.setdefault(_key(row, self.unique), row) if self.unique and row["cell"] in self.order else row
             if first != row:
                 which = ", ".join(f"{name} {row.get(name, '')}" for name in self.unique)

@@ -5,22 +5,20 @@ from __future__ import annotations
 import io
 import math
 import statistics
-from collections.abc import Callable, Sequence
-from itertools import accumulate
+from collections.abc import Sequence
+from itertools import accumulate, product
 from pathlib import Path
 from typing import Any
 
 from matplotlib import rc_context
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure as Canvas
 
-from lit_sparse.ground.figure_text import literal
+from lit_sparse.ground.figure_text import literal, new_figure
 from lit_sparse.ground.files import result_file
 from lit_sparse.studies.jobs.rows import Row
 from lit_sparse.studies.pages.tables import head, least, selected
 from lit_sparse.studies.plan.study import Figure, Panel, Study
 
-__all__ = ["COLORS", "STYLES", "draw", "draw_front", "history_svg", "svg_of"]
+__all__ = ["COLORS", "STYLES", "draw", "draw_front", "history_svg", "svg_of", "write_png"]
 
 #: Okabe and Ito's palette, whose colours are distinct for colour-blind readers.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -43,9 +41,14 @@ def draw(study: Study, figure: Figure, rows: Sequence[Row], curves: Sequence[Row
     """
     canvas = canvas_of(study, figure, rows, curves)
     if canvas is not None:
-        with result_file(path, "wb") as file:
-            canvas.savefig(file, format="png", dpi=110, metadata={"Software": None, "Description": figure.alt or study.title})
+        write_png(canvas, path, description=figure.alt or study.title)
     return canvas is not None
+
+
+def write_png(canvas: Any, path: Path, description: str | None = None, **look: Any) -> None:
+    """Write a matplotlib figure to a PNG file, the same one for the same figure."""
+    with result_file(path, "wb") as file:
+        canvas.savefig(file, format="png", dpi=110, metadata={"Software": None, "Description": description}, **look)
 
 
 def svg_of(
@@ -60,14 +63,13 @@ def svg_of(
         curves: logged values of its runs, a row an epoch.
         looks: see :func:`canvas_of`.
     """
-    return _svg(lambda: canvas_of(study, figure, rows, curves, looks))
+    canvas = canvas_of(study, figure, rows, curves, looks)
+    return "" if canvas is None else _svg(canvas)
 
 
-def _svg(drawing: Callable[[], Canvas | None]) -> str:
+def _svg(canvas: Any) -> str:
+    file = io.StringIO()
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "lit_sparse"}):
-        canvas, file = drawing(), io.StringIO()
-        if canvas is None:
-            return ""
         canvas.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
     text = file.getvalue()
     return text[text.index("<svg") :]
@@ -75,7 +77,7 @@ def _svg(drawing: Callable[[], Canvas | None]) -> str:
 
 def canvas_of(
     study: Study, figure: Figure, rows: Sequence[Row], curves: Sequence[Row], looks: dict[str, int] | None = None
-) -> Canvas | None:
+) -> Any:
     """Return a drawn figure of the panels that have values, or None if none has.
 
     Args:
@@ -103,15 +105,12 @@ def canvas_of(
         return None
     shape = (1, len(parts)) if len(found) == 1 else (len(parts), len(found))
     legend, looks = looks is None, {} if looks is None else looks
-    canvas = Canvas(figsize=(4.4 * shape[1] + 1.8 * legend, 3.4 * shape[0]), layout="constrained")
-    FigureCanvasAgg(canvas)
-    axes = canvas.subplots(*shape, squeeze=False).reshape(len(parts), len(found))
+    canvas, axes = new_figure(*shape, 4.4 * shape[1] + 1.8 * legend, 3.4 * shape[0], constrained=True)
     drawn: dict[str, Any] = {}
-    for place, part in enumerate(parts):
-        for axis, (panel, each) in zip(axes[place], found, strict=True):
-            for title, points in each[place].items():
-                drawn[title] = _plot(axis, points, panel, looks.setdefault(title, len(looks)))
-            _describe(axis, panel, head(str(figure.by), part) if part else "")
+    for axis, ((place, part), (panel, each)) in zip(axes, product(enumerate(parts), found), strict=True):
+        for title, points in each[place].items():
+            drawn[title] = _plot(axis, points, panel, looks.setdefault(title, len(looks)))
+        _describe(axis, panel, head(str(figure.by), part) if part else "")
     if legend and len(drawn) > 1:
         canvas.legend([*drawn.values()], map(literal, drawn), loc="outside right center", frameon=False)
     return canvas
@@ -126,16 +125,13 @@ def draw_front(points: Sequence[Sequence[float]], best: Sequence[bool], labels: 
         labels: labels of the axes.
         path: path of the picture.
     """
-    canvas = Canvas(figsize=(5.0, 4.0), layout="constrained")
-    FigureCanvasAgg(canvas)
-    axis = canvas.subplots()
+    canvas, (axis,) = new_figure(1, 1, 5.0, 4.0, constrained=True)
     front = sorted(tuple(point) for point, on_front in zip(points, best, strict=True) if on_front)
     axis.scatter(*zip(*points, strict=True), color="0.6", label="trials")
     axis.plot(*zip(*front, strict=True), color=COLORS[0], marker="o", label="front")
     axis.set(xlabel=literal(labels[0]), ylabel=literal(labels[1]))
     axis.legend(frameon=False)
-    with result_file(path, "wb") as file:
-        canvas.savefig(file, format="png", dpi=110, metadata={"Software": None})
+    write_png(canvas, path)
 
 
 def history_svg(values: Sequence[tuple[int, float]], metric: str, mode: str) -> str:
@@ -146,22 +142,14 @@ def history_svg(values: Sequence[tuple[int, float]], metric: str, mode: str) -> 
         metric: name of the value.
         mode: ``"min"`` or ``"max"``.
     """
-
-    def drawing() -> Canvas:
-        canvas = Canvas(figsize=(4.4, 3.4), layout="constrained")
-        FigureCanvasAgg(canvas)
-        axis: Any = canvas.subplots()
-        numbers, found = zip(*values, strict=True)
-        axis.plot(numbers, found, "o", color="0.6", label="trials")
-        so_far = [*accumulate(found, min if mode == "min" else max)]
-        axis.step(numbers, so_far, where="post", color=COLORS[0], label="best so far")
-        axis.set(xlabel="trial", ylabel=literal(metric))
-        axis.xaxis.get_major_locator().set_params(integer=True)
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.legend(frameon=False)
-        return canvas
-
-    return _svg(drawing)
+    canvas, (axis,) = new_figure(1, 1, 4.4, 3.4, constrained=True)
+    numbers, found = zip(*values, strict=True)
+    axis.plot(numbers, found, "o", color="0.6", label="trials")
+    so_far = [*accumulate(found, min if mode == "min" else max)]
+    axis.step(numbers, so_far, where="post", color=COLORS[0], label="best so far")
+    _describe(axis, Panel(metric, x_label="trial"), "")
+    axis.legend(frameon=False)
+    return _svg(canvas)
 
 
 def _lines(study: Study, figure: Figure, rows: Sequence[Row], panel: Panel) -> dict[str, Points]:
@@ -174,13 +162,14 @@ def _lines(study: Study, figure: Figure, rows: Sequence[Row], panel: Panel) -> d
 
 
 def _placed(study: Study, rows: Sequence[Row], x: str) -> Sequence[Row]:
-    """Return rows whose measured number x is its median over the seeds of a cell, so that a cell is one point."""
+    """Return rows whose measured number x is its median over the seeds, so that a point of a grid is one point."""
     if study.stores(x):
         return rows
-    found: dict[str, list[float]] = {}
+    keys = [key for key in study.row_keys if key != "seed"]
+    found: dict[tuple[str | None, ...], list[float]] = {}
     for row in (row for row in rows if row.get(x)):
-        found.setdefault(row["cell"], []).append(float(row[x]))
-    return [row | {x: str(statistics.median(found[row["cell"]]))} for row in rows if row.get(x)]
+        found.setdefault(tuple(row.get(key) for key in keys), []).append(float(row[x]))
+    return [row | {x: str(statistics.median(found[tuple(map(row.get, keys))]))} for row in rows if row.get(x)]
 
 
 def series(rows: Sequence[Row], panel: Panel) -> Points:

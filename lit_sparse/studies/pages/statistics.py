@@ -17,13 +17,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from scipy import stats
 
-from lit_sparse.ground.figure_text import literal
-from lit_sparse.ground.files import result_file
+from lit_sparse.ground.figure_text import literal, new_figure
 from lit_sparse.studies.jobs.rows import Row
+from lit_sparse.studies.pages.figures import write_png
 from lit_sparse.studies.pages.tables import markdown, numbers
 from lit_sparse.studies.plan.study import Study
 
@@ -224,9 +222,7 @@ def draw_ranks(study: Study, rows: Sequence[Row], path: Path) -> bool:
     found = ranks_of(study, rows)[1]
     if found is None:
         return False
-    canvas = Figure(figsize=(7.0, 3.5))
-    FigureCanvasAgg(canvas)
-    critical_difference_diagram(canvas.subplots(), found, study.ranks.level if study.ranks else 0.05)
-    with result_file(path, "wb") as file:
-        canvas.savefig(file, format="png", dpi=110, bbox_inches="tight", metadata={"Software": None})
+    canvas, (axis,) = new_figure(1, 1, 7.0, 3.5)
+    critical_difference_diagram(axis, found, study.ranks.level if study.ranks else 0.05)
+    write_png(canvas, path, bbox_inches="tight")
     return True

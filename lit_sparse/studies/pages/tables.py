@@ -11,6 +11,7 @@ import pandas as pd
 
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.studies.jobs.rows import Row
+from lit_sparse.studies.plan.load import check_names
 from lit_sparse.studies.plan.study import Column, Study, Table, written
 
 __all__ = ["head", "least", "markdown", "numbers", "page", "selected"]
@@ -223,6 +224,9 @@ def page(study: Study, rows: Sequence[Row], samples: Sequence[Row] = (), ranks: 
     """
     lines = [f"# {study.title or study.path.stem}"]
     for table in study.tables:
+        asked = (*table.keys, *table.where, *((table.lines, table.across, table.by) if table.lines else ()))
+        there = dict.fromkeys(key for row in rows for key in row)
+        check_names(filter(None, asked), there, f"keys of the rows in a table of {study.path}")
         kept = selected(rows, table.where)
         if not kept:
             continue

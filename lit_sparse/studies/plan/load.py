@@ -11,11 +11,15 @@ from typing import Any
 
 from jsonargparse import ArgumentError, ArgumentParser
 
+from lit_sparse.checks import check_count, check_number
 from lit_sparse.errors import ConfigurationError, did_you_mean
 from lit_sparse.ground.stored import read_yaml
-from lit_sparse.studies.plan.study import Cell, Column, Compare, Figure, Panel, Ranks, Study, Table
+from lit_sparse.studies.plan.study import RESERVED, Cell, Column, Compare, Figure, Panel, Ranks, Study, Table
 
 __all__ = ["check_names", "load_study", "study_of"]
+
+#: How a column shows the number of seeds above a number.
+ABOVE = re.compile(r"above [-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
 def load_study(path: str | Path) -> Study:
@@ -90,6 +94,7 @@ def _check(study: Study) -> None:
     """
     if not study.cells:
         raise ConfigurationError(f"{study.path} needs at least one entry in `cells`.")
+    _check_values(study)
     for name, cell in study.cells.items():
         if (
             cell.function is None
@@ -113,6 +118,11 @@ def _check(study: Study) -> None:
         cells = study.scheduled(schedule).cells
         for name, cell in cells.items():
             check_names(cell.checkpoints.values(), cells, f"`checkpoints` of cell {name!r} in {study.path}")
+            if taken := [key for key in (*cell.labels, *cell.grid) if key in RESERVED]:
+                raise ConfigurationError(
+                    f"Expected other names than {', '.join(RESERVED)} in `labels` and `grid` of cell {name!r} in {study.path}"
+                    f" but got {taken[0]!r}."
+                )
     for key, pattern in (("metric_files", study.metric_files), ("checkpoint_files", study.checkpoint_files or ".")):
         if not pattern or Path(pattern).is_absolute() or ".." in Path(pattern).parts:
             raise ConfigurationError(
@@ -124,13 +134,55 @@ def _check(study: Study) -> None:
     shown = [name for table in study.tables for name in (*(table.columns or ()), *table.value)]
     for asked, known, where in (
         (compared, study.columns, "a comparison"),
-        ([column.show for column in columns if column.show.split()[0] != "above"], shows, "`show` of a column"),
+        ([column.show for column in columns if not ABOVE.fullmatch(column.show)], shows, "`show` of a column"),
         ([column.best for column in columns if column.best], ("min", "max"), "`best` of a column"),
         ([] if study.program else [study.checkpoint], ends, "`checkpoint`"),
         (least, study.columns, "`least` of a table or figure"),
         (shown, study.columns, "a table"),
     ):
         check_names(asked, known, f"{where} of {study.path}")
+
+
+def _check_values(study: Study) -> None:
+    """Refuse values that would fail, or be ignored, only once everything has run, and names that lead out of a folder.
+
+    Raises:
+        ConfigurationError: naming the value.
+    """
+
+    def refuse(what: str, got: object) -> None:
+        raise ConfigurationError(f"Expected {what} in {study.path} but got {got!r}.")
+
+    needed = [*study.cells, *study.tests, *study.scores]
+    for name in (*needed, *study.schedules, *(figure.suffix for figure in study.figures)):
+        if not isinstance(name, str) or name in (".", "..") or {*name} & {*"/\\\0"} or (name in needed and not name):
+            refuse("names that can be part of the name of a file, numbers in quotes,", name)
+    changes = [study, *study.schedules.values(), *study.cells.values()]
+    for change in (*changes, *(change for cell in study.cells.values() for change in cell.schedules.values())):
+        if change.seeds == [] or [] in change.grid.values():
+            refuse("`seeds` and lists of a `grid` that have a value", [])
+    for name, column in study.columns.items():
+        try:
+            format(1.0, column.form)
+        except ValueError:
+            refuse(f"a format of numbers, such as .2f, as `form` of column {name!r}", column.form)
+    if study.ranks is not None:
+        check_count("ranks.trim", study.ranks.trim, 0)
+        check_number("ranks.level", study.ranks.level, 0.0, 1.0, open_low=True, open_high=True)
+    for table in study.tables:
+        if bool(table.value) != (table.lines is not None):
+            refuse("both `value` and `lines` of a table, or neither,", table.value or table.lines)
+    for figure in study.figures:
+        if not figure.panels:
+            refuse("`panels` of a figure", figure.panels)
+        for panel in figure.panels:
+            shares = [end for end in panel.band if not isinstance(end, str)]
+            if len(panel.band) != 2 or (shares and not (len(shares) == 2 and 0 <= shares[0] <= shares[1] <= 1)):
+                refuse("two quantiles in 0 .. 1, or two names, as `band` of a panel", panel.band)
+            if panel.limits is not None and len(panel.limits) != 2:
+                refuse("two ends as `limits` of a panel", panel.limits)
+            if panel.log not in (False, True, "x", "both"):
+                refuse("true, false, x or both as `log` of a panel", panel.log)
 
 
 def check_names(asked: Iterable[str], known: Collection[str], where: str) -> None:

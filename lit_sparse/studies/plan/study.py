@@ -17,6 +17,8 @@ from lit_sparse.runs.config_files import find_config
 from lit_sparse.runs.folders import differences
 
 __all__ = [
+    "PROVENANCE",
+    "RESERVED",
     "Cell",
     "CellChange",
     "Change",
@@ -33,6 +35,10 @@ __all__ = [
 ]
 
 Scalar: TypeAlias = str | int | float | bool | None
+#: Columns with the origin of a row: hash of its settings, commit, duration in seconds, machine, versions.
+PROVENANCE = ("settings", "commit", "seconds", "machine", "versions")
+#: Columns of all rows, whose names no label can have.
+RESERVED = ("cell", "seed", *PROVENANCE)
 
 
 @dataclass(frozen=True)
@@ -316,9 +322,9 @@ class Study(Change):
 
     @property
     def command(self) -> list[str]:
-        """The program, with the paths of files beside the study file."""
+        """The program, with the paths of files beside the study file, links as they are: an environment begins at one."""
         folder = self.path.parent
-        words = [str((folder / word).resolve()) if (folder / word).is_file() else word for word in self.program]
+        words = [str((folder / word).absolute()) if (folder / word).is_file() else word for word in self.program]
         return [sys.executable if words[0] == "python" else words[0], *words[1:]]
 
     def seeds_of(self, name: str, schedule: str | None) -> list[int]:
@@ -433,9 +439,12 @@ def written(name: str) -> str:
 
 
 def _short(point: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Return the values of a point by the last parts of their options, or by the whole options where these are equal."""
+    """Return the values of a point by the last parts of their options, or by the whole options where these are taken."""
     last = [key.rpartition(".")[2] for key in point]
-    return {(end if last.count(end) == 1 else key): value for end, (key, value) in zip(last, point.items(), strict=True)}
+    return {
+        (end if last.count(end) == 1 and end not in RESERVED else key): value
+        for end, (key, value) in zip(last, point.items(), strict=True)
+    }
 
 
 def changes(begun: Any, asked: Any) -> list[str]:

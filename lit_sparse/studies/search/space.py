@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,14 +36,16 @@ def distribution_of(key: str, values: Any) -> Any:
     distributions = import_optuna().distributions
     if isinstance(values, list) and values:
         return distributions.CategoricalDistribution(values)
-    if isinstance(values, dict) and {"low", "high"} <= set(values) <= {"low", "high", "log", "step"}:
+    ranged = isinstance(values, dict) and {"low", "high"} <= set(values) <= {"low", "high", "log", "step"}
+    numbers = [values[name] for name in ("low", "high", "step") if name in values] if ranged else []
+    if ranged and all(map(_is_finite, numbers)) and isinstance(values.get("log", False), bool):
         kind = distributions.IntDistribution if _is_whole(values) else distributions.FloatDistribution
         try:
             return kind(**values)
         except ValueError as error:
             raise ConfigurationError(f"The space of {key!r} is wrong: {error}") from error
     raise ConfigurationError(
-        f"Expected a list of values, or low and high with log or step, for {key!r} of the space but got {values!r}."
+        f"Expected a list of values, or numbers low and high with log or step, for {key!r} of the space but got {values!r}."
     )
 
 
@@ -88,6 +91,10 @@ def _part(base: type, option: str, names: Mapping[str, str], given: Any) -> Any:
     except (ArgumentError, TypeError, ValueError) as error:
         known = f"{', '.join(names)}, or a class of {base.__module__.rpartition('.')[0]} with its init_args"
         raise ConfigurationError(f"Expected {option} to be {known}, but got {given!r}: {error}") from error
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
 
 
 def _is_whole(values: Mapping[str, Any]) -> bool:

@@ -7,7 +7,7 @@ import json
 import os
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import cache
 from importlib import import_module
@@ -20,7 +20,7 @@ from lit_sparse.ground.stored import open_plain
 from lit_sparse.studies.jobs.processes import locked
 from lit_sparse.studies.search.space import import_optuna
 
-__all__ = ["JournalLock", "check_database", "read_journal"]
+__all__ = ["JournalLock", "check_database", "read_journal", "stored_study"]
 
 #: Largest journal or database in bytes, largest number of rows of a table, and of characters of an option's choices.
 LARGEST, ROWS, LONGEST = 2**28, 100_000, 2**20
@@ -32,6 +32,17 @@ UNFINISHED = 5000
 MOST_COPIED = 10**9
 #: Last bytes of a journal of SQLite that names a journal of several databases, which SQLite reads and may remove.
 ENDING = bytes.fromhex("d9d505f920a163d7")
+#: Table of a database, query of a number, its largest value, and what it counts.
+LIMITS = (
+    ("trials", "select count(*) from trials where state in ('RUNNING', 'WAITING')", UNFINISHED, "unfinished trials"),
+    ("trials", "select max(n) from (select count(*) as n from trials group by study_id, number)", 1, "trial of each number"),
+    (
+        "trial_params",
+        "select max(length(distribution_json)) from trial_params",
+        LONGEST,
+        "characters for the choices of an option",
+    ),
+)
 #: Number of a journal's entries that change the state of a trial, and the numbers of the states in which it is finished.
 ENDS, ENDED = 6, (1, 2, 3)
 
@@ -97,11 +108,35 @@ def read_journal(journal: Path) -> Iterator[dict[str, Any]]:
             )
 
 
-def check_database(storage: str) -> None:
+def stored_study(folder: Path, storage: str | None) -> Any:
+    """Return the Optuna study of a sweep for reading; nothing is made or changed.
+
+    Args:
+        folder: folder of the sweep.
+        storage: URL of its database; None for the journal in its folder.
+
+    Raises:
+        ConfigurationError: if what is stored is refused, or the file of a database does not exist.
+    """
+    optuna = import_optuna()
+    if storage is None:  # Optuna's own class would make or change the file
+        entries = [*read_journal(folder / "journal.log")]
+        methods = {"read_logs": lambda _, first: entries[first:], "append_logs": None}
+        backend = type("Journal", (optuna.storages.journal.BaseJournalBackend,), methods)()
+        opened = optuna.storages.JournalStorage(backend)
+    else:
+        check_database(storage, new=False)
+        opened = optuna.storages.RDBStorage(storage, skip_table_creation=True)
+    name = folder.resolve().name
+    return optuna.load_study(study_name=name if name in optuna.get_all_study_names(opened) else None, storage=opened)
+
+
+def check_database(storage: str, *, new: bool = True) -> None:
     """Check that a database of SQLite has Optuna's own tables, which compute nothing, and fits into memory.
 
     Args:
         storage: URL of the database; others than SQLite's are not checked.
+        new: whether its file may not exist.
 
     Raises:
         ConfigurationError: naming what it has, or if the URL has a second one in it.
@@ -113,13 +148,15 @@ def check_database(storage: str) -> None:
     if (url.database or ":memory:").startswith(("file:", ":memory:")):
         raise ConfigurationError(f"Expected the path of a database but got {storage!r}. Give sqlite:///PATH.")
     if not path.is_file():
+        if not new:
+            raise ConfigurationError(f"There is no database {str(path)!r}. Give the --storage of the sweep.")
         return
     _check_beside(path.resolve())
     own = _own_tables()
     # SQLite undoes what a killed sweep has begun to write
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True)) as database, _limited(database):
         (pages,), (size,) = (database.execute(f"pragma page_{what}").fetchone() for what in ("count", "size"))
-        if max(pages * size, path.stat().st_size) > LARGEST:
+        if pages * size > LARGEST:
             raise ConfigurationError(f"Expected {str(path)!r} to have at most {LARGEST:,} bytes. Choose another --storage.")
         listed = _listed(database)
         for kind, name, text in listed:
@@ -131,33 +168,19 @@ def check_database(storage: str) -> None:
         (state,) = database.execute("pragma quick_check(1)").fetchone()
         if state != "ok":  # pages that refer to pages again and again are read without end
             raise ConfigurationError(f"Expected a whole database in {str(path)!r} but got: {state}. Choose another --storage.")
-        for name in (name for kind, name, _ in listed if kind == "table"):
-            (rows,) = database.execute(f"select count(*) from {name}").fetchone()
-            if rows > ROWS:
-                raise ConfigurationError(
-                    f"Expected at most {ROWS:,} rows in table {name} of {str(path)!r} but got {rows:,}. Choose another"
-                    " --storage."
-                )
-        if "trials" in {name for _, name, _ in listed}:
-            (rows,) = database.execute("select count(*) from trials where state in ('RUNNING', 'WAITING')").fetchone()
-            if rows > UNFINISHED:
-                raise ConfigurationError(
-                    f"Expected at most {UNFINISHED:,} unfinished trials in {str(path)!r} but got {rows:,}. Choose another"
-                    " --storage."
-                )
-            query = "select number from trials group by study_id, number having count(*) > 1"
-            if twice := database.execute(query).fetchone():
-                raise ConfigurationError(
-                    f"Expected one trial of each number in {str(path)!r} but got several of number {twice[0]!r:.80}. Choose"
-                    " another --storage."
-                )
-        if "trial_params" in {name for _, name, _ in listed}:
-            (longest,) = database.execute("select max(length(distribution_json)) from trial_params").fetchone()
-            if (longest or 0) > LONGEST:
-                raise ConfigurationError(
-                    f"Expected at most {LONGEST:,} characters for the choices of an option in {str(path)!r} but got"
-                    f" {longest:,}. Choose another --storage."
-                )
+        tables = [name for kind, name, _ in listed if kind == "table"]
+        _check_most(database, path, [(f"select count(*) from {name}", ROWS, f"rows in table {name}") for name in tables])
+        _check_most(database, path, [limit for table, *limit in LIMITS if table in tables])
+
+
+def _check_most(database: sqlite3.Connection, path: Path, limits: Iterable[Sequence[Any]]) -> None:
+    """Check that each query finds at most so many of something."""
+    for query, most, what in limits:
+        (found,) = database.execute(query).fetchone()
+        if (found or 0) > most:
+            raise ConfigurationError(
+                f"Expected at most {most:,} {what} in {str(path)!r} but got {found:,}. Choose another --storage."
+            )
 
 
 def _check_beside(path: Path) -> None:

@@ -11,7 +11,8 @@ import reprlib
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -39,12 +40,14 @@ from lit_sparse.studies.jobs.processes import (
     say,
     try_lock,
 )
+from lit_sparse.studies.jobs.rows import shown
 from lit_sparse.studies.pages.figures import draw_front
 from lit_sparse.studies.pages.tables import markdown
 from lit_sparse.studies.plan.load import check_names, study_of
 from lit_sparse.studies.plan.study import Cell, Study
 from lit_sparse.studies.search.space import distribution_of, import_optuna, matching, pruner_of, sampler_of
 from lit_sparse.studies.search.storage import JournalLock, check_database, read_journal
+from lit_sparse.studies.settings import short_name
 
 __all__ = ["Sweep", "main", "parser"]
 
@@ -273,26 +276,33 @@ class Sweep:
         """Return the number and the held lock of a trial that no living process works on, or of a new one."""
         import optuna
 
-        with locked(self.folder / "queue.lock"):
+        with locked(self.folder / "queue.lock"), self._of_one_space():
             known = self.study.get_trials(deepcopy=False)
             for trial in known:
                 if self._here(trial) and (lock := try_lock(self._lock(trial.number))) is not None:
                     if len(trial.params) < len(self.space):  # killed while its values were drawn
                         begun = optuna.trial.Trial(self.study, trial._trial_id)
-                        for key, distribution in self.distributions.items():
-                            begun._suggest(key, distribution)  # as `ask` does
+                        try:
+                            for key, distribution in self.distributions.items():
+                                begun._suggest(key, distribution)  # as `ask` does
+                        except ValueError:
+                            lock.close()
+                            raise
                     return trial.number, lock
             if sum(trial.state != optuna.trial.TrialState.WAITING for trial in known) >= trials:
                 return None
-            try:
-                number = self.study.ask(self.distributions).number
-            except ValueError as error:
-                raise ConfigurationError(
-                    f"{self.folder} was begun with other values: {error} Choose another --output."
-                ) from error
+            number = self.study.ask(self.distributions).number
             lock = try_lock(self._lock(number))
             assert lock is not None
             return number, lock
+
+    @contextmanager
+    def _of_one_space(self) -> Iterator[None]:
+        """Tell of another space than the sweep was begun with."""
+        try:
+            yield
+        except ValueError as error:
+            raise ConfigurationError(f"{self.folder} was begun with other values: {error} Choose another --output.") from error
 
     def _trial(self, number: int) -> Any:
         """Return the stored trial of a number."""
@@ -329,8 +339,8 @@ class Sweep:
         if frozen.state != optuna.trial.TrialState.RUNNING:
             return  # another process has finished it
         trial = optuna.trial.Trial(self.study, frozen._trial_id)
-        shown = ", ".join(f"{key.rsplit('.', 1)[-1]} {value}" for key, value in self.params(frozen).items())
-        say(f"{name}: runs with {shown}; output in {runs[0].log}")
+        drawn = ", ".join(f"{short_name(key)} {shown(value)}" for key, value in self.params(frozen).items())
+        say(f"{name}: runs with {drawn}; output in {runs[0].log}")
         reported = len(frozen.intermediate_values)
 
         def stops() -> bool:
@@ -359,7 +369,8 @@ class Sweep:
             self._explain(found[0], values)
         else:
             self.study.tell(number, [value for value in values if value is not None])
-        say(f"{name}: {', '.join(f'{metric} = {value}' for metric, value in zip(self.metrics, values, strict=True))}")
+        texts = (f"{metric} = {shown(value) or 'nothing'}" for metric, value in zip(self.metrics, values, strict=True))
+        say(f"{name}: {', '.join(texts)}")
 
     def _config(self, number: int) -> str:
         """Return the config of a trial, without a fold, from the configs of the sweep and not from its run folder."""
@@ -424,9 +435,20 @@ def _direction(metric: str, mode: str | None) -> str:
     return found[0]
 
 
+def _yaml(text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise argparse.ArgumentTypeError(f"expected a name, or YAML, but got {text!r}: {error}") from error
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command."""
-    found = argparse.ArgumentParser(prog="lit-sparse sweep", description=__doc__, allow_abbrev=False)
+    found = argparse.ArgumentParser(
+        prog="lit-sparse sweep",
+        description="Search over the values of a config, or over the options of a program, by Optuna.",
+        allow_abbrev=False,
+    )
     found.add_argument("-c", "--config", action="append", default=[], help="file or name of a config; overlays follow it")
     found.add_argument(
         "-s", "--space", type=Path, required=True, help="YAML file of options and their values, or a program and its space"
@@ -436,12 +458,12 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--trials", type=int, help="number of trials; 30 by default, or all of a grid")
     found.add_argument(
         "--sampler",
-        type=yaml.safe_load,
+        type=_yaml,
         help="tpe, random, grid, or a class of optuna.samplers, such as GPSampler; with init_args in YAML; tpe by default",
     )
     found.add_argument(
         "--prune",
-        type=yaml.safe_load,
+        type=_yaml,
         nargs="?",
         const="median",
         help="stop trials that are worse than others: median (by default), hyperband, or a class of optuna.pruners",
@@ -474,6 +496,8 @@ def main(arguments: Sequence[str]) -> int:
         base = study_of({"cells": {"trial": {}}, "tests": {}} | given, options.space)
     elif not configs:
         raise ConfigurationError(f"Expected a config by -c, or a `program` in {options.space}, but got none.")
+    if len(options.mode or []) > len(options.metric):
+        raise ConfigurationError(f"Expected a --mode for each --metric at most but got {len(options.mode)} modes.")
     modes = [*(options.mode or []), *[None] * len(options.metric)]
     sampler = options.sampler or "tpe"
     sweep = Sweep(
@@ -494,8 +518,10 @@ def main(arguments: Sequence[str]) -> int:
     trials = usual if options.trials is None else check_count("--trials", options.trials)
     jobs = check_count("--jobs", options.jobs)
     failed = sweep.run(min(trials, usual) if sampler == "grid" else trials, jobs)
-    for path in sweep.write():
-        print(path)
+    if written := sweep.write():
+        print(*written, sep="\n")
+        more = " --storage URL" if options.storage else ""
+        print(printable(f"see all trials side by side with: lit-sparse report {sweep.folder}{more}"))
     for message in failed:
         print(printable(message), file=sys.stderr)
     return 1 if failed else 0

@@ -21,10 +21,10 @@ def test_counts_of_an_unfinished_epoch_survive_a_checkpoint() -> None:
     other.on_stage_start(TRAINER, MODULE, "train")
     other.load_state_dict(logger.state_dict())
     for name in ("decoder_calls", "support_size"):
-        expected, got = logger._metrics["train"][name].compute(), other._metrics["train"][name].compute()
+        expected, got = logger._of("train")[name].compute(), other._of("train")[name].compute()
         for statistic, value in expected.items():
             torch.testing.assert_close(got[statistic], value, equal_nan=True)
-    assert float(other._metrics["train"]["decoder_calls"].compute()["total"]) == 12
+    assert float(other._of("train")["decoder_calls"].compute()["total"]) == 12
 
 
 def test_steps_that_return_no_counts_are_no_error() -> None:

@@ -42,6 +42,10 @@ HOSTILE = [
 ]
 
 
+#: Of Lightning, about loaders of which it does not know the indices.
+pytestmark = pytest.mark.filterwarnings("ignore:Couldn't infer the batch indices:UserWarning")
+
+
 def outputs_of(indices: list[int], **more: Any) -> dict[str, Any]:
     """Outputs of a model's ``predict_step``."""
     return {
@@ -108,7 +112,7 @@ def written(folder: Path, *batches: Any, **options: Any) -> tuple[list[str], lis
     writer = TextPredictionWriter(str(folder), **options)
     writer.on_predict_start(None, None)  # type: ignore[arg-type]
     for batch in batches:
-        writer.on_predict_batch_end(None, None, batch)  # type: ignore[arg-type]
+        writer.write_on_batch_end(None, None, batch)  # type: ignore[arg-type]
     writer.on_predict_end(None, None)  # type: ignore[arg-type]
     text = (folder / "predictions.txt").read_bytes().decode()
     objects = (folder / "predictions.jsonl").read_bytes().decode()
@@ -176,10 +180,10 @@ def test_heads_in_half_precision(tmp_path: Path) -> None:
 def test_only_what_is_written_is_kept() -> None:
     indices = [0, 1]
     writer = TextPredictionWriter()
-    writer.on_predict_batch_end(None, None, {**outputs_of(indices), **attention_of(indices)})  # type: ignore[arg-type]
+    writer.write_on_batch_end(None, None, {**outputs_of(indices), **attention_of(indices)})  # type: ignore[arg-type]
     assert [row.attention for row in writer._rows] == [None, None]
     writer = TextPredictionWriter(attention=True)
-    writer.on_predict_batch_end(None, None, {**outputs_of(indices), **attention_of(indices)})  # type: ignore[arg-type]
+    writer.write_on_batch_end(None, None, {**outputs_of(indices), **attention_of(indices)})  # type: ignore[arg-type]
     assert [row.attention.weights.untyped_storage().nbytes() for row in writer._rows if row.attention] == [4 * 2, 4 * 2 * 3]
 
 
@@ -231,21 +235,41 @@ def test_outputs_that_do_not_fit(tmp_path: Path) -> None:
 def test_other_models_are_left_alone(tmp_path: Path) -> None:
     writer = TextPredictionWriter(str(tmp_path))
     for outputs in (None, torch.zeros(2), [], {"index": torch.arange(2), "symbol": torch.arange(2)}):
-        writer.on_predict_batch_end(None, None, outputs)  # type: ignore[arg-type]
+        writer.write_on_batch_end(None, None, outputs)  # type: ignore[arg-type]
     writer.on_predict_end(None, None)  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
     table = PredictionWriter(str(tmp_path))
-    table.on_predict_batch_end(None, None, outputs)  # type: ignore[arg-type]
+    table.write_on_batch_end(None, None, outputs)  # type: ignore[arg-type]
     table.on_predict_end(SimpleNamespace(world_size=1), None)  # type: ignore[arg-type]
     assert files(tmp_path) == {"predictions.csv": b"index,symbol\r\n0,0\r\n1,1\r\n"}
 
 
 def test_a_second_prediction_replaces_the_first(tmp_path: Path) -> None:
     writer = TextPredictionWriter(str(tmp_path))
-    writer.on_predict_batch_end(None, None, outputs_of([7]))  # type: ignore[arg-type]  # of one that was interrupted
+    writer.write_on_batch_end(None, None, outputs_of([7]))  # type: ignore[arg-type]  # of one that was interrupted
     for inputs in (11, 3):
         predict(Speaker(inputs, 2), writer)
         assert (tmp_path / "predictions.txt").read_bytes().count(b"\n") == inputs
+
+
+def test_each_batch_is_written_at_once(tmp_path: Path) -> None:
+    """Then nothing is kept, and a second prediction begins anew."""
+    for inputs in (11, 3):
+        writer = TextPredictionWriter(str(tmp_path), write_interval="batch")
+        predict(Speaker(inputs, 2), writer)
+        assert sorted(json.loads(row)["index"] for row in (tmp_path / "predictions.jsonl").read_text().splitlines()) == [
+            *range(inputs)
+        ]
+        assert not writer._rows and (tmp_path / "predictions.txt").read_bytes().count(b"\n") == inputs
+    table = PredictionWriter(str(tmp_path), write_interval="batch")
+    trainer: Any = SimpleNamespace(world_size=2, global_rank=1)
+    for index in (3, 1):
+        table.write_on_batch_end(trainer, None, {"index": torch.tensor([index]), "symbol": torch.tensor([0])})  # type: ignore[arg-type]
+        assert (tmp_path / "predictions_1.csv").read_text().splitlines()[-1] == f"{index},0"
+    table.on_predict_end(trainer, None)  # type: ignore[arg-type]
+    assert (tmp_path / "predictions_1.csv").read_text().count("index") == 1 and not (tmp_path / "predictions.csv").exists()
+    with pytest.raises(ConfigurationError, match="`write_interval`"):
+        PredictionWriter(write_interval="never")  # type: ignore[arg-type]
 
 
 def test_files_appear_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -288,7 +312,7 @@ def _process(rank: int, store: str, folder: str) -> None:
     for name, (*shares, message) in SHARES.items():
         writer = TextPredictionWriter(f"{folder}/{name}")
         for indices in shares[rank]:
-            writer.on_predict_batch_end(None, None, outputs_of(indices))  # type: ignore[arg-type]
+            writer.write_on_batch_end(None, None, outputs_of(indices))  # type: ignore[arg-type]
         if message is None:
             writer.on_predict_end(None, None)  # type: ignore[arg-type]
             continue

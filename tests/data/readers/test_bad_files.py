@@ -29,7 +29,6 @@ from lit_sparse.data import (
     TransportDataModule,
 )
 from lit_sparse.data.readers.arrays import read_npy
-from lit_sparse.data.readers.gettext import read_catalogues
 from lit_sparse.data.readers.splits import read_split
 from lit_sparse.data.readers.word_vectors import read_vectors
 from lit_sparse.errors import DataError, LitSparseError
@@ -115,10 +114,6 @@ def articles(path: Path) -> object:
     data = SummarizationDataModule(str(path.parent), source="article", target="title")
     data.setup("fit")
     return data.size("train")
-
-
-def catalogues(path: Path) -> object:
-    return read_catalogues(folders=[str(path.parent)], language="fr")
 
 
 def houses(path: Path) -> object:

@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import joblib
 import numpy as np
 import pyarrow
 import pytest
@@ -26,22 +25,13 @@ from lit_sparse.data import (
 )
 from lit_sparse.data.readers import sizes
 from lit_sparse.data.readers.arrays import open_arrays, read_npy
-from lit_sparse.data.readers.gettext import read_catalogues
-from lit_sparse.data.readers.joblib_arrays import read_joblib_array
 from lit_sparse.data.readers.splits import read_split
 from lit_sparse.data.readers.text_files import read_lines
 from lit_sparse.data.readers.word_vectors import read_vectors
-from lit_sparse.errors import DataError
+from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.ground import stored
 
 from .test_bad_files import COMPLEX, VECTORS, Use, cached, dumped, game, houses, images, labels, npy, npz, table, vectors
-
-
-def overlapping(entries: int, size: int) -> bytes:
-    """Return a compiled catalogue each of whose texts is the whole file."""
-    end = 28 + 16 * entries
-    text = size.to_bytes(4, "little") + end.to_bytes(4, "little")
-    return struct.pack("<7I", 0x950412DE, 0, entries, 28, 28 + 8 * entries, 0, 0) + 2 * entries * text + b"x" * size
 
 
 # A bound that tests can reach without much memory: files unpack to 4 MiB, or to 250 times their size.
@@ -150,11 +140,6 @@ def test_a_small_file_that_unpacks_to_much_is_refused(tmp_path: Path, small: Non
 MANY = 2**20
 
 
-def catalogue(entries: int) -> bytes:
-    """Return a compiled catalogue of empty texts."""
-    return struct.pack("<7I", 0x950412DE, 0, entries, 28, 28 + 8 * entries, 0, 0) + bytes(16 * entries)
-
-
 LONG: dict[str, tuple[Use, str, Callable[[], bytes]]] = {
     "lines": (read_lines, "a.txt.gz", lambda: gzip.compress(b"\n" * MANY)),
     "bz2": (read_lines, "a.txt.bz2", lambda: bz2.compress(b"\n" * MANY)),
@@ -196,15 +181,6 @@ def test_a_small_file_of_many_lines_or_rows_is_refused(tmp_path: Path, monkeypat
         use(tmp_path / name)
 
 
-def test_a_catalogue_of_many_empty_texts_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sizes, "ROWS", 2**16)
-    (tmp_path / "fr.mo").write_bytes(gzip.compress(catalogue(MANY)))
-    with pytest.raises(DataError, match="lines, rows or values"):
-        read_catalogues(folders=[str(tmp_path)], language="fr")
-    (tmp_path / "fr.mo").write_bytes(catalogue(2**17))  # as many as it has bytes for
-    assert read_catalogues(folders=[str(tmp_path)], language="fr") == []
-
-
 def test_plain_files_have_as_many_lines_as_they_like(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sizes, "ROWS", 2)
     (tmp_path / "a.txt").write_bytes(b"\n" * 1000)
@@ -216,9 +192,9 @@ def test_plain_files_have_as_many_lines_as_they_like(tmp_path: Path, monkeypatch
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("start", [b"N0" * 2**26, b"B\xff\xff\xff\x7f" + bytes(2**26), b"S'" + b"a" * 2**26])
 def test_a_long_description_of_an_array_is_refused(tmp_path: Path, start: bytes) -> None:
-    (tmp_path / "a.pkz").write_bytes(gzip.compress(start, 1))
-    with pytest.raises(DataError, match="cannot be read as an array"):
-        read_joblib_array(tmp_path / "a.pkz")
+    (tmp_path / "cal_housing_py3.pkz").write_bytes(zlib.compress(start, 1))
+    with pytest.raises(DataError, match="scikit-learn's copy"):
+        houses(tmp_path / "cal_housing_py3.pkz")
 
 
 @pytest.mark.timeout(20)
@@ -295,9 +271,6 @@ def stored_npz(path: Path, array: np.ndarray) -> None:
 READ: dict[str, tuple[str, Callable[[Path, np.ndarray], object], Callable[[Path], np.ndarray]]] = {
     "npy": ("a.npy", stored_npy, read_npy),
     "npz": ("a.npz", stored_npz, lambda path: first_of(path)),
-    "joblib": ("a.pkl", lambda path, array: joblib.dump(array, path), read_joblib_array),
-    "joblib-zlib": ("a.pkz", lambda path, array: joblib.dump(array, path, compress=1), read_joblib_array),
-    "joblib-gzip": ("a.gz", lambda path, array: joblib.dump(array, path, compress=("gzip", 1)), read_joblib_array),
 }
 
 
@@ -322,14 +295,6 @@ def test_reading_an_array_takes_memory_once(tmp_path: Path, case: str, order: An
     np.testing.assert_array_equal(found, array)
     assert found.flags.writeable
     assert array.nbytes < peak < 1.5 * array.nbytes
-
-
-def test_texts_of_a_catalogue_that_overlap_are_refused(tmp_path: Path) -> None:
-    folder = tmp_path / "fr" / "LC_MESSAGES"
-    folder.mkdir(parents=True)
-    (folder / "a.mo").write_bytes(overlapping(200, 20_000))
-    with pytest.raises(DataError, match=r"is not a whole catalogue \(its texts overlap\)"):
-        read_catalogues(folders=[str(tmp_path)], language="fr")
 
 
 @pytest.mark.gate
@@ -427,3 +392,17 @@ def test_a_table_in_a_billion_parts(tmp_path: Path) -> None:
         (tmp_path / f"train-{number:09d}-of-1000000000.jsonl").write_text('{"a": 1}\n')
     with pytest.raises(DataError, match=r"all 1000000000 parts of .*train-000000002-of"):
         read_split(str(tmp_path), "train", {"x": "a"})
+
+
+MANY = 100_000
+
+
+@pytest.mark.timeout(20)
+def test_long_numbers_take_little_time(tmp_path: Path) -> None:
+    path = tmp_path / "file.txt"
+    path.write_text(f"a 1\nb {'1' * MANY}x\n")
+    with pytest.raises(DataError, match="is not a vector"):
+        read_vectors(str(path), ["b"])
+    path.write_text(f"a\n{'1' * MANY}x\n")
+    with pytest.raises(ConfigurationError, match="Expected numbers"):
+        stored.read_lines(path, tmp_path)

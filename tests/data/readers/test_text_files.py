@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lit_sparse.data.readers.splits import read_split
-from lit_sparse.data.readers.text_files import open_bytes, read_lines
+from lit_sparse.data.readers.text_files import open_bounded, read_lines
 from lit_sparse.errors import ConfigurationError, DataError
 
 AB = {"source": "a", "target": "b"}
@@ -81,7 +81,7 @@ def test_a_bzip2_file_may_have_several_streams(tmp_path: Path) -> None:
     words = [f"{number}" * 99 for number in range(9)]
     (tmp_path / "a.bz2").write_bytes(b"".join(bz2.compress(f"{word}\n".encode()) for word in words))
     assert read_lines(tmp_path / "a.bz2") == words
-    with open_bytes(tmp_path / "a.bz2") as file, pytest.raises(io.UnsupportedOperation):
+    with open_bounded(tmp_path / "a.bz2") as file, pytest.raises(io.UnsupportedOperation):
         file.seek(3)
 
 

@@ -155,6 +155,23 @@ def test_scikit_learns_copy_that_is_missing_or_cut(tmp_path: Path) -> None:
         made(CaliforniaHousingDataModule("sklearn", path=str(tmp_path)))
 
 
+def test_scikit_learn_downloads_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fetch(*, data_home: str) -> None:
+        if any(Path(data_home).iterdir()):
+            raise AssertionError("it would unpickle")
+        keep_for_sklearn(raw_rows(), Path(data_home))
+
+    monkeypatch.setattr("sklearn.datasets.fetch_california_housing", fetch)
+    data = CaliforniaHousingDataModule("sklearn", path=str(tmp_path), val_size=5, test_size=5)
+    for _ in range(2):
+        data.prepare_data()
+    assert made(data).size("train") == ROWS - 10
+    CaliforniaHousingDataModule(path=str(tmp_path / "a.csv")).prepare_data()  # has no source
+    monkeypatch.setattr("sklearn.datasets.fetch_california_housing", lambda **_: 1 / 0)
+    with pytest.raises(DataError, match=r"cannot be read \(division by zero\)\. Download it once.*source=csv"):
+        CaliforniaHousingDataModule("sklearn", path=str(tmp_path / "other")).prepare_data()
+
+
 def test_scikit_learn_downloads_and_unpickles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fetch(**_: Any) -> None:
         raise AssertionError("it could download, and it unpickles")
@@ -183,6 +200,7 @@ BROKEN: dict[str, tuple[str, str]] = {
         "no value in column 'total_bedrooms' in line 8",
     ),
     "a word": (changed(lambda lines: place(lines, 7, "totalRooms", "NA")), "column 'totalRooms' of .* but got 'NA' in row 7"),
+    "a date": (changed(lambda lines: place(lines, 7, "totalRooms", "20_26")), "column 'totalRooms' of .* '20_26' in row 7"),
     "not finite": (changed(lambda lines: place(lines, 3, "latitude", "nan")), "column 'latitude' of .* but got 'nan' in row 3"),
     "no households": (changed(lambda lines: place(lines, 4, "households", "0")), "number of households .* but got 0 in row 4"),
     "another column": (

@@ -254,6 +254,7 @@ BROKEN: list[tuple[str, bytes | dict[str, Any], dict[str, Any], str]] = [
     ("a.csv", b"X,z\n1,2\n", {}, r"a\.csv' has no column 'y'"),
     ("a.csv", b"X,y\n1,2\n3,\n", {}, "no value in column 'y' in line 3"),
     ("a.csv", b"X,y\n1,2\nthree,4\n", {}, r"a\.csv.* three|three.*"),
+    ("a.csv", b"X,y\n1,2\n2026_01,4\n", {}, r"a\.csv.*2026_01"),
     ("a.csv", b"X,y\n1,2,3\n", {}, "2 cells per line .* got 3 in line 2"),
     ("a.csv", b"X,y\nnan,2\n1,3\n", {}, "finite features .* in row 0"),
     ("a.csv", b"", {}, r"a\.csv"),

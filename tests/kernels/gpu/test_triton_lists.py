@@ -13,15 +13,18 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lit_sparse.kernels.gpu import triton_lists, triton_rows
 from lit_sparse.kernels.gpu.triton_attention import BlockShape
-from lit_sparse.kernels.gpu.triton_lists import Scores, bound_scores, list_marked
+from lit_sparse.kernels.gpu.triton_lists import Scores, bound_scores, list_marked, ranges_of
 from lit_sparse.mappings import Entmax, LearnableEntmax, Sparsemax, TopKSparsemax
-from lit_sparse.nn import attention
+from lit_sparse.nn import LinearFenchelYoungLoss, attention
 from lit_sparse.nn.attend import gpu_candidates
 from lit_sparse.nn.lists.kernel import Lists, listed_products, listed_sums, sums_to_listed
+from lit_sparse.nn.output_layer import losses as linear_losses
+from lit_sparse.nn.output_layer import support as linear_support
 from tests.support.processes import run_python
 
 MODULE = "tests.kernels.gpu.test_triton_lists"
@@ -30,7 +33,7 @@ SMALL = BlockShape(32, 32, 4)
 
 def exact_scores(scores: Scores) -> Tensor:
     """Return the scores (N, L, S) in float64, -inf where a pair is not allowed."""
-    query, key, mask, bias, softcap, scale, is_causal = scores
+    query, key, mask, bias, softcap, scale, is_causal, _ = scores
     x = query.double() @ key.double().repeat_interleave(len(query) // len(key), 0).mT * scale
     x = torch.tanh(x / softcap) * softcap if softcap else x
     x = x if bias is None else x + bias.double()
@@ -71,6 +74,12 @@ def check_lists(device: str) -> None:
         short, same = list_marked(scores, bound_scores(scores, alphas, gamma), min(size, 2))
         assert torch.equal(same, counts)
         assert torch.equal(short, places[:, :2])
+        if rest["mask"] is not None:
+            ranges, whole = ranges_of(rest["mask"], length, rest["is_causal"])
+            ranged = scores._replace(mask=None if whole else rest["mask"], is_causal=False, ranges=ranges)
+            same, counted = list_marked(ranged, bound_scores(ranged, alphas, gamma), size)
+            assert torch.equal(same, places)
+            assert torch.equal(counted, counts)
 
     check((2, 1, 40, 70, 8), 2.0)
     check((2, 2, 40, 170, 8), 1.5, is_causal=True)
@@ -87,6 +96,45 @@ def check_lists(device: str) -> None:
     check((1, 1, 5, 5, 3), 1.5, is_causal=True, spread=100.0)
     check((1, 1, 5, 200, 3), 1.5, spread=0.0)
     check((1, 1, 1, 1, 1), 2.0)
+
+
+def sequences_of(*lengths: int) -> Tensor:
+    """Return the mask (T, T) of packed sequences, which see themselves alone."""
+    return torch.block_diag(*[torch.ones(length, length) for length in lengths]).bool()
+
+
+def check_ranges(device: str) -> None:
+    """Tiles outside packed sequences, padding or windows are not computed, and the lists are the same."""
+    here, window = torch.arange(70, device=device), torch.ones(70, 70, dtype=torch.bool, device=device).tril()
+    packed, padded = sequences_of(30, 3, 37).to(device), (here < 40)[None]
+    for mask, is_causal, plain in (
+        (packed, True, True),
+        (packed, False, True),
+        (padded.flip(-1), True, True),
+        (window & ~window.tril(-20), False, True),
+        (packed & (here % 7 > 0) & (here[:, None] % 5 > 0), True, False),
+        (padded & ~padded, False, True),
+    ):
+        ranges, whole = ranges_of(mask, 70, is_causal)
+        assert whole == plain
+        mask = mask.expand(70, 70)
+        allowed = mask.tril() if is_causal else mask
+        key = torch.randn(1, 70, 8).to(device)
+        scores = Scores(key, key, allowed[None], None, 0.0, 0.3, False)
+        expected = list_marked(scores, bound_scores(scores, 1.5, 1.0), 40)
+        scores = scores._replace(mask=None if whole else mask[None], ranges=ranges[None])
+        tiles: list[int] = []
+        with pytest.MonkeyPatch.context() as patch:
+            if device == "cpu":
+                programs = importlib.import_module("lit_sparse.kernels.gpu.triton_programs.lists")
+                tile = programs.score_tile
+                patch.setattr(programs, "score_tile", lambda *args, t=tile, c=tiles: c.append(1) or t(*args))
+            found = list_marked(scores, bound_scores(scores, 1.5, 1.0), 40)
+        assert torch.equal(found[0], expected[0])
+        assert torch.equal(found[1], expected[1])
+        if device == "cpu":  # two passes over the blocks of 32 x 32 that are not empty
+            blocks = F.pad(allowed, (0, 26, 0, 26)).view(3, 32, 3, 32).any(3).any(1)
+            assert len(tiles) == 2 * int(blocks.sum())
 
 
 def check_rounding(device: str) -> None:
@@ -177,7 +225,7 @@ def check_attention(device: str) -> None:
     mask = (torch.rand(2, 33, 60) < 0.6).to(device)
     settings: list[tuple[Any, dict[str, Any]]] = [
         (Sparsemax(), {"is_causal": True}),
-        (Entmax(1.5), {"mask": mask}),
+        (Entmax(1.5), {"mask": F.pad(sequences_of(20, 13), (0, 27)).to(device), "is_causal": True}),
         (TopKSparsemax(3), {"bias": torch.randn(33, 60).to(device).requires_grad_(), "softcap": 3.0}),
         (LearnableEntmax((4, 1, 1)).to(device), {"mask": mask.repeat_interleave(2, 0), "scale": -0.7}),
         (Sparsemax(), {"scale": 0.0}),
@@ -207,20 +255,58 @@ def check_attention(device: str) -> None:
         torch.testing.assert_close(results[0], results[1], rtol=2e-4, atol=2e-4)
 
 
+def check_output_layer(device: str) -> None:
+    """The support of linear scores, with losses and gradients, equals the search by ranges of classes."""
+    half = torch.bfloat16
+    for features, number, classes, bias, mapping, dtype in (
+        (300, 40, 70, True, Entmax(1.5, gamma=0.3), torch.float32),
+        (20, 33, 40, False, Sparsemax(), torch.float32),
+        (300, 33, 40, True, Sparsemax(), half),
+    ):
+        torch.manual_seed(features)
+        layer = LinearFenchelYoungLoss(mapping, features, classes, bias).to(device, dtype)
+        hidden, labels = torch.randn(number, features).to(device, dtype), torch.randint(classes, (number,)).to(device)
+        hidden[3, 1] = torch.nan
+        results = []
+        for devices in (triton_rows.DEVICES, []):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(triton_rows, "DEVICES", devices)
+                patch.setattr(linear_losses, "FEW", 0)
+                patch.setattr(linear_support, "LEAST", classes)
+                found: list[int] = []
+                search = linear_support.list_marked
+                patch.setattr(linear_support, "list_marked", lambda *args, s=search, f=found: f.append(1) or s(*args))
+                leaf = hidden.clone().requires_grad_()
+                loss = layer(leaf, labels)
+                parts = layer.probabilities(hidden)
+                keep = torch.arange(number, device=device) != 3
+                slopes = torch.autograd.grad(layer(leaf[keep], labels[keep]), [leaf, *layer.parameters()])
+                assert bool(found) == bool(devices)
+                results.append((loss, *parts, *slopes))
+        close = 2e-2 if dtype == half else 1e-4
+        torch.testing.assert_close(results[0], results[1], rtol=close, atol=close / 10, equal_nan=True)
+
+
 CHECKS: dict[str, Callable[[str], None]] = {
     "lists": check_lists,
+    "ranges": check_ranges,
     "rounding": check_rounding,
     "margin": check_margin,
     "invalid": check_invalid,
     "operations": check_operations,
     "attention": check_attention,
+    "output layer": check_output_layer,
 }
 
 
+LONG = ["lists", "output layer"]
+
+
 @pytest.mark.gate
-def test_in_the_interpreter() -> None:
+@pytest.mark.parametrize("names", [[name for name in CHECKS if name not in LONG], LONG], ids="; ".join)
+def test_in_the_interpreter(names: list[str]) -> None:
     pytest.importorskip("triton")
-    assert run_python("-m", MODULE, *CHECKS, TRITON_INTERPRET="1").split("\n")[:-1] == [f"{name}: holds" for name in CHECKS]
+    assert run_python("-m", MODULE, *names, TRITON_INTERPRET="1").split("\n")[:-1] == [f"{name}: holds" for name in names]
 
 
 @pytest.mark.slow
@@ -231,15 +317,38 @@ def test_passes_over_scores_compile_without_spills(capability: int) -> None:
     inspect = importlib.import_module("scripts.inspect_kernels")
     for dtype, widths in ((torch.bfloat16, (64, 128, 256)), (torch.float32, (64, 128, 256))):
         for width in widths:
-            for is_causal, biased in ((False, False), (True, False), (True, True)):
-                passes = list(inspect.attention_launches(dtype, width, is_causal, capability, biased))[:2]
+            for is_causal, biased, packed in (
+                (False, False, False),
+                (True, False, False),
+                (True, True, False),
+                (False, False, True),
+            ):
+                passes = list(inspect.attention_launches(dtype, width, is_causal, capability, biased, packed))[:2]
                 assert [launch.name for launch in passes] == ["bound_scores", "mark_scores"]
                 counts = [inspect.compiled(getattr(inspect.triton_programs, one.name), one, capability) for one in passes]
-                assert max(count.spills for count in counts) <= (16 if biased else 0), (dtype, width, is_causal, biased)
+                assert max(count.spills for count in counts) == 0, (dtype, width, is_causal, biased, packed)
                 assert max(count.shared for count in counts) <= 99 << 10
                 if capability == 90 and dtype == torch.bfloat16 and width <= 128 and not biased:
                     each = sum(map(inspect.score_loop, passes, counts))
                     assert each <= inspect.best_flash(dtype, width, is_causal, capability)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_other_programs_compile(capability: int) -> None:
+    """Rows and output layers without spills; attention in blocks, which has some in float32, at all."""
+    pytest.importorskip("triton", minversion="3.3")
+    inspect = importlib.import_module("scripts.inspect_kernels")
+    blocks = list(inspect.attention_launches(torch.bfloat16, 64, False, capability))[6:]
+    assert [launch.name for launch in blocks] == ["attend_blocks", "differentiate_queries", "differentiate_keys"]
+    for launch in blocks:
+        inspect.compiled(getattr(inspect.triton_programs, launch.name), launch, capability)
+    for dtype in (torch.bfloat16, torch.float32):
+        rows = [launch for _, launch in inspect.row_launches(dtype, 1024, capability)]
+        assert len(rows) >= 15
+        for launch in (*rows, *inspect.output_launches(dtype, 1024, capability)):
+            least = 8 if launch.constants.get("some") else 0  # outside of loops, where the support exceeds k
+            assert inspect.compiled(getattr(inspect.triton_programs, launch.name), launch, capability).spills <= least, launch
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
@@ -256,6 +365,7 @@ if __name__ == "__main__":
     triton_lists.MARKS, triton_lists.STEP = 1600, 2
     for kind in triton_lists.SHAPES:
         triton_lists.SHAPES[kind] = triton_lists.MASKED[kind] = {256: SMALL}
+        triton_lists.WIDE[kind] = (SMALL, 128)
     for choice in sys.argv[1:]:
         torch.manual_seed(0)
         CHECKS[choice]("cpu")

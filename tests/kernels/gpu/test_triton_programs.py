@@ -10,6 +10,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,13 @@ import torch
 from torch import Tensor
 
 from lit_sparse.kernels import RowKernel, center_on_support, project_simplex
+from lit_sparse.kernels.budget_sparsemax import budget_product, map_budget
+from lit_sparse.kernels.gpu import triton_rows
+from lit_sparse.mappings.capped_softmax.kernel import capped_product, map_capped
 from lit_sparse.mappings.entmax.kernel import entmax_product, map_entmax
+from lit_sparse.mappings.hard_threshold.kernel import chosen_product, threshold_hard
+from lit_sparse.mappings.hoyer.backward import hoyer_product
+from lit_sparse.mappings.hoyer.kernel import project_hoyer
 from tests.support.processes import run_python
 
 LENGTHS = (1, 2, 7, 65, 64, 300, 1000)
@@ -35,10 +42,14 @@ HOSTILE = (0.0, -0.0, math.inf, -math.inf, math.nan, 1e-45, -1e-45, 3e38, -3e38,
 def on(device: str, kernel: RowKernel, *args: object) -> Tensor:
     """Call the CUDA implementation of a kernel itself, on a device."""
     assert kernel.cuda is not None
-    result = kernel.cuda(*[arg.to(device) if isinstance(arg, Tensor) else arg for arg in args])
+    result = kernel.cuda(*[_on(device, arg) for arg in args])
     assert isinstance(result, Tensor), "there is no program for this call"
     assert result.is_contiguous()
     return result.cpu()
+
+
+def _on(device: str, arg: Any) -> Any:
+    return arg.to(device) if isinstance(arg, Tensor) else arg
 
 
 def exact(kernel: RowKernel, *args: object) -> Tensor:
@@ -138,6 +149,116 @@ def check_entmax(device: str) -> None:
                 got, expected = on(device, entmax_product, *part, alpha, 1.0), entmax_product(*part, alpha, 1.0)
                 agree(got, expected.double(), f"Jacobian at alpha {alpha}, d {d}, {dtype}")
     print(f"alpha-entmax: {worst}; its Jacobian: {worst_product}")
+
+
+def check_hard_threshold(device: str) -> None:
+    assert threshold_hard.cuda is not None
+    for x, _ in cases(3):
+        for k, nonneg in ((1, False), (3, True), (x.shape[-1] // 2 + 1, False), (x.shape[-1] + 1, True)):
+            what = f"d {x.shape[-1]}, {x.dtype}, k {k}, {nonneg}"
+            expected, kept = threshold_hard(x, k, nonneg)
+            y, chosen = (part.cpu() for part in threshold_hard.cuda(x.to(device), k, nonneg))
+            assert torch.equal(chosen, kept), what
+            torch.testing.assert_close(y, expected, rtol=0, atol=0, equal_nan=True)
+            v = torch.randn(x.shape, generator=torch.Generator().manual_seed(1)).to(x.dtype)
+            v[kept == 0] = math.nan
+            found = on(device, chosen_product, v, y, chosen)
+            torch.testing.assert_close(found, chosen_product(v, y, kept), rtol=0, atol=0, equal_nan=True)
+    print("hard threshold: equal")
+
+
+def check_capped(device: str) -> None:
+    worst, worst_product = Worst(), Worst()
+    mixed = torch.tensor([0.5, 0.1, 0.9, 1e-3, 0.999, 0.5, 0.3, 0.0, 2.0]).unsqueeze(-1)
+    for x, gamma in cases(4):
+        for rho in (0.3, 0.01, mixed):
+            what = f"d {x.shape[-1]}, {x.dtype}, gamma {gamma}, rho {rho if isinstance(rho, float) else 'mixed'}"
+            y, expected = on(device, map_capped, x, rho, gamma), exact(map_capped, x, rho, gamma)
+            worst.note(y, expected, what)
+            v = torch.randn(x.shape, generator=torch.Generator().manual_seed(1)).to(x.dtype)
+            v[y == 0] = math.nan
+            worst_product.note(
+                on(device, capped_product, v, y, x, rho, gamma), exact(capped_product, v, y, x, rho, gamma), what
+            )
+    print(f"capped softmax: {worst}; its Jacobian: {worst_product}")
+
+
+def check_budget(device: str) -> None:
+    worst, worst_product = Worst(), Worst()
+    mixed = torch.tensor([2.0, 0.0, 1.0, 3.5, 1e-3, 2.0, 1.0, -1.0, math.inf]).unsqueeze(-1)
+    assert map_budget.cuda is not None
+    for x, gamma in cases(5):
+        for k in (1.0, 2.5, math.inf, mixed):
+            what = f"d {x.shape[-1]}, {x.dtype}, gamma {gamma}, k {k if isinstance(k, float) else 'mixed'}"
+            expected, labels = map_budget(x, k, gamma)
+            y, found = (part.cpu() for part in map_budget.cuda(x.to(device), _on(device, k), gamma))
+            worst.note(y, expected.double(), what)
+            assert torch.equal(found, labels), what
+            v = torch.randn(x.shape, generator=torch.Generator().manual_seed(1)).to(x.dtype)
+            v[labels < 0] = math.nan
+            worst_product.note(
+                on(device, budget_product, v, y, labels, gamma), exact(budget_product, v, y, labels, gamma), what
+            )
+    print(f"budget: {worst}; its Jacobian: {worst_product}")
+
+
+def check_hoyer(device: str) -> None:
+    worst, worst_product = Worst(), Worst()
+    for x, _ in cases(6):
+        if x.dtype == torch.float64:
+            continue
+        for sparseness, norm, nonneg in (
+            (0.6, 1.0, False),
+            (0.9, 2.0, True),
+            (torch.linspace(0, 1, 9).unsqueeze(-1), 1.0, True),
+        ):
+            what = f"d {x.shape[-1]}, {x.dtype}, nonneg {nonneg}"
+            y = on(device, project_hoyer, x, sparseness, norm, nonneg)
+            expected = exact(project_hoyer, x, sparseness, norm, nonneg)
+            worst.note(y, expected, what)
+            v = torch.randn(x.shape, generator=torch.Generator().manual_seed(1)).to(x.dtype)
+            v[y == 0] = math.nan
+            product = exact(hoyer_product, v, y, x, nonneg)
+            steep = product.abs().amax(-1, keepdim=True) > 1e4
+            found = on(device, hoyer_product, v, y, x, nonneg)
+            worst_product.note(found.masked_fill(steep, 0.0), product.masked_fill(steep, 0.0), what)
+    print(f"Hoyer: {worst}; its Jacobian: {worst_product}")
+
+
+def check_streamed(device: str) -> None:
+    """Rows that registers do not hold are read again and again; here they hold little."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(triton_rows, "WARP_BYTES", 32)
+        patch.setattr(triton_rows, "LOAD_BYTES", 64)
+        patch.setattr(triton_rows, "MOST_WARPS", 4)
+        x, gamma = list(cases(7, (100,)))[1]
+        assert x.dtype == torch.float32
+        v = torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
+        rounded = x.clamp(-10, 10).round()  # of which many are equal
+        rounded[1] = torch.tensor([0.0, -0.0]).repeat(50)
+        for kernel, *args in (
+            (project_simplex, x, gamma, 0),
+            (project_simplex, x, gamma, 2),
+            (project_simplex, rounded, 9.0, 20),
+            (map_entmax, x, 1.7, gamma),
+            (map_capped, x, 0.1, gamma),
+        ):
+            agree(on(device, kernel, *args), exact(kernel, *args), f"{kernel}, {args[1:]}")
+        y = map_capped(x, 0.1, gamma)
+        agree(on(device, capped_product, v, y, x, 0.1, gamma), exact(capped_product, v, y, x, 0.1, gamma), "capped product")
+        for kernel, *args in ((threshold_hard, rounded, 20, False), (map_budget, x, 2.5, gamma)):
+            assert kernel.cuda is not None
+            expected, places = kernel(*args)
+            y, found = kernel.cuda(*[_on(device, arg) for arg in args])
+            assert torch.equal(found.cpu(), places)
+            agree(y.cpu(), expected.double(), f"{kernel}")
+            product, more = (chosen_product, ()) if kernel is threshold_hard else (budget_product, (gamma,))
+            agree(on(device, product, v, expected, places, *more), exact(product, v, expected, places, *more), f"{product}")
+    y = project_hoyer(x, 0.6, 1.0, False)
+    agree(on(device, project_hoyer, x, 0.6, 1.0, False), exact(project_hoyer, x, 0.6, 1.0, False), "Hoyer")
+    product = exact(hoyer_product, v, y, x, False)
+    agree(on(device, hoyer_product, v, y, x, False), product, "Hoyer product", 1e-4)
+    print("streamed rows: equal")
 
 
 def check_long_rows(device: str) -> None:
@@ -254,6 +375,11 @@ def check_compiles(device: str) -> None:
 CHECKS: dict[str, Callable[[str], None]] = {
     "projection": check_projection,
     "entmax": check_entmax,
+    "hard_threshold": check_hard_threshold,
+    "capped": check_capped,
+    "budget": check_budget,
+    "hoyer": check_hoyer,
+    "streamed": check_streamed,
     "long_rows": check_long_rows,
     "properties": check_properties,
 }
@@ -261,7 +387,7 @@ CHECKS: dict[str, Callable[[str], None]] = {
 
 @pytest.mark.gate
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name == "properties" else [pytest.mark.slow]) for name in CHECKS]
+    "name", [pytest.param(name, marks=[] if name in ("properties", "streamed") else [pytest.mark.slow]) for name in CHECKS]
 )
 def test_in_the_interpreter(name: str) -> None:
     pytest.importorskip("triton")

@@ -2,7 +2,7 @@
 
 Only :mod:`lit_sparse.kernels.gpu.triton_rows` imports this, and only where Triton is installed.
 
-The module ``attention`` describes its own programs. The others are simplex projection, alpha-entmax and their Jacobians.
+The modules ``attention`` and ``lists`` describe their own programs. The others map rows, or multiply them by a Jacobian.
 
 A program takes ``rows`` rows at a time and keeps them in registers, so that all Newton steps share one read and one write.
 
@@ -23,7 +23,11 @@ Names that the programs share:
 """
 
 from lit_sparse.kernels.gpu.triton_programs.attention import attend_blocks, differentiate_keys, differentiate_queries
+from lit_sparse.kernels.gpu.triton_programs.budget import budget_jacobian, map_budget
+from lit_sparse.kernels.gpu.triton_programs.capped import capped_jacobian, map_capped
 from lit_sparse.kernels.gpu.triton_programs.entmax import apply_jacobian, map_entmax
+from lit_sparse.kernels.gpu.triton_programs.hoyer import hoyer_jacobian, project_hoyer
+from lit_sparse.kernels.gpu.triton_programs.largest import keep_chosen, threshold_hard
 from lit_sparse.kernels.gpu.triton_programs.lists import (
     bound_scores,
     mark_scores,
@@ -38,13 +42,21 @@ __all__ = [
     "apply_jacobian",
     "attend_blocks",
     "bound_scores",
+    "budget_jacobian",
+    "capped_jacobian",
     "differentiate_keys",
     "differentiate_queries",
+    "hoyer_jacobian",
+    "keep_chosen",
+    "map_budget",
+    "map_capped",
     "map_entmax",
     "mark_scores",
     "multiply_listed",
+    "project_hoyer",
     "project_simplex",
     "scatter_listed",
     "sum_listed",
+    "threshold_hard",
     "write_lists",
 ]

@@ -15,6 +15,7 @@ from lit_sparse.kernels.gpu.triton_programs.tiles import (
     load_scores,
     marked,
     over,
+    parameter_of,
     peaks_of,
     program,
     rows_of,
@@ -34,12 +35,8 @@ def eps_of(
 ) -> tl.tensor:
     """Return alpha - 1 (rows,): of each row, or the ``single`` one; 1/2, without a look, if it is ``known``."""
     if known:
-        eps = (row * 0).to(width) + 0.5
-    else:
-        if single:
-            row = row * 0
-        eps = (tl.load(alpha + row, mask=inside, other=1.5).to(tl.float64) - 1.0).to(width)
-    return eps
+        return (row * 0).to(width) + 0.5
+    return (parameter_of(alpha, row, inside, single, 1.5, tl.float64) - 1.0).to(width)
 
 
 @compiled

@@ -9,7 +9,12 @@ Names that the programs share, in addition to the names in :mod:`lit_sparse.kern
 - ``bounds`` (N, L) float32 are compared with scores, or, without a cap and a bias, with products. For a query without keys the
   bound is inf. For one with an invalid score it is ``INVALID``, which NaN and inf alone are not at most.
 - ``marks`` (blocks of queries, rows, words) have a bit per key. Their first block has the number ``block``.
-- ``bias`` points to numbers, with places and strides as the mask has.
+- ``bias`` points to numbers, with places and strides as the mask has. ``biased`` is 0 without them, 1 for one of each pair, and
+  2 for one of each key.
+- ``width`` entries are multiplied at a time if there are more of them: then ``q`` is where the rows of the queries begin.
+- ``ranges`` points to the first key that a query may see and the one after the last, int32, with places and strides likewise;
+  both are 0 for a query without keys. Tiles that no query of a block may see are left out. No mask is needed in those that all
+  of them see, such as most tiles of packed sequences.
 - ``places`` (R, capacity) list keys in increasing order, then -1. A row refers to one of the blocks of a matrix.
 """
 
@@ -45,11 +50,14 @@ def score_tile(
     bias: tl.tensor,
     bias_row: tl.tensor,
     bias_column: tl.tensor,
+    low: tl.tensor,
+    high: tl.tensor,
     scale: tl.tensor,
     softcap: tl.tensor,
     whole: tl.constexpr,
     masked: tl.constexpr,
     biased: tl.constexpr,
+    ranged: tl.constexpr,
     capped: tl.constexpr,
     causal: tl.constexpr,
     entries: tl.constexpr,
@@ -60,33 +68,47 @@ def score_tile(
 ) -> tl.tensor:
     """Return scores (rows, columns) or products of queries and keys, -inf where a pair is not allowed.
 
-    ``whole``: all of the columns exist, and no query is before them in a causal mask.
+    ``whole``: all of the columns exist, and no query is before them in a causal mask, or has them outside its range.
     """
     column = tl.arange(0, columns)
     entry = tl.arange(0, width)
     origin = tl.full([], start, tl.int64)
     tile = key + origin * entries + (column[None, :] * entries + entry[:, None])
-    if whole and width == entries:
-        k = tl.load(tile)
-    elif whole:
-        k = tl.load(tile, mask=(entry < entries)[:, None], other=0)
+    exists = (start + column < size)[None, :]
+    if width < entries:
+        x = tl.zeros([q.shape[0], columns], tl.float32)
+        for part in range(0, entries, width):
+            some = part + entry < entries
+            k = tl.load(tile + part, mask=some[:, None] & exists, other=0)
+            rows_of_q = tl.load(q[:, None] + part + entry[None, :], mask=(row < length)[:, None] & some[None, :], other=0)
+            x = tl.dot(rows_of_q.to(operand), k.to(operand), x, input_precision=precision)
     else:
-        k = tl.load(tile, mask=(entry < entries)[:, None] & (start + column < size)[None, :], other=0)
-    x = tl.dot(q, k.to(operand), input_precision=precision)
+        if whole and width == entries:
+            k = tl.load(tile)
+        elif whole:
+            k = tl.load(tile, mask=(entry < entries)[:, None], other=0)
+        else:
+            k = tl.load(tile, mask=(entry < entries)[:, None] & exists, other=0)
+        x = tl.dot(q, k.to(operand), input_precision=precision)
     if capped or biased:
         x = x * scale
     if capped:
         near = tl.exp(-2.0 * tl.abs(x / softcap))
         x = tl.where(x < 0, -softcap, softcap) * (1.0 - near) / (1.0 + near)
-    if masked or biased or not whole:
+    if biased == 2:
+        added = bias + (origin + column).to(tl.int64) * bias_column
+        x = x + tl.load(added, mask=start + column < size, other=0).to(tl.float32)[None, :]
+    if masked or biased == 1 or not whole:
         allowed = (row < length)[:, None] & (start + column < size)[None, :]
         if causal:
             allowed = allowed & (start + column[None, :] <= row[:, None])
+        if ranged and not whole:
+            allowed = allowed & (start + column[None, :] >= low[:, None]) & (start + column[None, :] < high[:, None])
         place = origin + column
         if masked:
             seen = mask + row.to(tl.int64)[:, None] * mask_row + place[None, :] * mask_column
             allowed = allowed & (tl.load(seen, mask=allowed, other=0) != 0)
-        if biased:
+        if biased == 1:
             added = bias + row.to(tl.int64)[:, None] * bias_row + place[None, :] * bias_column
             x = x + tl.load(added, mask=allowed, other=0).to(tl.float32)
         x = tl.where(allowed, x, -HUGE)
@@ -102,11 +124,16 @@ def begin(
     mask_places: tl.tensor,
     bias: tl.tensor,
     bias_places: tl.tensor,
+    ranges: tl.tensor,
+    range_places: tl.tensor,
+    range_row: tl.tensor,
+    range_column: tl.tensor,
     length: tl.tensor,
     size: tl.tensor,
     share: tl.tensor,
     masked: tl.constexpr,
     biased: tl.constexpr,
+    ranged: tl.constexpr,
     causal: tl.constexpr,
     entries: tl.constexpr,
     rows: tl.constexpr,
@@ -116,24 +143,62 @@ def begin(
 ) -> tl.tensor:
     """Return what a program for the block of queries with a number works with.
 
-    These are its head, its rows, its queries with zeros outside, where keys, mask and bias of the head begin, and the number of
-    columns that all of the queries may see by their position, a multiple of ``columns``, and that any may see.
+    These are its head, its rows, its queries with zeros outside, where keys, mask and bias of the head begin, the ranges of the
+    rows, and four columns: the first and the last of the tiles that any query may see by its position, and of the tiles that
+    all see.
     """
     blocks = tl.cdiv(length, rows)
     head = (number // blocks).to(tl.int64)
     first = number % blocks * rows
     row = first + tl.arange(0, rows)
     entry = tl.arange(0, width)
-    inside = (row < length)[:, None] & (entry < entries)[None, :]
-    places = (head * length + row.to(tl.int64))[:, None] * entries + entry[None, :]
-    q = tl.load(query + places, mask=inside, other=0).to(operand)
+    if width < entries:
+        q = query + (head * length + row.to(tl.int64)) * entries
+    else:
+        inside = (row < length)[:, None] & (entry < entries)[None, :]
+        places = (head * length + row.to(tl.int64))[:, None] * entries + entry[None, :]
+        q = tl.load(query + places, mask=inside, other=0).to(operand)
     key += head // share * size * entries
     if masked:
         mask += tl.load(mask_places + head)
     if biased:
         bias += tl.load(bias_places + head)
-    whole = (tl.minimum(size, first + 1) if causal else size) // columns * columns
-    return head, row, q, key, mask, bias, whole, tl.minimum(size, first + rows) if causal else size
+    whole_first = 0
+    whole_last = (tl.minimum(size, first + 1) if causal else size) // columns * columns
+    tiles = 0
+    last = tl.minimum(size, first + rows) if causal else size
+    low = row
+    high = row
+    if ranged:
+        low, high = range_of(ranges + tl.load(range_places + head), row, length, range_row, range_column)
+        tiles = tl.min(tl.where(high > low, low, size), 0) // columns * columns
+        last = tl.max(high, 0)
+        whole_first = tl.cdiv(tl.max(low, 0), columns) * columns
+        whole_last = tl.maximum(whole_first, tl.min(tl.where(row < length, high, size), 0) // columns * columns)
+    return head, row, q, key, mask, bias, low, high, tiles, last, whole_first, whole_last
+
+
+@compiled
+def range_of(ranges: tl.tensor, row: tl.tensor, length: tl.tensor, range_row: tl.tensor, range_column: tl.tensor) -> tl.tensor:
+    """Return the first key that each query (rows,) may see and the one after the last, 0 for both outside."""
+    place = ranges + row.to(tl.int64) * range_row
+    low = tl.load(place, mask=row < length, other=0)
+    return low, tl.load(place + range_column, mask=row < length, other=0)
+
+
+@compiled
+def norm_of(q: tl.tensor, row: tl.tensor, length: tl.tensor, entries: tl.constexpr, width: tl.constexpr) -> tl.tensor:
+    """Return the norms (rows,) of queries, as :func:`begin` returns them."""
+    if width < entries:
+        square = tl.zeros([q.shape[0]], tl.float32)
+        entry = tl.arange(0, width)
+        for part in range(0, entries, width):
+            some = (row < length)[:, None] & (part + entry < entries)[None, :]
+            values = tl.load(q[:, None] + part + entry[None, :], mask=some, other=0).to(tl.float32)
+            square += tl.sum(values * values, 1)
+    else:
+        square = tl.sum(q.to(tl.float32) * q.to(tl.float32), 1)
+    return tl.sqrt(square)
 
 
 @compiled
@@ -191,6 +256,10 @@ def bound_scores(
     bias_places: tl.tensor,
     bias_row: tl.tensor,
     bias_column: tl.tensor,
+    ranges: tl.tensor,
+    range_places: tl.tensor,
+    range_row: tl.tensor,
+    range_column: tl.tensor,
     eps: tl.tensor,
     length: tl.tensor,
     size: tl.tensor,
@@ -202,6 +271,7 @@ def bound_scores(
     power: tl.constexpr,
     masked: tl.constexpr,
     biased: tl.constexpr,
+    ranged: tl.constexpr,
     capped: tl.constexpr,
     causal: tl.constexpr,
     entries: tl.constexpr,
@@ -216,21 +286,21 @@ def bound_scores(
     ``norms`` (B,) are at least the norms of the keys. ``rounding``, times these and the norm of a query, is as far as two ways
     to compute a product can be apart. The largest product and one that is compared with the bound may both be.
     """
-    head, row, q, key, mask, bias, whole, high = begin(
-        tl.program_id(0), query, key, mask, mask_places, bias, bias_places, length, size, share,
-        masked, biased, causal, entries, rows, columns, width, operand,
+    head, row, q, key, mask, bias, low, high, tiles, last, whole_first, whole_last = begin(
+        tl.program_id(0), query, key, mask, mask_places, bias, bias_places, ranges, range_places,
+        range_row, range_column, length, size, share, masked, biased, ranged, causal, entries, rows, columns, width, operand,
     )  # fmt: skip
     peaks = tl.full([rows, columns], -HUGE, tl.float32)
     for part in tl.static_range(2):
-        for start in range(whole if part else 0, high if part else whole, columns):
+        for step in range(tiles if part else whole_first, last - whole_last + whole_first if part else whole_last, columns):
+            start = step + tl.where(step >= whole_first, whole_last - whole_first, 0) if part else step
             x = score_tile(
-                q, key, start, row, length, size, mask, mask_row, mask_column, bias, bias_row, bias_column, scale, softcap,
-                part == 0, masked, biased, capped, causal, entries, columns, width, operand, precision,
+                q, key, start, row, length, size, mask, mask_row, mask_column, bias, bias_row, bias_column, low, high,
+                scale, softcap, part == 0, masked, biased, ranged, capped, causal, entries, columns, width, operand, precision,
             )  # fmt: skip
             peaks = tl.maximum(peaks, x, propagate_nan=tl.PropagateNan.ALL)
     peaks = tl.where(peaks == peaks, peaks, HUGE)
-    size_of_row = tl.sqrt(tl.sum(q.to(tl.float32) * q.to(tl.float32), 1))
-    margin = 2 * rounding * size_of_row * tl.load(norms + head // share)
+    margin = 2 * rounding * norm_of(q, row, length, entries, width) * tl.load(norms + head // share)
     if capped or biased:
         bound = bound_of(peaks, tl.load(eps + head), inverse_gamma, scale, margin * scale + RELATIVE * softcap, power)
     else:
@@ -252,6 +322,10 @@ def mark_scores(
     bias_places: tl.tensor,
     bias_row: tl.tensor,
     bias_column: tl.tensor,
+    ranges: tl.tensor,
+    range_places: tl.tensor,
+    range_row: tl.tensor,
+    range_column: tl.tensor,
     length: tl.tensor,
     size: tl.tensor,
     share: tl.tensor,
@@ -261,6 +335,7 @@ def mark_scores(
     words: tl.tensor,
     masked: tl.constexpr,
     biased: tl.constexpr,
+    ranged: tl.constexpr,
     capped: tl.constexpr,
     causal: tl.constexpr,
     entries: tl.constexpr,
@@ -271,19 +346,20 @@ def mark_scores(
     precision: tl.constexpr,
 ) -> None:
     """Mark the scores of a block of queries that are not at most their bounds."""
-    head, row, q, key, mask, bias, whole, high = begin(
-        tl.program_id(0) + block, query, key, mask, mask_places, bias, bias_places, length, size, share,
-        masked, biased, causal, entries, rows, columns, width, operand,
+    head, row, q, key, mask, bias, low, high, tiles, last, whole_first, whole_last = begin(
+        tl.program_id(0) + block, query, key, mask, mask_places, bias, bias_places, ranges, range_places,
+        range_row, range_column, length, size, share, masked, biased, ranged, causal, entries, rows, columns, width, operand,
     )  # fmt: skip
     bound = tl.load(bounds + head * length + row, mask=row < length, other=HUGE)
     bit = tl.full([columns], 1, tl.int32) << (tl.arange(0, columns) % 32)
     line = (tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)) * words
     marks += line[:, None] + tl.arange(0, columns // 32)[None, :]
     for part in tl.static_range(2):
-        for start in range(whole if part else 0, high if part else whole, columns):
+        for step in range(tiles if part else whole_first, last - whole_last + whole_first if part else whole_last, columns):
+            start = step + tl.where(step >= whole_first, whole_last - whole_first, 0) if part else step
             x = score_tile(
-                q, key, start, row, length, size, mask, mask_row, mask_column, bias, bias_row, bias_column, scale, softcap,
-                part == 0, masked, biased, capped, causal, entries, columns, width, operand, precision,
+                q, key, start, row, length, size, mask, mask_row, mask_column, bias, bias_row, bias_column, low, high,
+                scale, softcap, part == 0, masked, biased, ranged, capped, causal, entries, columns, width, operand, precision,
             )  # fmt: skip
             found = tl.where(x <= bound[:, None], 0, bit[None, :])
             tl.store(marks + start // 32, tl.sum(tl.reshape(found, [rows, columns // 32, 32]), 2))
@@ -306,11 +382,16 @@ def write_lists(
     counts: tl.tensor,
     marks: tl.tensor,
     bounds: tl.tensor,
+    ranges: tl.tensor,
+    range_places: tl.tensor,
+    range_row: tl.tensor,
+    range_column: tl.tensor,
     length: tl.tensor,
     size: tl.tensor,
     block: tl.tensor,
     words: tl.tensor,
     capacity: tl.tensor,
+    ranged: tl.constexpr,
     causal: tl.constexpr,
     rows: tl.constexpr,
     columns: tl.constexpr,
@@ -329,9 +410,14 @@ def write_lists(
     most = tl.where(bound == INVALID, 1, capacity)
     marks += (local.to(tl.int64) * rows + line)[:, None] * words
     high = tl.minimum(size, first + rows) if causal else size
+    unwritten = 0
     written = (high + columns - 1) // columns * columns // 32
+    if ranged:
+        lowest, highest = range_of(ranges + tl.load(range_places + head), first + line, length, range_row, range_column)
+        unwritten = tl.min(tl.where(highest > lowest, lowest, size), 0) // 32
+        written = (tl.max(highest, 0) + 31) // 32
     count = tl.zeros([part], tl.int32)
-    for start in range(0, written, step):
+    for start in range(unwritten, written, step):
         place = start + tl.arange(0, step)
         word = tl.load(marks + place[None, :], mask=inside[:, None] & (place < written)[None, :], other=0)
         number = number_of_bits(word)

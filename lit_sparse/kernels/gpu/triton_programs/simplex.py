@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
+from lit_sparse.kernels.gpu.triton_programs.largest import chosen_of, kth_largest, order_of, value_of
 from lit_sparse.kernels.gpu.triton_programs.tiles import (
     COARSE_PASSES,
     HUGE,
@@ -31,18 +32,31 @@ def excess_over(
     x: tl.tensor,
     top: tl.tensor,
     point: tl.tensor,
+    least: tl.tensor,
+    left: tl.tensor,
     d: tl.tensor,
     inside: tl.tensor,
+    some: tl.constexpr,
     long: tl.constexpr,
 ) -> tl.tensor:
-    """Return ``sum (z - point)_+`` and the number of its positive terms, each (rows,); a long row is ``x - top``."""
+    """Return ``sum (z - point)_+`` and the number of its positive terms, each (rows,); a long row is ``x - top``.
+
+    If ``some`` of a long row take part, these are what orders above ``least``, and ``left`` ties with it.
+    """
     if long:
         mass = tl.zeros_like(point).to(tl.float64)
         count = tl.zeros_like(point).to(tl.int32)
         for start in range(0, d, z.shape[1] * z.shape[2]):
-            excess = load_scores(x, start, d, inside, z) - over(top) - over(point)
+            value = load_scores(x, start, d, inside, z)
+            excess = value - over(top) - over(point)
+            if some:
+                excess = tl.where(order_of(value, "value") > over(least), excess, 0.0)
             mass += total(tl.maximum(excess, 0.0)).to(tl.float64)
             count += total((excess > 0).to(tl.int32))
+        if some:
+            excess = value_of(least) - top - point
+            mass += tl.where((left > 0) & (excess > 0), excess * left, 0.0).to(tl.float64)
+            count += tl.where(excess > 0, left, 0)
     else:
         excess = z - over(point)
         mass = total(tl.maximum(excess, 0.0))
@@ -59,8 +73,11 @@ def solve_projection(
     count: tl.tensor,
     live: tl.tensor,
     gamma: tl.tensor,
+    least: tl.tensor,
+    left: tl.tensor,
     d: tl.tensor,
     inside: tl.tensor,
+    some: tl.constexpr,
     halve: tl.constexpr,
     passes: tl.constexpr,
     long: tl.constexpr,
@@ -68,7 +85,8 @@ def solve_projection(
     """Find the root tau of ``sum (z - tau)_+ = gamma``, where ``live``; a long row is ``x - top``.
 
     ``tau`` is not above the root. It is the threshold of ``count`` entries; if as many are above it, they are the support.
-    ``halve`` starts at half of tau, which is closer to the root for most rows and never much worse.
+    ``some`` is as in :func:`excess_over`. ``halve`` starts at half of tau, which is closer to the root for most rows and never
+    much worse.
 
     Returns:
         tau, its count, and the rounding error of tau, which lets a long float32 row still sum to one.
@@ -81,7 +99,7 @@ def solve_projection(
         if halve:
             between = between | (i == 0)
         point = tl.where(between, 0.5 * (tau + upper), tau)
-        mass, above = excess_over(z, x, top, point, d, inside, long)
+        mass, above = excess_over(z, x, top, point, least, left, d, inside, some, long)
         step = ((mass - gamma) / tl.maximum(above, 1)).to(tau.dtype)
         ahead = point + step  # never beyond the root, from either side: the sum is convex in tau
         upper = tl.where(step < 0, tl.minimum(upper, point), upper)
@@ -94,37 +112,6 @@ def solve_projection(
         live = live & ~settled
         i += 1
     return tau, count, rest
-
-
-@compiled
-def largest(x: tl.tensor, z: tl.tensor, k: tl.tensor, d: tl.tensor, inside: tl.tensor) -> tl.tensor:
-    """Return ``z`` with -inf outside the k largest entries of each row, ties going to the lowest index.
-
-    The k-th largest is found bit by bit on integers that order as the floats do.
-    """
-    value = load_scores(x, 0, d, inside, z)  # not z, in which subtraction may have made ties
-    if value.dtype == tl.float64:
-        bits = value.to(tl.int64, bitcast=True)
-        sign = 63
-    else:
-        bits = value.to(tl.int32, bitcast=True)
-        sign = 31
-    one = tl.zeros_like(bits) + 1
-    key = bits ^ ((bits >> sign) & ~(one << sign))
-    bit = tl.max(tl.max(one, 1), 1)
-    least = bit << sign
-    i = 0
-    while i <= sign:
-        ahead = least ^ (bit << (sign - i))
-        least = tl.where(total((key >= over(ahead)).to(tl.int32)) >= k, ahead, least)
-        i += 1
-    greater = key > over(least)
-    tied = (key == over(least)).to(tl.int32)
-    before = tl.sum(tied, 2)
-    before = tl.cumsum(before, 1) - before
-    place = tl.cumsum(tied, 2) + before[:, :, None]
-    left = k - total(greater.to(tl.int32))
-    return tl.where(greater | ((tied > 0) & (place <= over(left))), z, -HUGE)
 
 
 @compiled
@@ -154,7 +141,7 @@ def project_simplex(
 ) -> None:
     """Project rows of ``x / gamma`` onto the simplex, ``gamma = high + low``.
 
-    If ``some``, only their k largest entries take part, and no row may be long.
+    If ``some``, only their k largest entries take part, ties going to the lowest index.
     """
     d = units * unit
     row, inside = rows_of(n, rows)
@@ -170,23 +157,42 @@ def project_simplex(
     z = z - over(top)
     tau = -gamma
     count = tl.full([rows], 1, tl.int32)
-    if long or depth > 1:
+    least = order_of(top, "value") * 0
+    left = count * 0
+    coarse: tl.constexpr = long or depth > 1  # whether the maxima of groups come first
+    if coarse:
         peaks = peaks - over(top)
-        tau, count, rest = solve_projection(peaks, x, top, tau, count, live, gamma, d, inside, True, COARSE_PASSES, False)
-        tau, count, rest = solve_projection(z, x, top, tau, count, live, gamma, d, inside, False, PASSES, long)
-    else:
-        tau, count, rest = solve_projection(z, x, top, tau, count, live, gamma, d, inside, True, PASSES, long)
+        tau, count, rest = solve_projection(
+            peaks, x, top, tau, count, live, gamma, least, left, d, inside, False, True, COARSE_PASSES, False
+        )
+    tau, count, rest = solve_projection(
+        z, x, top, tau, count, live, gamma, least, left, d, inside, False, not coarse, PASSES, long
+    )
+    crowded = top != top
     if some:
-        crowded = live & (total((z > over(tau)).to(tl.int32)) > k)
+        _mass, above = excess_over(z, x, top, tau, least, left, d, inside, False, long)
+        crowded = live & (above > k)
         if any_of(crowded):
-            z = tl.where(over(crowded), largest(x, z, k, d, inside), z)
+            value = load_scores(x, 0, d, inside, z)  # not z, in which subtraction may have made ties
+            key = order_of(value, "value")
+            least, left = kth_largest(key, x, z, k, crowded, d, inside, "value", long)
+            if not long:
+                z = tl.where(over(crowded) & ~chosen_of(key, least, left), -HUGE, z)
             tau = tl.where(crowded, -gamma, tau)
             count = tl.where(crowded, 1, count)
-            tau, count, left = solve_projection(z, x, top, tau, count, crowded, gamma, d, inside, True, PASSES, False)
-            rest = tl.where(crowded, left, rest)
+            tau, count, more = solve_projection(
+                z, x, top, tau, count, crowded, gamma, least, left, d, inside, True, True, PASSES, long
+            )
+            rest = tl.where(crowded, more, rest)
     if long:
         for start in range(0, d, depth * groups):
-            tile = load_scores(x, start, d, inside, z) - over(top)
-            store(y, projection(tile, tau, rest, gamma, invalid), start, d, inside)
+            value = load_scores(x, start, d, inside, z)
+            tile = value - over(top)
+            result = projection(tile, tau, rest, gamma, invalid)
+            if some:
+                key = order_of(value, "value")
+                result = tl.where(over(crowded) & ~chosen_of(key, least, left), 0.0, result)
+                left -= total((key == over(least)).to(tl.int32))
+            store(y, result, start, d, inside)
     else:
         store(y, projection(z, tau, rest, gamma, invalid), 0, d, inside)

@@ -81,6 +81,16 @@ def store(y: tl.tensor, tile: tl.tensor, start: tl.tensor, d: tl.tensor, inside:
 
 
 @compiled
+def parameter_of(
+    values: tl.tensor, row: tl.tensor, inside: tl.tensor, single: tl.constexpr, other: tl.constexpr, width: tl.constexpr
+) -> tl.tensor:
+    """Return a parameter (rows,) of each row, or the ``single`` one; ``other`` for rows that do not exist."""
+    if single:
+        row = row * 0
+    return tl.load(values + row, mask=inside, other=other).to(width)
+
+
+@compiled
 def nan_to_inf(tile: tl.tensor) -> tl.tensor:
     """Count NaN and +inf as one invalid case."""
     return tl.where(tile == tile, tile, HUGE)

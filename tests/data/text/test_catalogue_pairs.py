@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gettext
+import gzip
 import io
 import struct
 import sys
@@ -13,9 +14,13 @@ from typing import Any
 
 import pytest
 
-from lit_sparse.data import CatalogueDataModule
-from lit_sparse.data.readers.gettext import clean_pair, read_catalogues
+from lit_sparse.data import TranslationDataModule
+from lit_sparse.data.readers import sizes
 from lit_sparse.errors import ConfigurationError, DataError, MissingExtraError
+from tests.scripts.test_scripts import load
+
+script = load("catalogue_pairs")
+clean_pair, read_catalogues = script.clean_pair, script.read_catalogues
 
 HEADER = "Language: fr\nContent-Type: text/plain; charset={}\nPlural-Forms: nplurals=2; plural=n > 1;\n"
 MESSAGES = {
@@ -318,8 +323,8 @@ def test_the_catalogues_of_a_language_pack() -> None:
 
 
 def splits(folder: Path, **options: Any) -> dict[str, list[str]]:
-    data = CatalogueDataModule(folders=[str(folder)], **options)
-    return {split: data.read(split)["source"] for split in ("train", "val", "test")}  # type: ignore[arg-type]
+    pairs = read_catalogues(folders=[str(folder)], language="fr")
+    return {split: [message for message, _ in kept] for split, kept in script.divided(pairs, **options).items()}
 
 
 @pytest.fixture
@@ -361,3 +366,52 @@ def test_sizes_of_splits_may_be_numbers_of_messages(many: Path, val: float, test
 def test_sizes_of_splits_that_leave_nothing(many: Path, sizes: dict[str, float], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         splits(many, **sizes)
+
+
+def test_the_pairs_are_written_as_parallel_text(many: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script.main([str(tmp_path / "pairs"), "--folders", str(many), "--val-size", "7", "--test-size", "11"])
+    data = TranslationDataModule(str(tmp_path / "pairs"), source="en", target="fr")
+    data.setup("fit")
+    assert data.size("val") >= 7
+    assert dict(zip(*data.read("train").values(), strict=True))["Open the file 5"] == "Ouvrir le fichier 5"
+    assert "train" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="to list the sources of catalogues"):
+        script.main([str(tmp_path / "pairs")])
+
+
+def overlapping(entries: int, size: int) -> bytes:
+    """Return a compiled catalogue each of whose texts is the whole file."""
+    end = 28 + 16 * entries
+    text = size.to_bytes(4, "little") + end.to_bytes(4, "little")
+    return struct.pack("<7I", 0x950412DE, 0, entries, 28, 28 + 8 * entries, 0, 0) + 2 * entries * text + b"x" * size
+
+
+def empty_texts(entries: int) -> bytes:
+    """Return a compiled catalogue of empty texts."""
+    return struct.pack("<7I", 0x950412DE, 0, entries, 28, 28 + 8 * entries, 0, 0) + bytes(16 * entries)
+
+
+def test_a_catalogue_of_many_empty_texts_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sizes, "ROWS", 2**16)
+    (tmp_path / "fr.mo").write_bytes(gzip.compress(empty_texts(2**20)))
+    with pytest.raises(DataError, match="lines, rows or values"):
+        read_catalogues(folders=[str(tmp_path)], language="fr")
+    (tmp_path / "fr.mo").write_bytes(empty_texts(2**17))  # as many as it has bytes for
+    assert read_catalogues(folders=[str(tmp_path)], language="fr") == []
+
+
+def test_texts_of_a_catalogue_that_overlap_are_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "fr" / "LC_MESSAGES"
+    folder.mkdir(parents=True)
+    (folder / "a.mo").write_bytes(overlapping(200, 20_000))
+    with pytest.raises(DataError, match=r"is not a whole catalogue \(its texts overlap\)"):
+        read_catalogues(folders=[str(tmp_path)], language="fr")
+
+
+MANY = 100_000
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("text", ["%" + "0" * MANY, "a" * MANY, "a&b" + " " * MANY, "a_" * MANY + "!", "aA_" * MANY + "!"])
+def test_long_messages_take_little_time(text: str) -> None:
+    assert len(clean_pair(f"{text} a", "b") or "no") == 2

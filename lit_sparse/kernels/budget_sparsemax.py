@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lit_sparse.kernels.cpu.compile import compile_rows, empty
 from lit_sparse.kernels.cpu.rows import highest_like, next_in_bracket, row_views, top_of, write_invalid
+from lit_sparse.kernels.gpu import triton_rows
 from lit_sparse.kernels.loops import repeat
 from lit_sparse.kernels.row_kernel import RowKernel
 
@@ -139,6 +140,7 @@ map_budget = RowKernel(
     "(Tensor x, Tensor k, float gamma) -> (Tensor, Tensor)",
     map_block,
     _map_reference,
+    triton_rows.map_budget,
     seconds=6e-9,
     parameters=1,
     auxiliary=(torch.int32,),
@@ -181,6 +183,7 @@ budget_product = RowKernel(
     "(Tensor v, Tensor y, Tensor labels, float gamma) -> Tensor",
     product_block,
     _product_reference,
+    triton_rows.budget_product,
     seconds=1e-9,
 )
 """Row kernel ``(v, y, labels (..., d), gamma) -> (..., d)``: the Jacobian of :data:`map_budget` at its result, times v."""

@@ -1,20 +1,31 @@
-"""Reads translations from the gettext catalogues of installed programs."""
+"""Write the messages of installed programs and their translations as parallel text, for TranslationDataModule.
+
+pip install jupyterlab-language-pack-fr-FR
+python scripts/catalogue_pairs.py catalogues --language fr --distributions jupyterlab-language-pack-fr-FR
+
+The folder then holds ``train.en``, ``train.fr`` and so on. The split of a message is a function of the message and the seed, so
+that all its translations are in the same split. Catalogues are ``.mo`` and ``.po`` files; the latter need the extra ``text``.
+"""
 
 from __future__ import annotations
 
+import argparse
 import codecs
+import hashlib
 import re
 import struct
+import sys
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module, metadata
 from pathlib import Path, PurePath
 
+from lit_sparse.checks import MOST_EXAMPLES, check_number
+from lit_sparse.data.base import held_out
 from lit_sparse.data.readers.sizes import check_rows
-from lit_sparse.data.readers.text_files import in_folder, open_bytes
-from lit_sparse.errors import ConfigurationError, DataError, MissingExtraError, did_you_mean
-
-__all__ = ["clean_pair", "read_catalogues"]
+from lit_sparse.data.readers.text_files import in_folder, open_bounded
+from lit_sparse.errors import ConfigurationError, DataError, LitSparseError, MissingExtraError, did_you_mean
 
 #: First bytes of a compiled catalogue, and the byte order of its integers.
 MAGIC = {b"\xde\x12\x04\x95": "<", b"\x95\x04\x12\xde": ">"}
@@ -25,8 +36,8 @@ MOST_LINES = 10_000
 LANGUAGE = re.compile(r"[A-Za-z]{2,3}([_-][A-Za-z0-9]{2,4})*(@[A-Za-z]+)?")
 #: Format placeholders, and HTML tags (compared by name).
 PLACEHOLDER = re.compile(
-    r"""%% | %\(\w+\)[-#0+]*\d*(?:\.\d+)?[a-zA-Z]       # Python's names
-    | %(?:\d+\$)?[-#0+]*\d*(?:\.\d+)?(?:l|ll|z)?[diouxXeEfFgGcrsan](?![a-zA-Z]) | %\d+   # C, Qt
+    r"""%% | %\(\w+\)[-#0+]*(?:[1-9]\d*)?(?:\.\d+)?[a-zA-Z]       # Python's names
+    | %(?:\d+\$)?[-#0+]*(?:[1-9]\d*)?(?:\.\d+)?(?:l|ll|z)?[diouxXeEfFgGcrsan](?![a-zA-Z]) | %\d+   # C, Qt
     | \$?\{[^{}\s]*\} | \{\{[^{}]*\}\}                  # str.format, templates
     | (?P<tag></?[a-zA-Z][\w-]*)(?:\s[^<>]*)?/?>        # HTML""",
     re.VERBOSE,
@@ -36,8 +47,7 @@ ENTITY = re.compile(r"&#?\w+;")
 AMPERSAND = re.compile(r"\s*\(&\w\)|(?<!\w)&(?=[^\W\d_])|(?<=[^\W\d_])&(?=[^\W\d_A-Z])")
 UNDERSCORE = re.compile(r"\s*\(_\w\)|(?<!\w)_(?=[^\W\d_])")
 #: An identifier in place of an English message, and an identifier that cannot contain the mark of an access key.
-IDENTIFIER = re.compile(r"\w*[^\W_]_\w+")
-CAPITALS = re.compile(r"\w*[a-z]_[A-Z]\w*")
+IDENTIFIER, CAPITALS, WORD = re.compile(r"[^\W_]_\w"), re.compile(r"[a-z]_[A-Z]"), re.compile(r"\w+")
 
 Pair = tuple[str, str]
 
@@ -92,11 +102,14 @@ def clean_pair(message: str, translation: str) -> tuple[str, str] | None:
         True
     """
     message = message.rpartition("\x04")[2]
-    if CAPITALS.fullmatch(message):
+    if WORD.fullmatch(message) and CAPITALS.search(message):
         return None
+    message, translation = " ".join(message.split()), " ".join(translation.split())  # long runs of blanks take long below
     message, translation = _without_underscores(_without_ampersand(message), _without_ampersand(translation))
     message, translation = " ".join(message.split()), " ".join(translation.split())
-    if message == translation or IDENTIFIER.fullmatch(message) or not (_has_letters(message) and _has_letters(translation)):
+    if message == translation or not (_has_letters(message) and _has_letters(translation)):
+        return None
+    if WORD.fullmatch(message) and IDENTIFIER.search(message):
         return None
     return (message, translation) if _placeholders(message) == _placeholders(translation) else None
 
@@ -111,7 +124,7 @@ def _without_underscores(*sides: str) -> Iterator[str]:
     if any("=" in side or "_" in "".join(_placeholders(side)) for side in sides):
         yield from sides
         return
-    words = [re.findall(r"\w*_\w*", side) for side in sides]
+    words = [[word for word in WORD.findall(side) if "_" in word] for side in sides]
     everywhere = all(len(marks) == 1 and marks[0].count("_") == 1 for marks in words) and words[0] != words[1]
     for side in sides:
         marked = UNDERSCORE.sub("", side) if side.count("_") == 1 else side
@@ -188,7 +201,7 @@ def _pairs(file: Path) -> Iterator[Pair]:
 
 def _from_mo(file: Path) -> Iterator[tuple[list[str], list[str]]]:
     """Yield the singular and plural forms of the messages of a compiled catalogue, and of their translations."""
-    with open_bytes(file) as opened:
+    with open_bounded(file) as opened:
         data = opened.read()
     order = MAGIC.get(data[:4])
     if order is None:
@@ -219,7 +232,7 @@ def _from_mo(file: Path) -> Iterator[tuple[list[str], list[str]]]:
 
 
 def _lines(file: Path) -> Iterator[bytes]:
-    with open_bytes(file) as opened:
+    with open_bounded(file) as opened:
         yield from map(bytes.strip, opened)
 
 
@@ -245,3 +258,68 @@ def _from_po(file: Path) -> Iterator[tuple[list[str], list[str]]]:
             yield [entry.msgid, entry.msgid_plural], [entry.msgstr_plural[form] for form in sorted(entry.msgstr_plural)]
         else:
             yield [entry.msgid], [entry.msgstr]
+
+
+def divided(pairs: Sequence[Pair], *, val_size: float = 0.05, test_size: float = 0.1, seed: int = 0) -> dict[str, list[Pair]]:
+    """Return the pairs of each split.
+
+    Args:
+        pairs: English messages and their translations.
+        val_size: messages held out for validation: a fraction if below 1, else a number.
+        test_size: messages held out for the test: a fraction if below 1, else a number.
+        seed: seed of the splits.
+
+    Raises:
+        ConfigurationError: if no messages remain for training.
+    """
+    sizes = {"val_size": val_size, "test_size": test_size}
+    for name, size in sizes.items():
+        check_number(name, size, 0.0, MOST_EXAMPLES, open_low=True)
+    if val_size < 1.0 and test_size < 1.0 and val_size + test_size >= 1.0:
+        raise ConfigurationError(
+            f"Expected a sum of `val_size` and `test_size` below 1 but got {val_size} and {test_size}. Decrease them."
+        )
+    places = [_place_of(message, seed) for message, _ in pairs]
+    ordered = sorted({*places})
+    end, ends = 0.0, []
+    for name, size in sizes.items():
+        first = bisect_left(ordered, end)
+        end = end + size if size < 1.0 else ordered[first + held_out(name, size, len(ordered), len(ordered) - first)]
+        ends.append(end)
+    splits: dict[str, list[Pair]] = {"train": [], "val": [], "test": []}
+    for place, pair in zip(places, pairs, strict=True):
+        splits["val" if place < ends[0] else "test" if place < ends[1] else "train"].append(pair)
+    return splits
+
+
+def _place_of(message: str, seed: int) -> float:
+    """Return a number in [0, 1), a function of the message and the seed; those held out have the smallest numbers."""
+    digest = hashlib.blake2b(f"{seed} {message}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") / 2**64
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", type=Path, help="folder that is written")
+    parser.add_argument("--language", default="fr", help="code of the other language, such as fr or pt_BR")
+    parser.add_argument("--distributions", nargs="*", default=[], help="installed distributions with catalogues")
+    parser.add_argument("--folders", nargs="*", default=[], help="folders with catalogues")
+    parser.add_argument("--val-size", type=float, default=0.05, help="a fraction of the messages if below 1, else a number")
+    parser.add_argument("--test-size", type=float, default=0.1, help="a fraction of the messages if below 1, else a number")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the splits")
+    options = parser.parse_args(arguments)
+    try:
+        pairs = read_catalogues(distributions=options.distributions, folders=options.folders, language=options.language)
+        splits = divided(pairs, val_size=options.val_size, test_size=options.test_size, seed=options.seed)
+    except LitSparseError as error:
+        sys.exit(str(error))
+    options.folder.mkdir(parents=True, exist_ok=True)
+    for split, kept in splits.items():
+        for side, language in enumerate(("en", options.language)):
+            lines = "".join(f"{pair[side]}\n" for pair in kept)
+            (options.folder / f"{split}.{language}").write_text(lines, encoding="utf-8", newline="\n")
+    print(f"{options.folder}: {', '.join(f'{split} {len(kept)}' for split, kept in splits.items())} pairs")
+
+
+if __name__ == "__main__":
+    main()

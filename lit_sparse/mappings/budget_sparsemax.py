@@ -10,8 +10,8 @@ from torch import Tensor
 from typing_extensions import Self
 
 from lit_sparse.checks import check_number, check_positive
+from lit_sparse.kernels.budget_sparsemax import budget_product, map_budget
 from lit_sparse.mappings.base import SparseMapping
-from lit_sparse.mappings.budget_sparsemax.kernel import budget_product, map_budget
 from lit_sparse.mappings.row_function import RowFunction
 
 __all__ = ["BudgetSparsemax", "budget_sparsemax"]

@@ -1,0 +1,64 @@
+"""The command ``lit-sparse export``: write a trained model for programs without Lightning."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from lit_sparse.errors import ConfigurationError, full_name
+
+__all__ = ["main", "parser"]
+
+ENDINGS = (".onnx", ".pt2")
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command."""
+    found = argparse.ArgumentParser(
+        prog="lit-sparse export",
+        description="Write a trained model as an ONNX model or as a program of torch.export.",
+        allow_abbrev=False,
+    )
+    found.add_argument("path", help="run folder, or path or URL of a checkpoint")
+    found.add_argument("-o", "--output", required=True, help="file to write, with the ending .onnx or .pt2")
+    found.add_argument("--which", default="best", choices=("best", "last"), help="checkpoint of a run folder; best by default")
+    found.add_argument("--trust", action="append", default=[], help="class that the checkpoint may name; may be repeated")
+    return found
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Export the predictor of a model; dimensions that may change do so in the exported model, too.
+
+    Raises:
+        ConfigurationError: for another ending, or a model that has no predictor.
+    """
+    given = parser().parse_args(list(arguments))
+    output = Path(given.output)
+    if output.suffix not in ENDINGS or not output.parent.is_dir():
+        raise ConfigurationError(
+            f"Expected a file in a folder that exists, with the ending {' or '.join(ENDINGS)}, but got {given.output!r}."
+        )
+
+    import torch
+    from torch.export import Dim
+    from torch.utils._pytree import tree_map
+
+    from lit_sparse.export import decompose, export_onnx
+    from lit_sparse.models import LitSparseModule
+    from lit_sparse.runs.loading import load
+
+    model = load(given.path, given.which, trust=given.trust)
+    if not isinstance(model, LitSparseModule):
+        raise ConfigurationError(f"Expected a model of lit_sparse, which has a predictor, but got {full_name(model)}.")
+    for suffix, (module, args) in model.exported().items():
+        path = output.with_stem(f"{output.stem}{suffix}")
+        dynamic = tree_map(lambda tensor: dict.fromkeys(range(tensor.dim()), Dim.AUTO), args)
+        if output.suffix == ".onnx":
+            export_onnx(module, args, path, dynamic_shapes=dynamic)
+        else:
+            with torch.no_grad():
+                program = torch.export.export(module, args, dynamic_shapes=dynamic)
+            torch.export.save(decompose(program), path)
+        print(path, flush=True)
+    return 0

@@ -1,0 +1,174 @@
+"""Reads Parquet and Arrow files in batches, after a check of what they unpack to."""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import IO, Any
+
+from lit_sparse.data.readers.parquet_pages import pages_of
+from lit_sparse.data.readers.places import Place, open_file
+from lit_sparse.data.readers.sizes import check_rows, check_unpacked
+from lit_sparse.errors import DataError
+
+__all__ = ["arrow_batches", "brief", "needed", "parquet_batches"]
+
+#: Bytes that each level of nesting takes for a value of a Parquet file, and largest number of leaves of the nested columns.
+NESTED, MOST_LEAVES = 64, 1000
+#: Largest number of columns that are read for a message.
+LISTED = 100
+#: First bytes of an Arrow file that is no stream, types of messages that hold values, and types of text and bytes.
+MAGIC, DICTIONARY, BATCH_OF_ROWS, TEXTS = b"ARROW1", 2, 3, ("string", "large_string", "binary", "large_binary")
+#: Number of rows of a batch.
+BATCH = 4096
+
+
+def parquet_batches(path: Place, columns: Mapping[str, str]) -> Iterator[Any]:
+    """Yield the needed columns of a Parquet file in batches.
+
+    Raises:
+        DataError: if it cannot be read, or is implausibly large when decompressed.
+    """
+    parquet = import_module("pyarrow.parquet")  # it comes with datasets
+    try:
+        with open_file(path) as file, parquet.ParquetFile(file) as table:
+            kept = needed(columns, table.schema_arrow.names)
+            check_rows(path, table.metadata.num_rows)
+            check_unpacked(path, _unpacked(path, file, table, kept), what="its table", remedy="write it without dictionaries")
+            for batch in table.iter_batches(BATCH, columns=kept):
+                yield _checked(batch)
+    except DataError:
+        raise
+    except Exception as error:  # a broken file, or its values, such as dates, raise anything
+        raise DataError(f"{str(path)!r} cannot be read as a Parquet file: {brief(error)}. Fetch it again.") from error
+
+
+def _unpacked(path: Place, file: IO[bytes], table: Any, kept: Sequence[str]) -> int:
+    """Return the largest number of bytes that columns may take: a text is stored once for all entries that have it."""
+    parquet, size = import_module("pyarrow.parquet"), 8 * int(table.metadata.num_rows) * len(kept)
+    kinds = [table.schema.column(number) for number in range(table.metadata.num_columns)]
+    leaves = [(place, kind) for place, kind in enumerate(kinds) if any(f"{kind.path}.".startswith(f"{it}.") for it in kept)]
+    if len(leaves) > MOST_LEAVES:
+        raise DataError(f"Expected at most {MOST_LEAVES:,} values in a row of {str(path)!r} but got more. Leave columns out.")
+    texts = [kind.path for _, kind in leaves if kind.physical_type == "BYTE_ARRAY"]
+    reader = parquet.ParquetFile(file, read_dictionary=texts)
+    for place in range(table.metadata.num_row_groups):
+        group = table.metadata.row_group(place)
+        for leaf, kind in ((group.column(number), kind) for number, kind in leaves):
+            name = leaf.path_in_schema
+            starts = [start for start in (leaf.dictionary_page_offset, leaf.data_page_offset) if start]
+            pages = pages_of(file, min(starts), leaf.total_compressed_size)
+            if pages.repeats:
+                raise DataError(f"Expected no DELTA_BYTE_ARRAY in column {name!r} of {str(path)!r}. Write it without.")
+            each = 8 + NESTED * name.count(".")
+            size += max(each, kind.length or 0) * pages.values + pages.size
+            check_unpacked(path, size, what="its table", remedy="write it without dictionaries")  # before a page is read
+            if leaf.physical_type == "BYTE_ARRAY" and pages.dictionary:
+                rows = reader.iter_batches(1, [place], [name])
+                size += pages.values * next(filter(None, map(_longest, rows)), 0)
+    return size
+
+
+def _longest(batch: Any) -> int:
+    """Return the number of bytes of the longest text in the dictionary of a column, once an entry has been read."""
+    types, array = import_module("pyarrow.types"), batch.column(0)
+    while not types.is_dictionary(array.type):
+        array = array.items if types.is_map(array.type) else array.flatten()
+        array = array[0] if isinstance(array, list) else array
+    longest: int = max((len(text.as_buffer()) for text in array.dictionary), default=0)
+    return longest
+
+
+def arrow_batches(path: Place, _: Mapping[str, str]) -> Iterator[Any]:
+    """Yield the batches of an Arrow file, such as ``datasets`` keeps, mapped from the disk if it is local.
+
+    Raises:
+        DataError: if it cannot be read, is compressed, or has values that share their bytes.
+    """
+    arrow = import_module("pyarrow")
+    try:
+        with open_file(path) as file:
+            content = arrow.py_buffer(
+                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if isinstance(path, Path) else file.read()
+            )
+        stream = content.slice(8) if content[:6].to_pybytes() == MAGIC else content
+        for message in arrow.ipc.MessageReader.open_stream(stream):
+            if _is_compressed(message.metadata.to_pybytes()):
+                raise ValueError("its values are compressed; write it without compression")
+        rows = 0
+        for batch in arrow.ipc.open_stream(stream):
+            for field in batch.schema:
+                _check_type(field.type)
+            rows += len(batch)
+            check_rows(path, rows)
+            yield _checked(batch)
+    except DataError:
+        raise
+    except Exception as error:  # as above
+        raise DataError(f"{str(path)!r} cannot be read as an Arrow file: {brief(error)}. Write it again.") from error
+
+
+def _is_compressed(metadata: bytes) -> bool:
+    """Return whether a message of Arrow has compressed values, by the vtables of its flatbuffer."""
+
+    def field(table: int, number: int) -> int:
+        """Return the place of a field of a table; 0 if it is left out."""
+        vtable = table - struct.unpack_from("<i", metadata, table)[0]
+        slot = 4 + 2 * number
+        offset = (
+            struct.unpack_from("<H", metadata, vtable + slot)[0] if slot < struct.unpack_from("<H", metadata, vtable)[0] else 0
+        )
+        return table + offset if offset else 0
+
+    def inner(place: int) -> int:
+        return place + int(struct.unpack_from("<I", metadata, place)[0])
+
+    message = inner(0)
+    kind = metadata[place] if (place := field(message, 1)) else 0
+    if kind not in (DICTIONARY, BATCH_OF_ROWS):
+        return False
+    header = inner(field(message, 2))
+    return field(inner(field(header, 1)) if kind == DICTIONARY else header, 3) > 0
+
+
+def _check_type(kind: Any) -> None:
+    """Check that each value has its own bytes.
+
+    Raises:
+        ValueError: if some may share theirs, or have none.
+    """
+    types = import_module("pyarrow.types")
+    inside = [kind.field(number).type for number in range(kind.num_fields)]
+    plain = types.is_primitive(kind) or types.is_boolean(kind) or types.is_decimal(kind) or str(kind) in TEXTS
+    nested = types.is_struct(kind) or types.is_map(kind) or types.is_list(kind) or types.is_large_list(kind)
+    if not plain and not (nested and inside):
+        raise ValueError(f"values of type {kind} are not read; convert them to text, numbers, lists or structures")
+    for one in inside:
+        _check_type(one)
+
+
+def _checked(batch: Any) -> Any:
+    """Return a batch after a check of its values; dates that Python cannot hold would raise later."""
+    types = import_module("pyarrow.types")
+    batch.validate(full=True)
+    for column in batch.columns:
+        if types.is_nested(column.type) or types.is_temporal(column.type):
+            column.to_pylist()
+    return batch
+
+
+def needed(columns: Mapping[str, str], names: Sequence[str]) -> list[str]:
+    """Return the columns to read: some others, too, if one is nested or missing, whose error lists them."""
+    wanted = {*columns.values()}
+    if not wanted <= {*names}:
+        wanted |= {column.partition(".")[0] for column in wanted} | {*names[:LISTED]}
+    return [name for name in names if name in wanted]
+
+
+def brief(error: Exception) -> str:
+    """Return the first line of an error's message, shortened."""
+    first = str(error).strip().partition("\n")[0].rstrip(".")
+    return first if len(first) <= 200 else f"{first[:200]} ..."

@@ -1,0 +1,125 @@
+"""Files and folders by their names: local paths, and URLs of fsspec."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
+from typing import IO, Any, TypeAlias
+
+from lit_sparse.errors import DataError
+from lit_sparse.ground.stored import open_plain
+
+__all__ = ["Place", "Remote", "is_url", "open_file", "place_of"]
+
+#: File systems that are inside of other files, which would choose what is opened or unpacked.
+INSIDE = {"blockcache", "cached", "filecache", "generic", "libarchive", "reference", "simplecache", "tar", "zip"}
+
+
+class Remote:
+    """A file or folder of a file system of fsspec, with the members of ``pathlib.Path`` that readers use.
+
+    Args:
+        files: the file system.
+        path: path in it.
+    """
+
+    def __init__(self, files: Any, path: str) -> None:
+        self._files, self._path = files, path.rstrip("/")
+        self.name = PurePosixPath(self._path).name
+        self.suffix = PurePosixPath(self._path).suffix
+
+    def __str__(self) -> str:
+        return str(self._files.unstrip_protocol(self._path))
+
+    def __truediv__(self, name: object) -> Remote:
+        return Remote(self._files, f"{self._path}/{name}")
+
+    @property
+    def parent(self) -> Remote:
+        """The folder."""
+        return Remote(self._files, self._path.rpartition("/")[0])
+
+    def with_name(self, name: str) -> Remote:
+        """Return the file of another name in the same folder."""
+        return self.parent / name
+
+    def is_file(self) -> bool:
+        """Return whether there is a file."""
+        with _reached(self):
+            return bool(self._files.isfile(self._path))
+
+    def is_dir(self) -> bool:
+        """Return whether there is a folder."""
+        with _reached(self):
+            return bool(self._files.isdir(self._path))
+
+    def iterdir(self) -> Iterator[Remote]:
+        """Yield what is in the folder."""
+        with _reached(self):
+            found = self._files.ls(self._path, detail=False)
+        return (Remote(self._files, str(path)) for path in found)
+
+    def stat(self) -> Any:
+        """Return the size in bytes, 0 if the server does not tell."""
+        with _reached(self):
+            return SimpleNamespace(st_size=self._files.size(self._path) or 0)
+
+    def open(self) -> IO[bytes]:
+        """Open the file to read its bytes."""
+        with _reached(self):
+            return self._files.open(self._path, "rb")  # type: ignore[no-any-return]
+
+
+Place: TypeAlias = Path | Remote
+
+
+def is_url(name: str) -> bool:
+    """Return whether a name is a URL and not a local path."""
+    return "://" in name
+
+
+def place_of(name: str | Place) -> Place:
+    """Return the file or folder of a name.
+
+    Args:
+        name: a local path, in which ``~`` is the home folder, or a URL of fsspec, such as ``s3://bucket/train.csv``.
+
+    Raises:
+        DataError: for a URL of an unknown protocol, or one inside of another file.
+    """
+    if not isinstance(name, str):
+        return name
+    if not is_url(name):
+        return Path(name).expanduser()
+    protocol = name.partition("://")[0]
+    if protocol == "file":
+        return Path(name.removeprefix("file://")).expanduser()
+    if "::" in name or protocol in INSIDE:
+        raise DataError(
+            f"Expected the URL of a file or a folder but got {name!r}, which is inside of another. Unpack it first."
+        )
+    with _reached(name):
+        from fsspec.core import url_to_fs  # it comes with torch
+
+        return Remote(*url_to_fs(name))
+
+
+def open_file(place: Place) -> IO[bytes]:
+    """Open a file to read its bytes as they are; see :func:`lit_sparse.ground.stored.open_plain`."""
+    return open_plain(place) if isinstance(place, Path) else place.open()
+
+
+@contextmanager
+def _reached(place: object) -> Iterator[None]:
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:  # each file system raises its own: of a driver that is not installed, of a login
+        reason = str(error).strip().partition("\n")[0][:200].rstrip(".")
+        raise DataError(
+            f"{str(place)!r} cannot be reached ({type(error).__name__}: {reason}). Check the URL, the login, and that the"
+            " driver of fsspec for it is installed."
+        ) from error

@@ -1,0 +1,109 @@
+"""Rows of a table that are read from its files in each epoch, in their order."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_sparse.data.base import ResumableDataModule, in_batches, shuffled
+from lit_sparse.errors import DataError
+
+__all__ = ["Stream", "stream_batches", "stream_order"]
+
+
+def stream_order(size: int, buffer: int, seed: int, epoch: int) -> Tensor:
+    """Return the order of so many rows in an epoch: each ``buffer`` rows, one after another, are shuffled; 0 for their order.
+
+    Example:
+        >>> stream_order(6, 0, 0, 0).tolist(), sorted(stream_order(6, 3, 0, 0)[:3].tolist())
+        ([0, 1, 2, 3, 4, 5], [0, 1, 2])
+    """
+    if buffer < 2:
+        return torch.arange(size)
+    order = shuffled(size, seed, epoch)
+    return order[torch.sort(order // buffer, stable=True).indices]
+
+
+def stream_batches(data: ResumableDataModule, buffer: int, epoch: int, rank: int, processes: int) -> list[Tensor]:
+    """Return the indices of each training batch of one process, in the order of the stream; see :func:`stream_order`."""
+    order = stream_order(data.size("train"), buffer, data.seed, epoch)
+    return in_batches(order[rank : len(order) - len(order) % processes : processes], data.batch_size)
+
+
+class Stream:
+    """Rows of a table by their numbers, few of which are in memory: those that were read last.
+
+    Reading goes on from row to row. For a row before those in memory, the table is opened again.
+
+    Args:
+        chunks: function that opens the table and yields role -> array of Arrow, of some rows; picklable for worker processes.
+        decode: function from a value in Arrow to a value; None for the same value.
+        size: number of rows that are used, the first; None for all, which are counted once.
+        buffer: number of rows that stay in memory.
+
+    Raises:
+        DataError: if there are fewer rows.
+    """
+
+    def __init__(
+        self,
+        chunks: Callable[[], Iterator[dict[str, Any]]],
+        decode: Callable[[Any], Any] | None = None,
+        *,
+        size: int | None = None,
+        buffer: int = 0,
+    ) -> None:
+        self._open, self._decode, self._buffer = chunks, decode, buffer
+        self._size = size
+        self._chunks: Iterator[dict[str, Any]] | None = None
+        self._kept: deque[tuple[int, dict[str, Any]]] = deque()
+        self._end = 0  # of the rows that have been read
+
+    def __len__(self) -> int:
+        if self._size is None:
+            self._size = sum(len(next(iter(chunk.values()))) for chunk in self._open())
+        return self._size
+
+    def __getstate__(self) -> dict[str, Any]:
+        len(self)  # so that each worker process need not count
+        return {**vars(self), "_chunks": None, "_kept": deque(), "_end": 0}
+
+    def values(self, role: str) -> Iterator[Any]:
+        """Yield the values of a role in all rows."""
+        left = len(self)
+        for chunk in self._open():
+            yield from map(self._value, chunk[role][:left].to_pylist())
+            left -= min(left, len(chunk[role]))
+            if not left:
+                return
+
+    def rows(self, indices: Tensor) -> dict[str, list[Any]]:
+        """Return role -> values of some rows."""
+        low, high = (int(end) for end in indices.aminmax())
+        if self._chunks is None or low < (self._kept[0][0] if self._kept else self._end):
+            self._chunks, self._end = self._open(), 0
+            self._kept.clear()
+        while self._end <= high:
+            chunk = next(self._chunks, None)
+            if chunk is None:
+                raise DataError(
+                    f"Expected {high + 1:,} rows or more in the stream but got {self._end:,}. Do not change its files."
+                )
+            self._kept.append((self._end, chunk))
+            self._end += len(next(iter(chunk.values())))
+            while len(self._kept) > 1 and self._kept[1][0] <= min(low, self._end - self._buffer):
+                self._kept.popleft()
+        starts = [start for start, _ in self._kept]
+        found = [(bisect_right(starts, index) - 1, index) for index in indices.tolist()]
+        return {
+            role: [self._value(self._kept[place][1][role][index - starts[place]].as_py()) for place, index in found]
+            for role in self._kept[-1][1]
+        }
+
+    def _value(self, value: Any) -> Any:
+        return value if value is None or self._decode is None else self._decode(value)

@@ -1,0 +1,127 @@
+"""Activations of a module within a model: read, replaced, and what replacing them costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lit_sparse.errors import ConfigurationError, did_you_mean, full_name
+
+__all__ = ["activations", "loss_recovered", "spliced"]
+
+
+def activations(model: nn.Module, layer: str, inputs: Mapping[str, Tensor]) -> Tensor:
+    """Return the output (B, L, D) of a module for a batch of tokens.
+
+    Args:
+        model: model of tokens, such as one of transformers.
+        layer: name of the module, as in ``named_modules``.
+        inputs: arguments of the model, with ``input_ids`` (B, L).
+
+    Raises:
+        ConfigurationError: if there is no module of this name, it is not called once, or returns no vector per token.
+
+    Example:
+        >>> import torch
+        >>> class Model(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.embed = torch.nn.Embedding(9, 4)
+        ...
+        ...     def forward(self, input_ids):
+        ...         return self.embed(input_ids).sum(-1)
+        >>> activations(Model(), "embed", {"input_ids": torch.zeros(2, 3, dtype=torch.int64)}).shape
+        torch.Size([2, 3, 4])
+    """
+    seen: list[Any] = []
+    with _module(model, layer).register_forward_hook(lambda part, args, output: seen.append(output)):
+        model(**inputs)
+    if len(seen) != 1:
+        raise ConfigurationError(f"Expected {layer!r} to be called once by the model but it was called {len(seen)} times.")
+    return _per_token(seen[0], layer, inputs["input_ids"])
+
+
+@contextmanager
+def spliced(
+    model: nn.Module, layer: str, function: Callable[[Tensor], Tensor], skipped: Collection[int] = ()
+) -> Iterator[None]:
+    """Replace, within a context, a module's activations (N, D) by a function of them, such as their reconstruction.
+
+    Args:
+        model: model of tokens, which gets ``input_ids`` by name.
+        layer: name of the module, as in ``named_modules``.
+        function: of activations (N, D).
+        skipped: token ids whose activations are left alone: ``tokenizer.all_special_ids``.
+
+    Raises:
+        ConfigurationError: if there is no module of this name, or it returns no vector per token.
+    """
+    tokens: list[Tensor] = []
+
+    def keep(_: Any, args: Any, options: dict[str, Any]) -> None:
+        if "input_ids" not in options:
+            raise ConfigurationError("Expected the model to be called with `input_ids` by name. Call model(**inputs).")
+        tokens[:] = [options["input_ids"]]
+
+    def replace(_: Any, args: Any, output: Any) -> Any:
+        found = _per_token(output, layer, tokens[0])
+        chosen = ~torch.isin(tokens[0], torch.tensor([*skipped], dtype=torch.int64, device=tokens[0].device))
+        changed = found.clone()
+        changed[chosen] = function(found[chosen]).to(found.dtype)
+        return changed if isinstance(output, Tensor) else (changed, *output[1:])
+
+    with model.register_forward_pre_hook(keep, with_kwargs=True), _module(model, layer).register_forward_hook(replace):
+        yield
+
+
+@torch.no_grad()
+def loss_recovered(
+    model: nn.Module,
+    layer: str,
+    autoencoder: Callable[[Tensor], Tensor],
+    loss: Callable[[], Any],
+    skipped: Collection[int] = (),
+) -> dict[str, float]:
+    """Return how much of a model's loss remains when a module's activations are replaced by their reconstructions.
+
+    Args:
+        model: the model.
+        layer: name of the module, as in ``named_modules``.
+        autoencoder: function of activations (N, D), such as a :class:`lit_sparse.models.SparseAutoencoder`.
+        loss: function without arguments that returns the model's loss on some text.
+        skipped: token ids whose activations are left alone: ``tokenizer.all_special_ids``.
+
+    Returns:
+        The losses ``clean``, ``spliced`` with reconstructions and ``zero`` with zeros, and
+        ``recovered = (zero - spliced) / (zero - clean)``.
+    """
+    found = {"clean": float(loss())}
+    for name, function in (("spliced", autoencoder), ("zero", torch.zeros_like)):
+        with spliced(model, layer, function, skipped):
+            found[name] = float(loss())
+    return {**found, "recovered": (found["zero"] - found["spliced"]) / (found["zero"] - found["clean"])}
+
+
+def _module(model: nn.Module, layer: str) -> nn.Module:
+    parts: dict[str, nn.Module] = dict(model.named_modules())
+    if not layer or layer not in parts:
+        raise ConfigurationError(
+            f"Expected `layer` to name a module of {type(model).__name__} but got {layer!r}.{did_you_mean(layer, parts)}"
+            " `model.named_modules()` lists them."
+        )
+    return parts[layer]
+
+
+def _per_token(output: Any, layer: str, tokens: Tensor) -> Tensor:
+    """Return the output of a module, or the first of its outputs, if it has a vector for each of the tokens (B, L)."""
+    found = output[0] if isinstance(output, tuple | list) and output else output
+    if not isinstance(found, Tensor) or found.dim() != 3 or found.shape[:2] != tokens.shape or not found.is_floating_point():
+        got = f"{tuple(found.shape)} of {found.dtype}" if isinstance(found, Tensor) else full_name(found)
+        raise ConfigurationError(
+            f"Expected {layer!r} to return a vector for each of the tokens {tuple(tokens.shape)} but got {got}. Name another."
+        )
+    return found

@@ -1,0 +1,135 @@
+"""JumpReLU (Rajamanoharan et al. 2024): scores above a learnt threshold, unchanged."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import Self, override
+
+from lit_sparse.checks import check_count, check_positive, check_shape
+from lit_sparse.ground.distributed import reduce, world_size
+from lit_sparse.mappings.base import SparseMapping, with_slope
+from lit_sparse.mappings.masking import allowed_scores, along_last
+
+__all__ = ["JumpReLU", "jump_relu"]
+
+#: How much faster than other parameters an optimizer such as Adam moves the logarithms of thresholds.
+SPEED = 10
+
+
+def jump_relu(scores: Tensor, threshold: float | Tensor, *, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+    """Return the scores above a threshold, and zero elsewhere.
+
+    Args:
+        scores: floating tensor; length d along ``dim``.
+        threshold: a number of at least 0, or one for each of the d entries, (d,).
+        dim: dimension of the entries.
+        mask: boolean, broadcastable to ``scores``; True where an entry is allowed.
+
+    Returns:
+        Tensor of the scores' shape and dtype.
+
+    Raises:
+        ConfigurationError: if the scores are not floating, or the mask does not fit.
+
+    Source: Rajamanoharan et al. (2024), Jumping Ahead: Improving Reconstruction Fidelity with JumpReLU Sparse Autoencoders.
+    """
+    return along_last(scores, mask, dim, lambda x: mark_invalid(x, torch.where(x > threshold, x.relu(), 0.0)))
+
+
+def mark_invalid(x: Tensor, y: Tensor) -> Tensor:
+    """Return y (..., d), NaN at the allowed entries of rows whose scores x have NaN or +inf."""
+    return torch.where((x != -torch.inf) & ~(x < torch.inf).all(-1, keepdim=True), torch.nan, y)
+
+
+class JumpReLU(SparseMapping):
+    """Scores above learnt thresholds, as a layer.
+
+    The derivative in a threshold t, which is zero almost everywhere, is replaced in training by its average over a band of
+    scores around the threshold: ``-t / bandwidth`` where ``|x - t| < bandwidth / 2``. Derivatives in the scores are exact.
+
+    Args:
+        k: mean number of entries above their thresholds that :meth:`penalty` aims at.
+        shape: shape of the thresholds: ``(d,)`` for one per entry, ``()`` for one for all.
+        start: where the thresholds start, > 0.
+        bandwidth: width of the band, > 0.
+        dim: dimension of the entries.
+
+    Raises:
+        ConfigurationError: if an argument is out of its range.
+
+    Source: Rajamanoharan et al. (2024), Jumping Ahead: Improving Reconstruction Fidelity with JumpReLU Sparse Autoencoders.
+
+    Example:
+        >>> import torch
+        >>> JumpReLU(2, start=1.0)(torch.tensor([0.5, -3.0, 2.0, 1.5])).tolist()
+        [0.0, 0.0, 2.0, 1.5]
+    """
+
+    on_simplex = False
+    shift_invariant = False
+    keeps_scores = True
+
+    def __init__(
+        self, k: int, *, shape: tuple[int, ...] = (), start: float = 1.0, bandwidth: float = 0.1, dim: int = -1
+    ) -> None:
+        super().__init__(dim=dim)
+        self.k = check_count("k", k)
+        self.shape = check_shape("shape", shape)
+        self.start = check_positive("start", start)
+        self.bandwidth = check_positive("bandwidth", bandwidth)
+        self.weight = nn.Parameter(torch.full(self.shape, math.log(self.start) / SPEED))
+
+    @property
+    def thresholds(self) -> Tensor:
+        """The thresholds of now, of the given shape."""
+        return (SPEED * self.weight).exp()
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        """Return one that cuts much, and one that cuts little."""
+        return [cls(2), cls(5, start=0.2, bandwidth=0.5)]
+
+    def map(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
+        """See :func:`jump_relu`."""
+        t = self.thresholds
+        y = jump_relu(scores, t.detach(), dim=dim, mask=mask)
+        return y + self._slope(allowed_scores(scores, mask, dim), t, t.detach(), dim) if self._learns else y
+
+    def penalty(self, scores: Tensor) -> Tensor:
+        """Return ``(n / k - 1)^2``, n the mean number of scores (..., d) above their thresholds, over all processes.
+
+        In training it has a derivative in the thresholds, by the same averages.
+        """
+        t = self.thresholds
+        above = (scores > t).to(scores.dtype)
+        if self._learns:
+            above = above + self._slope(scores, t, 1.0, -1)
+        number = above.sum(-1).mean()
+        everywhere = reduce(number.detach()) / world_size() if world_size() > 1 else number.detach()
+        off = everywhere / self.k - 1
+        return off.square() + 2 * off * (number - number.detach()) / self.k
+
+    @property
+    def _learns(self) -> bool:
+        return self.training and self.weight.requires_grad and torch.is_grad_enabled()
+
+    def _slope(self, scores: Tensor, thresholds: Tensor, jump: Tensor | float, dim: int) -> Tensor:
+        """Return zeros whose derivative in the thresholds is the slope of a jump at each of them, averaged over the band."""
+        x = scores.detach().movedim(dim, -1)
+        near = (x - thresholds.detach()).abs() < self.bandwidth / 2
+        slope = torch.where(near, -jump / self.bandwidth, 0.0).to(scores.dtype)
+        return with_slope(thresholds.to(scores.dtype).expand_as(slope), slope).movedim(-1, dim)
+
+    def regularizer(self, y: Tensor, dim: int = -1, allowed: Tensor | None = None) -> Tensor:
+        """Return ``1/2 ||y||^2`` plus ``t^2 / 2`` for each entry that is not zero, inf for a negative one."""
+        paid = (y.movedim(dim, -1) != 0) * self.thresholds.detach().square()
+        outside = torch.where((y < 0).any(dim), torch.inf, 0.0)
+        return 0.5 * (y.square().sum(dim) + paid.sum(-1)) + outside
+
+    @override
+    def parameter_term(self, y: Tensor, dim: int, allowed: Tensor | None) -> Tensor | None:
+        t, rows = self.thresholds.to(y.dtype), y.movedim(dim, -1)
+        return with_slope(t.expand_as(rows), t.detach() * (rows != 0)).sum(-1)

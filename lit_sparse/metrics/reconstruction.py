@@ -1,0 +1,92 @@
+"""How well sparse codes reconstruct vectors, and how many units they use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_sparse.checks import MOST_INPUTS, check_count
+from lit_sparse.metrics.exact_metric import ExactMetric
+
+__all__ = ["DeadFraction", "ExplainedVariance"]
+
+
+class ExplainedVariance(ExactMetric):
+    """Fraction of the variance of vectors that their reconstructions explain, ``1 - sum ||x - made||^2 / sum ||x - mean||^2``.
+
+    Args:
+        features: number of entries of a vector.
+        options: keyword arguments of torchmetrics, such as ``sync_on_compute``.
+
+    Raises:
+        ConfigurationError: if ``features`` is not a positive integer.
+
+    Example:
+        >>> import torch
+        >>> metric = ExplainedVariance(features=1)
+        >>> metric.update(torch.tensor([[1.0], [3.0]]), torch.tensor([[1.0], [2.5]]))
+        >>> float(metric.compute())
+        0.875
+    """
+
+    higher_is_better = True
+    error: Tensor
+    squares: Tensor
+    total: Tensor
+    count: Tensor
+
+    def __init__(self, features: int, **options: Any) -> None:
+        super().__init__(**options)
+        self.features = check_count("features", features, most=MOST_INPUTS)
+        for name, shape in (("error", ()), ("squares", ()), ("total", (features,))):
+            self.add_state(name, torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("count", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
+
+    def update(self, vectors: Tensor, made: Tensor) -> None:
+        """Add vectors (B, D) and their reconstructions (B, D)."""
+        vectors = vectors.detach().double()
+        self.error += (vectors - made.detach()).square().sum()
+        self.squares += vectors.square().sum()
+        self.total += vectors.sum(0)
+        self.count += len(vectors)
+
+    def compute(self) -> Tensor:
+        """Return the fraction, NaN without a variance."""
+        return 1 - self.error / (self.squares - self.total.square().sum() / self.count)
+
+
+class DeadFraction(ExactMetric):
+    """Fraction of units that are active for no example.
+
+    Args:
+        width: number of units.
+        options: keyword arguments of torchmetrics, such as ``sync_on_compute``.
+
+    Raises:
+        ConfigurationError: if ``width`` is not a positive integer.
+
+    Example:
+        >>> import torch
+        >>> metric = DeadFraction(width=4)
+        >>> metric.update(torch.tensor([[0.0, 2.0, 0.0, 0.0], [0.0, 1.0, 0.5, 0.0]]))
+        >>> float(metric.compute())
+        0.5
+    """
+
+    higher_is_better = False
+    active: Tensor
+
+    def __init__(self, width: int, **options: Any) -> None:
+        super().__init__(**options)
+        self.width = check_count("width", width, most=MOST_INPUTS)
+        self.add_state("active", torch.zeros(width, dtype=torch.int64), dist_reduce_fx="sum")
+
+    def update(self, activity: Tensor) -> None:
+        """Add the activity (B, width) of examples."""
+        self.active += (activity.detach() != 0).sum(0)
+
+    def compute(self) -> Tensor:
+        """Return the fraction."""
+        return (self.active == 0).double().mean()

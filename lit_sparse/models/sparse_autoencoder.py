@@ -1,0 +1,258 @@
+"""Sparse auto-encoder: a dictionary of directions, learnt on the activations of another network."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as nnf
+from torchmetrics import Metric
+from typing_extensions import override
+
+from lit_sparse.checks import MOST_FEATURES, MOST_INPUTS, check_count, check_number, check_result
+from lit_sparse.errors import ConfigurationError, DataError
+from lit_sparse.ground.distributed import reduce, world_size
+from lit_sparse.lightning.choice import OptimizerCallable
+from lit_sparse.mappings import SparseMapping
+from lit_sparse.mappings.base import check_mapping
+from lit_sparse.mappings.functional import hard_threshold
+from lit_sparse.metrics import DeadFraction, ExplainedVariance
+from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, mean_metrics
+from lit_sparse.models.data_protocols import check_columns, check_keys, has_rows
+
+__all__ = ["SparseAutoencoder"]
+
+#: Examples for the geometric median, and iterations of Weiszfeld's algorithm.
+SAMPLE, ITERATIONS = 4096, 100
+
+
+@runtime_checkable
+class HasPenalty(Protocol):
+    """A mapping that is trained by a penalty of its own."""
+
+    def penalty(self, scores: Tensor) -> Tensor:
+        """Return a scalar for scores (B, width)."""
+
+
+class SparseAutoencoder(LitSparseModule):
+    r"""Reconstructs activations of a network as sparse combinations of learnt directions.
+
+    Activations x are centered and scaled to a mean square of one, :math:`z = (x - b) / s`. The encoder's scores and the
+    activity are
+
+    .. math:: u = W z + c, \qquad p = f(u), \qquad y = p \, \langle u, p \rangle_+ / \langle p, p \rangle
+
+    where f is the mapping: y is the point nearest to the scores on the ray through f(u). It is f(u) itself for mappings that
+    keep scores, such as ``HardThreshold``; those onto the simplex, or onto a norm, get the magnitude that they lack. The
+    reconstruction is ``x' = s D^T y + b``. The rows of D, the dictionary, have unit norm.
+
+    The loss of an example is the mean of ``(x - x')^2 / s^2``, close to the fraction of variance that is not explained. Units
+    that were inactive for ``dead_after`` examples get an auxiliary loss: their largest scores reconstruct what the others left.
+    A mapping with a ``penalty``, as ``JumpReLU`` has, adds it to the objective.
+
+    The decoder's bias b begins as the geometric median of training examples, and the encoder as the dictionary.
+
+    Logged are ``l0``, the mean number of active units, and in validation and test ``explained_variance`` and
+    ``dead_fraction``, the fraction of units that are active for none of the examples.
+
+    Batches are dicts of ``features`` (B, D) and ``index`` (B,).
+
+    Args:
+        mapping: f, over the last dimension.
+        in_features: D, number of entries of an activation.
+        width: number of units.
+        dead_after: number of training examples without activity after which a unit is dead.
+        auxiliary_weight: weight of the auxiliary loss.
+        optimizer: constructor of the optimizer from the parameters.
+        options: risk, learning rate scheduler and initial weights; see :class:`LitSparseModule`.
+
+    Raises:
+        ConfigurationError: for an argument outside its range, or a mapping over another dimension.
+
+    Source: Bricken et al. (2023), Towards Monosemanticity. Gao et al. (2024), Scaling and Evaluating Sparse Autoencoders, for
+    the auxiliary loss.
+
+    Example:
+        >>> import torch
+        >>> from lit_sparse.mappings import HardThreshold
+        >>> model = SparseAutoencoder(HardThreshold(4, nonneg=True), in_features=16, width=64)
+        >>> model.start_from(torch.randn(200, 16))
+        >>> int((model.encode(torch.randn(3, 16)) != 0).sum())
+        12
+    """
+
+    monitor: ClassVar[tuple[str, Literal["min", "max"]]] = ("val/loss", "min")
+
+    scale: Tensor
+    idle: Tensor
+    started: Tensor
+
+    def __init__(
+        self,
+        mapping: SparseMapping,
+        *,
+        in_features: int,
+        width: int,
+        dead_after: int = 100_000,
+        auxiliary_weight: float = 1 / 32,
+        optimizer: OptimizerCallable = torch.optim.Adam,
+        **options: Any,
+    ) -> None:
+        super().__init__(optimizer=optimizer, **options)
+        check_mapping(mapping)
+        if getattr(mapping, "dim", -1) != -1:
+            raise ConfigurationError(f"Expected `mapping` over the last dimension but got {mapping!r}. Set its dim to -1.")
+        self.mapping = mapping
+        self.in_features = check_count("in_features", in_features, most=MOST_INPUTS)
+        self.width = check_count("width", width, most=MOST_FEATURES)
+        self.dead_after = check_count("dead_after", dead_after)
+        self.auxiliary_weight = check_number("auxiliary_weight", auxiliary_weight, 0.0, 1e3)
+        self.encoder = nn.Linear(in_features, width)
+        self.decoder = nn.Parameter(nnf.normalize(torch.randn(width, in_features), dim=-1))
+        self.bias = nn.Parameter(torch.zeros(in_features))
+        with torch.no_grad():
+            self.encoder.weight.copy_(self.decoder)
+            self.encoder.bias.zero_()
+        self.register_buffer("scale", torch.ones(()))
+        self.register_buffer("idle", torch.zeros(width, dtype=torch.int64))
+        self.register_buffer("started", torch.zeros((), dtype=torch.bool))
+
+    @property
+    def dictionary(self) -> Tensor:
+        """The directions (width, D) of unit norm that the units stand for."""
+        return nnf.normalize(self.decoder, dim=-1)
+
+    @torch.no_grad()
+    def start_from(self, examples: Tensor) -> None:
+        """Set the decoder's bias and the scale.
+
+        Args:
+            examples: (N, D) training examples.
+
+        Raises:
+            DataError: if they are not finite, or all equal.
+        """
+        check_columns(examples, self.in_features)
+        examples = examples.double()
+        median = geometric_median(examples)
+        scale = (examples - median).square().mean().sqrt()
+        if not 0 < float(scale) < torch.inf:
+            raise DataError(
+                f"Expected finite activations that differ but got a mean deviation of {float(scale)}. Check the data."
+            )
+        self.bias.copy_(median)
+        self.scale.copy_(scale)
+        self.started.fill_(True)
+
+    def initialize(self, data: Any) -> None:
+        """Set the decoder's bias and the scale from the training data, unless they were set or loaded before.
+
+        Raises:
+            ConfigurationError: without a data module.
+        """
+        if self.started:
+            return
+        if not has_rows(data):
+            raise ConfigurationError(
+                "Expected a data module of lit_sparse to begin with but got none. Use one, or call `model.start_from(rows)`."
+            )
+        order = torch.randperm(data.size("train"))[:SAMPLE].sort().values
+        self.start_from(self._features(data.fetch("train", 0, order)))
+
+    def scores(self, features: Tensor) -> Tensor:
+        """Return the scores u (B, width) of activations (B, D)."""
+        scores: Tensor = self.encoder((features - self.bias) / self.scale)
+        return scores
+
+    def encode(self, features: Tensor) -> Tensor:
+        """Return the activity y (B, width) for activations (B, D)."""
+        return self._activity(self.scores(features))
+
+    def decode(self, activity: Tensor) -> Tensor:
+        """Return the reconstructions (B, D) of activity (B, width)."""
+        return self.scale * (activity @ self.dictionary) + self.bias
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return the reconstructions (B, D) of activations (B, D)."""
+        return self.decode(self.encode(features))
+
+    def _activity(self, scores: Tensor) -> Tensor:
+        p = check_result(self.mapping, "forward", self.mapping(scores), scores.shape)
+        if self.mapping.keeps_scores:
+            return p
+        product, square = (scores * p).sum(-1, keepdim=True), p.square().sum(-1, keepdim=True)
+        return p * (product.clamp_min(0) / square.clamp_min(torch.finfo(p.dtype).tiny))
+
+    @override
+    def configure_metrics(self, stage: Stage) -> dict[str, Metric]:
+        means = mean_metrics("loss", "l0")
+        if stage == "train":
+            return means
+        return means | {"explained_variance": ExplainedVariance(self.in_features), "dead_fraction": DeadFraction(self.width)}
+
+    @override
+    def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
+        features = self._features(batch)
+        scores = self.scores(features)
+        activity = self._activity(scores)
+        made = self.decode(activity)
+        left = ((features - made) / self.scale).float()
+        losses, penalty, artifacts = left.square().mean(-1), None, {}
+        active = activity.detach() != 0
+        if stage == "train":
+            losses = losses + self._revival(scores, left.detach())
+            self._count_idle(active)
+            if isinstance(self.mapping, HasPenalty):
+                penalty = self.mapping.penalty(scores)
+        else:
+            metrics = self.stage_metrics(stage)
+            metrics["explained_variance"].update(features, made)
+            metrics["dead_fraction"].update(activity)
+            artifacts = {"activity": activity.detach(), "index": batch["index"]}
+        size = active.sum(-1)
+        return StepOutput(
+            losses,
+            penalty=penalty,
+            per_example={"l0": size.float()},
+            support_size=size,
+            num_allowed=torch.full_like(size, self.width),
+            artifacts=artifacts,
+        )
+
+    def _features(self, batch: Batch) -> Tensor:
+        check_keys(batch, ["features"], "Use an ActivationDataModule.")
+        features: Tensor = batch["features"]
+        check_columns(features, self.in_features)
+        return features.to(self.bias.dtype)
+
+    def _revival(self, scores: Tensor, left: Tensor) -> Tensor | float:
+        """Return the auxiliary losses (B,): the errors of what dead units make of what is left (B, D)."""
+        dead = (self.idle >= self.dead_after).nonzero().flatten()
+        if not len(dead) or not self.auxiliary_weight:
+            return 0.0
+        activity = hard_threshold(scores[:, dead], max(1, self.in_features // 2), nonneg=True)
+        return self.auxiliary_weight * (left - activity @ self.dictionary[dead]).float().square().mean(-1)
+
+    @torch.no_grad()
+    def _count_idle(self, active: Tensor) -> None:
+        """Count the examples of all processes since each unit was active."""
+        used = reduce(active.any(0).long()) if world_size() > 1 else active.any(0)
+        self.idle += len(active) * world_size()
+        self.idle.masked_fill_(used != 0, 0)
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        """Return ``index`` (B,) and the ``activity`` (B, width)."""
+        return {"index": batch["index"], "activity": self.encode(self._features(batch))}
+
+
+def geometric_median(points: Tensor) -> Tensor:
+    """Return the point (D,) with the least sum of distances to points (N, D), by Weiszfeld's algorithm."""
+    found = points.mean(0)
+    for _ in range(ITERATIONS):
+        weights: Tensor = 1 / torch.linalg.vector_norm(points - found, dim=1).clamp_min(1e-12)
+        moved: Tensor = weights @ points / weights.sum()
+        if float((moved - found).norm()) <= 1e-9 * float(found.norm()):
+            return moved
+        found = moved
+    return found
