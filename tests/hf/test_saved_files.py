@@ -46,7 +46,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "backbone weights": ({"use_pretrained_backbone": True}, "'use_pretrained_backbone' = True"),
     "timm": ({"vision_config": {"model_args": {"checkpoint_path": "x.pth"}}}, "'model_args' = "),
     "timm's places": ({"architecture": "local-dir:/tmp"}, "'architecture' = 'local-dir:/tmp'"),
-    "layers": ({"num_hidden_layers": 10**6}, "more than 546 parameters"),
+    "layers": ({"num_hidden_layers": 10**5}, "more than 546 parameters"),
     "width": ({"hidden_size": 10**8}, "a tensor of 5,000,000,000 elements"),
     "words": ({"vocab_size": 10**12}, "elements"),
     "other width": ({"intermediate_size": 48}, "does not fit the model"),

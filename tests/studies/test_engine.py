@@ -204,7 +204,7 @@ def test_rows_of_a_function_differ(write_study: Callable[..., Path], function_st
 
 
 def test_a_closed_terminal_is_printed_to_no_more() -> None:
-    program = "from lit_sparse.studies.jobs import say; import time; time.sleep(0.2); [say('x') for _ in range(3)]"
+    program = "from lit_sparse.studies.jobs.processes import say; import time; time.sleep(0.2); [say('x') for _ in range(3)]"
     with subprocess.Popen(
         [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, env={**os.environ, "PYTHONUNBUFFERED": ""}
     ) as process:
@@ -371,7 +371,7 @@ def test_names_that_are_unknown_are_explained(
 
 def test_rows_are_stored_whole(tmp_path: Path) -> None:
     rows = Rows(tmp_path / "r.csv", tmp_path / "lock", ["b", "a"])
-    made = dict.fromkeys(PROVENANCE, "x")
+    made = {**dict.fromkeys(PROVENANCE, "x"), "seconds": "1.0"}
     rows.append([{"cell": "a", "seed": 1, "v": 1 / 3, **made}], ["cell", "seed"])
     rows.append([{"cell": "b", "seed": 0, "w": None, **made}, {"cell": "a", "seed": 1, "v": 2.0}], ["cell", "seed"])
     assert [(row["cell"], row["v"], row["w"]) for row in rows.read()] == [("b", "", ""), ("a", "0.333333333", "")]
@@ -519,7 +519,7 @@ def test_commands_end_with_the_study_that_is_terminated(tmp_path: Path) -> None:
     program = f"""
 import sys
 from pathlib import Path
-from lit_sparse.studies.jobs import call, run_all
+from lit_sparse.studies.jobs.processes import call, run_all
 
 def task(threads):
     try:

@@ -57,8 +57,8 @@ class Rows:
         Raises:
             ConfigurationError: if the file is not such a table, or contradicts itself.
         """
-        needed = ("cell", "seed", *self.last, *self.lists)
-        rows = read_table(self.path, self.path.parent, needed=needed, integers=["seed"], numbers=self.numbers, lists=self.lists)
+        needed, numbers = ("cell", "seed", *self.last, *self.lists), (*self.numbers, "seconds")
+        rows = read_table(self.path, self.path.parent, needed=needed, integers=["seed"], numbers=numbers, lists=self.lists)
         kept: dict[tuple[str, ...], Row] = {}
         found = []
         for row in rows:

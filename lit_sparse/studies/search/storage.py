@@ -156,7 +156,7 @@ def check_database(storage: str, *, new: bool = True) -> None:
     # SQLite undoes what a killed sweep has begun to write
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True)) as database, _limited(database):
         (pages,), (size,) = (database.execute(f"pragma page_{what}").fetchone() for what in ("count", "size"))
-        if pages * size > LARGEST:
+        if max(pages * size, path.stat().st_size) > LARGEST:
             raise ConfigurationError(f"Expected {str(path)!r} to have at most {LARGEST:,} bytes. Choose another --storage.")
         listed = _listed(database)
         for kind, name, text in listed:
