@@ -69,7 +69,7 @@ def allowed_scores(scores: Tensor, mask: Tensor | None, dim: int = -1) -> Tensor
 
 
 def _beside(parameter: Tensor, scores: Tensor, dim: int) -> Tensor:
-    if parameter.device.type != scores.device.type and parameter.dim():
+    if parameter.device.type != scores.device.type != "meta" and parameter.dim():
         raise ConfigurationError(
             f"Expected parameters on the device {scores.device} of the scores but got some on {parameter.device}. Move them."
         )

@@ -65,7 +65,7 @@ def test_zeros_of_either_sign_are_equal() -> None:
             torch.testing.assert_close(F.topk_sparsemax(x, k), F.topk_sparsemax(x + 0.0, k), atol=0, rtol=0)
 
 
-@pytest.mark.parametrize("k", [2**62, 2**63, 2**70])
+@pytest.mark.parametrize("k", [2**62, 2**63 - 1])
 def test_any_large_k_means_all_entries(k: int) -> None:
     scores = torch.tensor([[0.3, -1.0, 0.2]])
     assert torch.equal(TopKSparsemax(k)(scores), TopKSparsemax(3)(scores))

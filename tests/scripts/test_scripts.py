@@ -59,6 +59,7 @@ def test_plot_mappings_shows_every_mapping() -> None:
     drawn = {type(mapping) for mapping in [*script.simplex_mappings().values(), *script.other_mappings().values()]}
     not_of_their_own = {mappings.SparseMapping, mappings.LearnableEntmax, mappings.LearnableFusedmax}
     not_of_their_own |= {mappings.SoftRank, mappings.SoftSort}  # whose results are no weights
+    not_of_their_own |= {mappings.BatchTopK, mappings.JumpReLU, mappings.TopKEntmax}  # of auto-encoders, like those with top-k
     layers = {getattr(mappings, name) for name in mappings.__all__} - not_of_their_own
     assert {layer for layer in layers if issubclass(layer, mappings.SparseMapping)} == drawn
     assert all(mapping.on_simplex for mapping in script.simplex_mappings().values())

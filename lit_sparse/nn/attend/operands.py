@@ -189,7 +189,7 @@ def _check_bias(bias: object) -> Tensor:
 
 def _fitted(given: Tensor, name: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
     """Return a mask or bias with as many dimensions as ``shape``, to which it must be broadcastable."""
-    if given.device.type != device.type and given.dim():
+    if given.device.type != device.type != "meta" and given.dim():
         raise ConfigurationError(
             f"Expected a {name} on the device {device} of the query but got one on {given.device}. Move it."
         )
