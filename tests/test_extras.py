@@ -75,7 +75,7 @@ torch.testing.assert_close(torch.from_numpy(found), Entmax(1.5)(x), rtol=0, atol
 import os
 os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
 import torch
-from lit_sparse.kernels import fusedmax
+from lit_sparse.mappings.fusedmax import kernel as fusedmax
 from lit_sparse.kernels.gpu import numba_rows, triton_attention, triton_rows
 numba_rows.THREADS = 4
 x = torch.randn(5, 7, dtype=torch.float64)

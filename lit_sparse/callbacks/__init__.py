@@ -1,5 +1,6 @@
 """Callbacks: thin hooks that log, draw and write what the models return."""
 
+from lit_sparse.ground import train_extra  # noqa: F401
 from lit_sparse.callbacks.logging import CountLogger, LanguageLogger, SecondsLogger
 from lit_sparse.callbacks.pictures.attention import AttentionPlot
 from lit_sparse.callbacks.pictures.heat_maps import draw_attention
@@ -19,7 +20,6 @@ from lit_sparse.callbacks.stopping import RelativeChangeStopping
 from lit_sparse.callbacks.temperature import TemperatureAnnealing
 from lit_sparse.callbacks.weights import OptimalBrainDamage, SparseConnectivity
 from lit_sparse.callbacks.writers import PredictionWriter, TextPredictionWriter
-from lit_sparse.ground import train_extra  # noqa: F401
 from lit_sparse.ground.arguments import check_types
 
 __all__ = [

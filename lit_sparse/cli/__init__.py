@@ -226,7 +226,7 @@ def build_cli(args: Sequence[str], *, run: bool = False) -> LitSparseCLI:
         LitSparseError: saying what to change.
         MissingExtraError: without the extra ``train``.
     """
-    from lit_sparse.cli.app import LitSparseCLI
     from lit_sparse.ground import train_extra  # noqa: F401
+    from lit_sparse.cli.app import LitSparseCLI
 
     return LitSparseCLI(list(args), execute=run)

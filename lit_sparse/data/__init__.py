@@ -1,5 +1,6 @@
 """Data modules with seeded augmentation and loaders that resume in the middle of an epoch."""
 
+from lit_sparse.ground import train_extra  # noqa: F401
 from lit_sparse.data.activations import ActivationDataModule
 from lit_sparse.data.base import ResumableDataModule
 from lit_sparse.data.coreset import CoresetDataModule
@@ -34,7 +35,6 @@ from lit_sparse.data.text import (
     TranslationDataModule,
 )
 from lit_sparse.data.transport_samples import Points, TransportDataModule
-from lit_sparse.ground import train_extra  # noqa: F401
 from lit_sparse.ground.arguments import check_types
 from lit_sparse.text import Vocabulary, VocabularyOptions
 

@@ -18,8 +18,8 @@ from importlib import import_module, metadata
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from lit_sparse.errors import ConfigurationError, MissingExtraError
 from lit_sparse.ground import train_extra
+from lit_sparse.errors import ConfigurationError, MissingExtraError
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl

@@ -272,7 +272,6 @@ def test_an_option_that_contradicts_the_scored_checkpoint_is_refused(trained: Pa
         (["fit", *DIGITS, *QUIET, "--model.optimizer=SparseAdam"], "refuses this run: SparseAdam does not support dense"),
         (["fit", *DIGITS, "--trainer.gradient_clip_val=-1"], "`trainer.gradient_clip_val` to be at least 0 but got -1"),
         (["fit", *DIGITS, *QUIET, "--data.normalize=[0.5, 0.1]"], "Expected intensities in [0, 1] but got -5 .. 5"),
-        (["fit", *DIGITS, *QUIET, "--trainer.callbacks+=LearningRateFinder"], "Lightning refuses this run: When using the"),
         (
             ["fit", *DIGITS, "--trainer.callbacks+=StochasticWeightAveraging", "--trainer.callbacks.swa_lrs=-1"],
             "Lightning refuses this run: The `swa_lrs`",

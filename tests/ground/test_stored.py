@@ -15,9 +15,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from lit_sparse.ground import stored
 from lit_sparse.cli.loggers import RunCSVLogger
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.ground import stored
 from lit_sparse.ground.stored import check_members, read_attention, read_json, read_metrics, read_png, read_table, read_yaml
 from lit_sparse.lightning.choice import pl
 

@@ -99,7 +99,7 @@ UNFINISHED: dict[str, tuple[Callable[[Content], Any], str]] = {
     "no state of an optimizer": (put("optimizer_states", value=[]), "no optimizer_states"),
     "loops of another type": (put("loops", value=3), "does not fit"),
     "states of another type": (put("states", value=3), "does not fit"),
-    "states with other entries": (put("states", "flags", value=3), "Expected `states`"),
+    "states with other entries": (put("states", "flags", value=3), "Expected `states`|Expected `states.flags`"),
     "a place that is text": (put(*POSITION, value="a"), "combined_loader.0.*but got 'a'"),
     "a place of other types": (
         put(*POSITION, "epoch", value="a"),

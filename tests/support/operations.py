@@ -173,6 +173,9 @@ OTHERS: dict[str, list[Operation]] = {
     "mappings.functional.sparsemap": one(lambda part, x: F.sparsemap(x, part).marginals, part=Budget(None, 2)),
     "mappings.functional.sparsemax": one(lambda _, x: F.sparsemax(x, gamma=0.5)),
     "mappings.functional.sq_pnorm_max": one(lambda _, x: F.sq_pnorm_max(x, 1.5)),
+    "mappings.functional.batch_topk": one(lambda _, x: F.batch_topk(x, 2)),
+    "mappings.functional.jump_relu": one(lambda _, x: F.jump_relu(x, torch.tensor(0.1))),
+    "mappings.functional.topk_entmax": one(lambda _, x: F.topk_entmax(x, 3)),
     "mappings.functional.topk_sparsemax": one(lambda _, x: F.topk_sparsemax(x, 3)),
     "risks.safe_logsumexp": [
         *one(lambda _, x: safe_logsumexp(x, 0.1)),
@@ -258,7 +261,18 @@ NONE = {
     },
     # statistics of a stage, and of texts and messages, which are computed once
     "metrics": {
-        *("BitsPerDim", "Bleu", "ChrF", "CountHistogram", "DecoderCalls", "GroupMeans", "HoyerSparseness", "LogMeanExp"),
+        *(
+            "BitsPerDim",
+            "Bleu",
+            "ChrF",
+            "CountHistogram",
+            "DeadFraction",
+            "DecoderCalls",
+            "ExplainedVariance",
+            "GroupMeans",
+            "HoyerSparseness",
+            "LogMeanExp",
+        ),
         *("MeanOverExamples", "MessageCounts", "MessageStructure", "PairedBootstrap", "Rouge", "SupportSize", "TextMetric"),
         *("bag_of_symbols_disentanglement", "paired_bootstrap", "positional_disentanglement", "topographic_similarity"),
     },
@@ -365,6 +379,7 @@ def _forked(program: Program, given: tuple[Tensor, ...], other: tuple[Tensor, ..
     there.close()
     found = here.recv() if here.poll(60) else []
     child.join(10)
+    child.kill()  # one that waits for a lock of another thread would be waited for at the end
     return [torch.from_numpy(x) for x in found]
 
 
@@ -405,7 +420,7 @@ SOLVED = {
 #: What is refused in the ways that need no compiler, always by an error of this package; all else has its eager results.
 REFUSED: dict[str, set[str]] = {
     **{way: set() for way in ("no_grad", "inference_mode", "autocast", "threads", "fork")},
-    "jit.trace": SOLVED,
+    "jit.trace": {*SOLVED, "batch_topk"},
     "vmap": {
         *SOLVED,
         *("GumbelSoftmax", "LeaveOneOut", "Marginalize", "ScoreFunction", "SumAndSample"),

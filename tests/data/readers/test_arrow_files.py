@@ -14,11 +14,11 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from lit_sparse.ground import stored
 from lit_sparse.data import TableDataModule, columns
 from lit_sparse.data.readers import tables
 from lit_sparse.data.readers.splits import read_split
 from lit_sparse.errors import DataError
-from lit_sparse.ground import stored
 
 
 def arrow(table: Any, kind: str = "file", **options: Any) -> bytes:

@@ -20,6 +20,7 @@ import pytest
 import torch
 from pyarrow import parquet as arrow
 
+from lit_sparse.ground import stored
 from lit_sparse.data import (
     TableDataModule,
 )
@@ -29,7 +30,6 @@ from lit_sparse.data.readers.splits import read_split
 from lit_sparse.data.readers.text_files import read_lines
 from lit_sparse.data.readers.word_vectors import read_vectors
 from lit_sparse.errors import ConfigurationError, DataError
-from lit_sparse.ground import stored
 
 from .test_bad_files import COMPLEX, VECTORS, Use, cached, dumped, game, houses, images, labels, npy, npz, table, vectors
 

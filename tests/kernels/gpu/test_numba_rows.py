@@ -16,7 +16,8 @@ from lit_sparse.kernels.gpu import numba_rows
 SIMULATED = """
 import torch
 from lit_sparse.kernels.gpu import numba_rows
-from lit_sparse.kernels import fusedmax, oscarmax
+from lit_sparse.mappings.fusedmax import kernel as fusedmax
+from lit_sparse.mappings.oscarmax import kernel as oscarmax
 from lit_sparse.mappings.fusedmax.kernel import map_fused
 from lit_sparse.mappings.oscarmax.kernel import map_oscar
 
@@ -110,7 +111,8 @@ dispatcher.get_current_device = compiler.get_current_device = lambda: SimpleName
 
 from lit_sparse.kernels.active_set import cuda as cuda_active_set
 from lit_sparse.kernels.gpu import numba_rows
-from lit_sparse.kernels import fusedmax, oscarmax
+from lit_sparse.mappings.fusedmax import kernel as fusedmax
+from lit_sparse.mappings.oscarmax import kernel as oscarmax
 
 numba_rows.numba_cuda = lambda: cuda
 
