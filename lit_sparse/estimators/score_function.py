@@ -16,7 +16,6 @@ from lit_sparse.estimators.latents import LatentDistribution
 from lit_sparse.estimators.running_mean import RunningMean
 from lit_sparse.estimators.sampler import Evaluation, Sampler, with_gradient_of
 from lit_sparse.mappings import SparseMapping
-from lit_sparse.nn import MLP
 
 __all__ = ["ScoreFunction"]
 
@@ -95,6 +94,8 @@ class ScoreFunction(Sampler):
                     f"{type(self).__name__} was built for contexts of {self.context_features} features but its model gives"
                     f" {features}. Leave out `context_features`."
                 )
+            from lit_sparse.nn import MLP  # on use: a third of what an estimator imports
+
             self.network = MLP([features, *self.hidden, 1])
         self.context_features = features
         return self

@@ -12,7 +12,6 @@ from typing_extensions import Self, override
 
 from lit_sparse.checks import MOST_EXAMPLES, MOST_FEATURES, check_choice, check_count, check_positive, check_widths
 from lit_sparse.errors import ConfigurationError, full_name
-from lit_sparse.nn.mlp import MLP
 from lit_sparse.transport.dual import TransportObjective
 from lit_sparse.transport.kernel_sgd import gaussian_sum, run_kernel_sgd
 
@@ -89,6 +88,8 @@ class MLPPotentials(Potentials):
 
     @override
     def create(self, dim: int) -> None:
+        from lit_sparse.nn import MLP  # on use: a third of what measures import
+
         self.of_source = MLP([dim, *self.hidden, 1])
         self.of_target = MLP([dim, *self.hidden, 1])
 

@@ -209,7 +209,7 @@ def list_marked(scores: Scores, bounds: Tensor, capacity: int) -> tuple[Tensor, 
 
 
 def multiply_listed(rows: Tensor, matrix: Tensor, places: Tensor, blocks: Tensor) -> Tensor:
-    """Return products (R, C), see :func:`lit_sparse.nn.lists.kernel.listed_products`."""
+    """Return products (R, C), see :func:`lit_sparse.nn.lists.listed_products`."""
     import triton
 
     out = rows.new_empty(places.shape)
@@ -223,7 +223,7 @@ def multiply_listed(rows: Tensor, matrix: Tensor, places: Tensor, blocks: Tensor
 
 
 def sum_listed(weights: Tensor, matrix: Tensor, places: Tensor, blocks: Tensor) -> Tensor:
-    """Return sums (R, E), see :func:`lit_sparse.nn.lists.kernel.listed_sums`."""
+    """Return sums (R, E), see :func:`lit_sparse.nn.lists.listed_sums`."""
     import triton
 
     count, entries = len(weights), matrix.shape[2]

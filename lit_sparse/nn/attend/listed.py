@@ -19,8 +19,7 @@ from lit_sparse.nn.attend.candidates import list_candidates, seem_many
 from lit_sparse.nn.attend.dense import attend_to_all
 from lit_sparse.nn.attend.gpu_candidates import has_programs, list_on_gpu
 from lit_sparse.nn.attend.operands import Operands, Pairs
-from lit_sparse.nn.lists.kernel import Lists
-from lit_sparse.nn.lists.operations import products, sums
+from lit_sparse.nn.lists import Lists, products, sums
 
 __all__ = ["Listed", "attend_to_listed"]
 

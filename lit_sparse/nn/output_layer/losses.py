@@ -22,8 +22,7 @@ from lit_sparse.ground.torch_internals import (
 )
 from lit_sparse.kernels.row_kernel import HALVES
 from lit_sparse.mappings import FenchelYoungLoss, Softmax, SparseMapping
-from lit_sparse.nn.lists.kernel import Lists
-from lit_sparse.nn.lists.operations import products
+from lit_sparse.nn.lists import Lists, products
 from lit_sparse.nn.output_layer.scores import rows_at_a_time
 from lit_sparse.nn.output_layer.softmax import log_partition
 from lit_sparse.nn.output_layer.support import find_support

@@ -13,7 +13,7 @@ from lit_sparse.ground.torch_internals import on_values
 from lit_sparse.kernels.gpu.triton_lists import Scores, bound_scores, list_marked, multiplies
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.nn.attend.candidates_kernel import list_candidates_of
-from lit_sparse.nn.lists.kernel import Lists, listed_products
+from lit_sparse.nn.lists import Lists, listed_products
 from lit_sparse.nn.output_layer.scores import ROWS, rows_at_a_time, score_ranges
 
 __all__ = ["find_support", "list_support"]

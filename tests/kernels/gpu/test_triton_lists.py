@@ -22,7 +22,7 @@ from lit_sparse.kernels.gpu.triton_lists import Scores, bound_scores, list_marke
 from lit_sparse.mappings import Entmax, LearnableEntmax, Sparsemax, TopKSparsemax
 from lit_sparse.nn import LinearFenchelYoungLoss, attention
 from lit_sparse.nn.attend import gpu_candidates
-from lit_sparse.nn.lists.kernel import Lists, listed_products, listed_sums, sums_to_listed
+from lit_sparse.nn.lists import Lists, listed_products, listed_sums, sums_to_listed
 from lit_sparse.nn.output_layer import losses as linear_losses
 from lit_sparse.nn.output_layer import support as linear_support
 from tests.support.processes import run_python

@@ -18,7 +18,7 @@ from lit_sparse.nn.attend.candidates import list_candidates, seem_many
 from lit_sparse.nn.attend.candidates_kernel import list_candidates_of
 from lit_sparse.nn.attend.listed import Listed, attend_to_listed
 from lit_sparse.nn.attend.operands import Operands, Pairs
-from lit_sparse.nn.lists.kernel import Lists, listed_products, listed_sums, sums_to_listed
+from lit_sparse.nn.lists import Lists, listed_products, listed_sums, sums_to_listed
 
 MAPPINGS = [
     Sparsemax(),
