@@ -18,7 +18,6 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -94,10 +93,10 @@ class _Recorder:
 def recorded(call: Callable[[], Any], capability: int) -> list[Launch]:
     """Return the launches of a call with tensors on the device ``meta``, as they are on a GPU of a compute capability."""
     recorder = _Recorder()
-    with ExitStack() as stack:
-        for module in (triton_attention, triton_lists, triton_rows):
-            stack.enter_context(mock.patch.object(module, "programs_on", lambda device: recorder))
-        stack.enter_context(mock.patch.object(triton_lists, "_is_ampere", lambda device: capability < 90))
+    with (
+        mock.patch.object(triton_rows, "programs_on", lambda device: recorder),
+        mock.patch.object(triton_lists, "_is_ampere", lambda device: capability < 90),
+    ):
         call()
     return recorder.launches
 

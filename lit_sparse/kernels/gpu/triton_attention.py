@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from lit_sparse.kernels.gpu.triton_rows import programs_on, runs_on
+from lit_sparse.kernels.gpu.triton_rows import launch, runs_on
 
 __all__ = ["BlockOptions", "attend", "differentiate", "serves"]
 
@@ -128,27 +127,17 @@ def _launch(name: str, grid: int, tensors: tuple[Tensor, ...], given: Given) -> 
     query, key, value, mask, options = given
     device, eps = query.device, options.alpha - 1
     places, row_step, column_step = (query, 0, 0) if mask is None else (places_of(mask), *mask.stride()[-2:])
-    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-        getattr(programs_on(device), name)[(grid,)](
-            *tensors,
-            query,
-            key,
-            value,
-            query if mask is None else mask.view(torch.uint8),
-            places,
-            row_step,
-            column_step,
-            query.shape[1],
-            *key.shape[1:],
-            value.shape[2],
-            len(query) // len(key),
-            options.scale,
-            1.0 / options.gamma,
-            eps,
-            masked=mask is not None,
-            causal=options.is_causal,
-            **shape_of(query.dtype, key.shape[2], value.shape[2], eps, device),
-        )
+    seen = query if mask is None else mask.view(torch.uint8)
+    sizes = (query.shape[1], *key.shape[1:], value.shape[2], len(query) // len(key))
+    numbers = (options.scale, 1.0 / options.gamma, eps)
+    launch(
+        name,
+        (grid,),
+        (*tensors, query, key, value, seen, places, row_step, column_step, *sizes, *numbers),
+        masked=mask is not None,
+        causal=options.is_causal,
+        **shape_of(query.dtype, key.shape[2], value.shape[2], eps, device),
+    )
 
 
 def block_of(dtype: torch.dtype, width: int, depth: int) -> BlockShape:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lit_sparse.kernels.gpu.triton_attention import BlockShape, places_of
-from lit_sparse.kernels.gpu.triton_rows import programs_on, runs_on
+from lit_sparse.kernels.gpu.triton_rows import launch, runs_on
 
 __all__ = [
     "Scores",
@@ -145,29 +144,14 @@ def bound_scores(scores: Scores, alpha: Tensor | float, gamma: float) -> Tensor:
     """
     query, key, *_ = scores
     heads, length, _ = query.shape
-    eps = (torch.as_tensor(alpha, dtype=torch.float32, device=query.device).expand(heads) - 1).clamp_min(
-        1e-9
-    )  # 1 and below: all
+    alphas = torch.as_tensor(alpha, dtype=torch.float32, device=query.device).expand(heads)
+    eps = (alphas - 1).clamp_min(1e-9).contiguous()  # 1 and below: all
     norms = torch.linalg.vector_norm(key, dim=-1, dtype=torch.float32).nan_to_num(nan=0.0, posinf=torch.inf).amax(-1)
     bounds = torch.empty(heads, length, device=query.device)
     known = {2.0: "one", 1.5: "two"}.get(alpha, "any") if not isinstance(alpha, Tensor) else "any"
-    _launch_over_scores(
-        "bound_scores",
-        _row_blocks(scores)[1],
-        scores,
-        (bounds, query, key, norms),
-        (
-            eps.contiguous(),
-            length,
-            key.shape[1],
-            heads // len(key),
-            scores.scale,
-            1.0 / gamma,
-            scores.softcap,
-            ROUNDING[query.dtype] + 2.0**-13 * max(0.0, key.shape[2] / WIDEST - 1),
-        ),
-        power=known,
-    )
+    rounding = ROUNDING[query.dtype] + 2.0**-13 * max(0.0, key.shape[2] / WIDEST - 1)
+    others = (eps, length, key.shape[1], heads // len(key), scores.scale, 1.0 / gamma, scores.softcap, rounding)
+    _launch_over_scores("bound_scores", _row_blocks(scores)[1], scores, (bounds, query, key, norms), others, power=known)
     return bounds
 
 
@@ -194,7 +178,7 @@ def list_marked(scores: Scores, bounds: Tensor, capacity: int) -> tuple[Tensor, 
         number = min(some, blocks - first)
         others = (length, size, heads // len(key), scores.scale, scores.softcap, first, words)
         _launch_over_scores("mark_scores", number, scores, (marks, bounds, query, key), others)
-        _launch(
+        launch(
             "write_lists",
             (number * (shape.rows // part),),
             (places, counts, marks, bounds, *_places_in(scores.ranges, query), length, size, first, words, capacity),
@@ -210,39 +194,26 @@ def list_marked(scores: Scores, bounds: Tensor, capacity: int) -> tuple[Tensor, 
 
 def multiply_listed(rows: Tensor, matrix: Tensor, places: Tensor, blocks: Tensor) -> Tensor:
     """Return products (R, C), see :func:`lit_sparse.nn.lists.listed_products`."""
-    import triton
-
     out = rows.new_empty(places.shape)
     if out.numel():
         rows, matrix = rows.contiguous(), matrix.contiguous()
-        width = min(128, max(16, triton.next_power_of_2(rows.shape[1])))
+        width = _width_of(rows.shape[1])
         pairs = 4096 // width
         given = (out, rows, matrix, places, blocks, out.numel(), matrix.shape[1], rows.shape[1], places.shape[1])
-        _launch("multiply_listed", (-(-out.numel() // pairs),), given, block=pairs, width=width)
+        launch("multiply_listed", (-(-out.numel() // pairs),), given, block=pairs, width=width)
     return out
 
 
 def sum_listed(weights: Tensor, matrix: Tensor, places: Tensor, blocks: Tensor) -> Tensor:
     """Return sums (R, E), see :func:`lit_sparse.nn.lists.listed_sums`."""
-    import triton
-
     count, entries = len(weights), matrix.shape[2]
     out = weights.new_empty(count, entries)
     if out.numel():
-        width = min(128, max(16, triton.next_power_of_2(entries)))
+        width = _width_of(entries)
         block = 1024 // width
-        given = (
-            out,
-            weights.contiguous(),
-            matrix.contiguous(),
-            places,
-            blocks,
-            count,
-            matrix.shape[1],
-            entries,
-            places.shape[1],
-        )
-        _launch("sum_listed", (-(-count // block), -(-entries // width)), given, block=block, width=width)
+        weights, matrix = weights.contiguous(), matrix.contiguous()
+        given = (out, weights, matrix, places, blocks, count, matrix.shape[1], entries, places.shape[1])
+        launch("sum_listed", (-(-count // block), -(-entries // width)), given, block=block, width=width)
     return out
 
 
@@ -255,14 +226,12 @@ def scatter_listed(weights: Tensor, rows: Tensor, order: Tensor, starts: Tensor)
         order: slots of all lists, from 0 to R C, by their places.
         starts: (B S + 1,) where each place begins.
     """
-    import triton
-
     entries = rows.shape[1]
     out = rows.new_empty(len(starts) - 1, entries)
     if out.numel():
-        width = min(128, max(16, triton.next_power_of_2(entries)))
+        width = _width_of(entries)
         given = (out, weights.contiguous(), rows.contiguous(), order, starts, entries, weights.shape[1])
-        _launch("scatter_listed", (len(out), -(-entries // width)), given, block=2048 // width, width=width)
+        launch("scatter_listed", (len(out), -(-entries // width)), given, block=2048 // width, width=width)
     return out
 
 
@@ -306,7 +275,7 @@ def _launch_over_scores(
         "causal": scores.is_causal,
         **shape_of(scores),
     }
-    _launch(name, (grid,), (*before, *between, *after), **constants)
+    launch(name, (grid,), (*before, *between, *after), **constants)
 
 
 def _places_in(given: Tensor | None, other: Tensor) -> tuple[Any, ...]:
@@ -314,7 +283,6 @@ def _places_in(given: Tensor | None, other: Tensor) -> tuple[Any, ...]:
     return (other, other, 0, 0) if given is None else (given, places_of(given), *given.stride()[-2:])
 
 
-def _launch(name: str, grid: tuple[int, ...], given: tuple[Any, ...], **constants: Any) -> None:
-    device = given[0].device
-    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-        getattr(programs_on(device), name)[grid](*given, **constants)
+def _width_of(entries: int) -> int:
+    """Return how many of so many entries a program of listed rows takes at a time."""
+    return min(128, max(16, 1 << (entries - 1).bit_length()))

@@ -26,10 +26,10 @@ __all__ = [
     "chosen_product",
     "entmax_product",
     "hoyer_product",
+    "launch",
     "map_budget",
     "map_capped",
     "map_entmax",
-    "programs_on",
     "project_hoyer",
     "project_simplex",
     "runs_on",
@@ -162,6 +162,13 @@ def _serves_hoyer(x: Tensor) -> bool:
     return x.dtype != torch.float64 and not _is_long(x.shape[-1], torch.float64) and _serves(x)
 
 
+def launch(name: str, grid: tuple[int, ...], given: tuple[Any, ...], **constants: Any) -> None:
+    """Run so many instances of a program on the current stream of the device of its first argument, a tensor."""
+    device = given[0].device
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        getattr(programs_on(device), name)[grid](*given, **constants)
+
+
 def _launch(
     name: str,
     out: Tensor,
@@ -171,7 +178,7 @@ def _launch(
     dtype: torch.dtype,
     **constants: Any,
 ) -> Tensor:
-    """Run a program on the current stream of the tensors' device.
+    """Run a program of rows.
 
     Args:
         name: name of the program.
@@ -187,23 +194,12 @@ def _launch(
     """
     import triton.language as tl
 
-    device = out.device
-    programs: Any = programs_on(device)
     d = out.shape[-1]
     n = out.numel() // d
     shape = _shape(d, dtype, out.element_size())
-    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-        getattr(programs, name)[(-(-n // shape["rows"]),)](
-            out,
-            *[tensor.contiguous() for tensor in rows],
-            *others,
-            n,
-            d // shape["unit"],
-            *numbers,
-            width=tl.float64 if dtype == torch.float64 else tl.float32,
-            **shape,
-            **constants,
-        )
+    given = (out, *[tensor.contiguous() for tensor in rows], *others, n, d // shape["unit"], *numbers)
+    width = tl.float64 if dtype == torch.float64 else tl.float32
+    launch(name, (-(-n // shape["rows"]),), given, width=width, **shape, **constants)
     return out
 
 

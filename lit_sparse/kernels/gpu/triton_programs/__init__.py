@@ -2,7 +2,8 @@
 
 Only :mod:`lit_sparse.kernels.gpu.triton_rows` imports this, and only where Triton is installed.
 
-The modules ``attention`` and ``lists`` describe their own programs. The others map rows, or multiply them by a Jacobian.
+The modules ``attention``, ``lists`` and ``listed`` describe their own programs. The others map rows, or multiply them by a
+Jacobian.
 
 A program takes ``rows`` rows at a time and keeps them in registers, so that all Newton steps share one read and one write.
 
@@ -28,14 +29,8 @@ from lit_sparse.kernels.gpu.triton_programs.capped import capped_jacobian, map_c
 from lit_sparse.kernels.gpu.triton_programs.entmax import apply_jacobian, map_entmax
 from lit_sparse.kernels.gpu.triton_programs.hoyer import hoyer_jacobian, project_hoyer
 from lit_sparse.kernels.gpu.triton_programs.largest import keep_chosen, threshold_hard
-from lit_sparse.kernels.gpu.triton_programs.lists import (
-    bound_scores,
-    mark_scores,
-    multiply_listed,
-    scatter_listed,
-    sum_listed,
-    write_lists,
-)
+from lit_sparse.kernels.gpu.triton_programs.listed import multiply_listed, scatter_listed, sum_listed
+from lit_sparse.kernels.gpu.triton_programs.lists import bound_scores, mark_scores, write_lists
 from lit_sparse.kernels.gpu.triton_programs.simplex import project_simplex
 
 __all__ = [

@@ -13,10 +13,10 @@ from lit_sparse.kernels.gpu.triton_programs.tiles import (
     marked,
     over,
     parameter_of,
-    peaks_of,
     program,
     rows_of,
     store,
+    top_of,
     total,
 )
 
@@ -80,15 +80,14 @@ def map_budget(
     A bracketed search ends where no number is between, or the sum is k. From the upper end, where the scores above can only
     reach 1, Newton's method adds ``delta``. The labels say how y depends on x: not at all, on its own score, on all tied ones.
     """
-    d = units * unit
-    row, inside = rows_of(n, rows)
+    row, inside, d, at = rows_of(n, units, unit, rows)
     k = parameter_of(k, row, inside, single, 1.0, width)
     gamma = tl.zeros([rows], width) + high + low
-    x += over(row) * d
-    y += over(row) * d
-    labels += over(row) * d
+    x += at
+    y += at
+    labels += at
     z = load(x, 0, d, inside, -HUGE, depth, groups, width)
-    top = tl.max(tl.max(peaks_of(z, x, d, inside, long), 1), 1)
+    top = top_of(z, x, d, inside, long)
     invalid = (top == HUGE) | ~(k >= 0)
     live = (top > 0) & ~invalid
     upper = tl.minimum(tl.where(live, top / gamma, 0.0), HIGHEST)
@@ -150,13 +149,12 @@ def budget_jacobian(
     long: tl.constexpr,
 ) -> None:
     """Multiply rows of ``v`` by the Jacobian at ``y`` times ``scale = high + low``: tied entries lose their mean."""
-    d = units * unit
-    row, inside = rows_of(n, rows)
+    _row, inside, d, at = rows_of(n, units, unit, rows)
     scale = tl.zeros([rows], width) + high + low
-    out += over(row) * d
-    v += over(row) * d
-    y += over(row) * d
-    labels += over(row) * d
+    out += at
+    v += at
+    y += at
+    labels += at
     mass = tl.zeros([rows], width)
     count = tl.zeros([rows], tl.int32)
     for start in range(0, d, depth * groups):

@@ -14,12 +14,13 @@ from lit_sparse.kernels.gpu.triton_programs.tiles import (
     load,
     load_scores,
     marked,
+    minima,
     over,
     parameter_of,
-    peaks_of,
     program,
     rows_of,
     store,
+    top_of,
     total,
 )
 
@@ -94,18 +95,17 @@ def map_capped(
     With m allowed entries, ``y = sigmoid(z - tau) / (rho m)`` sums to one. Newton's method runs on the logarithm of the sum,
     within a bracket. Scores far apart count from the score at which hard caps would end.
     """
-    d = units * unit
-    row, inside = rows_of(n, rows)
+    row, inside, d, at = rows_of(n, units, unit, rows)
     rho = parameter_of(rho, row, inside, single, 0.5, width)
-    x += over(row) * d
-    y += over(row) * d
+    x += at
+    y += at
     z = load(x, 0, d, inside, -HUGE, depth, groups, width)
-    top = tl.max(tl.max(peaks_of(z, x, d, inside, long), 1), 1)
-    least = tl.min(tl.min(tl.where(z == -HUGE, HUGE, z), 1), 1)
+    top = top_of(z, x, d, inside, long)
+    least = minima(tl.where(z == -HUGE, HUGE, z))
     if long:
         for start in range(depth * groups, d, depth * groups):
             tile = load_scores(x, start, d, inside, z)
-            least = tl.minimum(least, tl.min(tl.min(tl.where(tile == -HUGE, HUGE, tile), 1), 1))
+            least = tl.minimum(least, minima(tl.where(tile == -HUGE, HUGE, tile)))
     invalid = (top == HUGE) | ~((rho > 0) & (rho < 1))
     live = (top > -HUGE) & ~invalid
     origin = tl.where(live, top, 0.0)
@@ -172,14 +172,13 @@ def capped_jacobian(
 
     With m allowed entries, ``c = y (1 - rho m y)``.
     """
-    d = units * unit
-    row, inside = rows_of(n, rows)
+    row, inside, d, at = rows_of(n, units, unit, rows)
     limit = parameter_of(rho, row, inside, single, 0.5, width)
     scale = tl.zeros([rows], width) + high + low
-    out += over(row) * d
-    v += over(row) * d
-    y += over(row) * d
-    x += over(row) * d
+    out += at
+    v += at
+    y += at
+    x += at
     number = tl.zeros([rows], tl.int32)
     for start in range(0, d, depth * groups):
         number += total((load(x, start, d, inside, -HUGE, depth, groups, width) != -HUGE).to(tl.int32))

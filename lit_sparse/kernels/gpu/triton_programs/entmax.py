@@ -14,9 +14,12 @@ from lit_sparse.kernels.gpu.triton_programs.tiles import (
     load,
     load_scores,
     marked,
+    maxima,
+    minima,
     over,
     parameter_of,
     peaks_of,
+    place_in,
     program,
     rows_of,
     store,
@@ -176,8 +179,7 @@ def map_entmax(
     There is one ``alpha`` per row, or a ``single`` one. With ``squares`` it is 1.5 and not read. ``part`` selects the rows:
     0 for all, 1 for those with an alpha <= 2 or an invalid alpha, 2 for those with alpha > 2.
     """
-    d = units * unit
-    row, inside = rows_of(n, rows)
+    row, inside, d, at = rows_of(n, units, unit, rows)
     eps = eps_of(alpha, row, inside, single, squares, width)
     if part == 1:
         inside = inside & ~(eps > 1)
@@ -186,14 +188,14 @@ def map_entmax(
     if part != 0:  # noqa: SIM102 - the compiler decides this, the program the next
         if ~any_of(inside):
             return
-    x += over(row) * d
-    y += over(row) * d
+    x += at
+    y += at
     invalid = ~((eps > -1) & (eps < HUGE))
     eps = tl.where(tl.abs(eps) < FLAT, FLAT, tl.where(invalid, 0.5, eps))
     halves = ~any_of(eps != 0.5)
     z = load(x, 0, d, inside, -HUGE, depth, groups, width)
     peaks = peaks_of(z, x, d, inside, long)
-    top = tl.max(tl.max(peaks, 1), 1)
+    top = maxima(peaks)
     invalid = invalid | (top == HUGE)
     live = (top > -HUGE) & ~invalid
     top = tl.where(live, top, 0.0)
@@ -277,11 +279,9 @@ def centered(
 @compiled
 def least_of(y: tl.tensor, v: tl.tensor, least: tl.tensor, origin: tl.tensor) -> tl.tensor:
     """Return the smallest y above 0 (rows,) and the v of one place where it stands, given both for the tiles before."""
-    smallest = tl.min(tl.min(tl.where(y > 0, y, HUGE), 2), 1)
+    smallest = minima(tl.where(y > 0, y, HUGE))
     holds = tl.where(y == over(smallest), 1, 0)
-    before = tl.sum(holds, 2)
-    before = tl.cumsum(before, 1) - before
-    first = (holds > 0) & (tl.cumsum(holds, 2) + before[:, :, None] == 1)
+    first = (holds > 0) & (place_in(holds) == 1)
     value = total(tl.where(first, v, 0.0))
     better = smallest < least
     return tl.where(better, smallest, least), tl.where(better, value, origin)
@@ -311,14 +311,13 @@ def apply_jacobian(
     ``s = y^(2 - alpha)`` is y to the ``power`` "zero" (projection onto the simplex), "half", or "any": of ``alpha``, which is
     one of each row, or a ``single`` one. ``scale = high + low``.
     """
-    d = units * unit
-    row, inside = rows_of(n, rows)
+    row, inside, d, at = rows_of(n, units, unit, rows)
     eps = eps_of(alpha, row, inside, single, power != "any", width)
     halves = ~any_of(eps != 0.5)
     scale = tl.zeros([rows], width) + high + low
-    v += over(row) * d
-    y += over(row) * d
-    out += over(row) * d
+    v += at
+    y += at
+    out += at
     ceiling: tl.constexpr = 600.0 if width == tl.float64 else 80.0
     least = tl.full([rows], HUGE, width)
     origin = tl.zeros([rows], width)

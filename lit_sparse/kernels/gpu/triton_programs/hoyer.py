@@ -13,11 +13,14 @@ from lit_sparse.kernels.gpu.triton_programs.tiles import (
     compiled,
     load,
     marked,
+    maxima,
+    minima,
     over,
     parameter_of,
     program,
     rows_of,
     store,
+    top_of,
     total,
 )
 
@@ -94,15 +97,14 @@ def project_hoyer(
     long: tl.constexpr,
 ) -> None:
     """Project rows onto a Hoyer sparseness and an l2 norm; no row may be long."""
-    d = units * unit
-    row, inside = rows_of(n, rows)
+    row, inside, d, at = rows_of(n, units, unit, rows)
     sparseness = parameter_of(sparseness, row, inside, single, 0.5, width)
     norm = parameter_of(norm, row, inside, single_norm, 1.0, width)
-    x += over(row) * d
-    y += over(row) * d
+    x += at
+    y += at
     z = load(x, 0, d, inside, -HUGE, depth, groups, width)
     allowed = z != -HUGE
-    invalid = total((~(z < HUGE)).to(tl.int32)) > 0
+    invalid = top_of(z, x, d, inside, long) == HUGE
     a = z
     if not nonneg:
         a = tl.where(allowed, tl.abs(z), -HUGE)
@@ -110,9 +112,9 @@ def project_hoyer(
     live = (number > 0) & ~invalid
     a = tl.where(over(live), a, tl.where(allowed, 0.0, -HUGE))
     number = tl.maximum(number, 1.0)
-    top = tl.max(tl.max(a, 1), 1)
+    top = maxima(a)
     origin = tl.where(live, top, 0.0)
-    least = tl.min(tl.min(tl.where(allowed, a, HUGE), 1), 1)
+    least = minima(tl.where(allowed, a, HUGE))
     root = tl.sqrt(number)
     ratio = tl.minimum(tl.maximum(root - sparseness * (root - 1.0), 1.0), root)
     mass = norm * ratio
@@ -161,17 +163,16 @@ def hoyer_jacobian(
     long: tl.constexpr,
 ) -> None:
     """Multiply rows of ``v`` by the Jacobian of the projection of x at its result ``y``; no row may be long."""
-    d = units * unit
-    row, inside = rows_of(n, rows)
-    out += over(row) * d
-    point = load(y + over(row) * d, 0, d, inside, 0.0, depth, groups, width)
-    score = load(x + over(row) * d, 0, d, inside, 0.0, depth, groups, width)
-    push = load(v + over(row) * d, 0, d, inside, 0.0, depth, groups, width)
+    _row, inside, d, at = rows_of(n, units, unit, rows)
+    out += at
+    point = load(y + at, 0, d, inside, 0.0, depth, groups, width)
+    score = load(x + at, 0, d, inside, 0.0, depth, groups, width)
+    push = load(v + at, 0, d, inside, 0.0, depth, groups, width)
     support = point != 0
     sign = tl.where(point < 0, -1.0, 1.0).to(width)
     number = tl.maximum(total(support.to(tl.int32)), 1)
     side = tl.where(support, sign * score, -HUGE)
-    largest = tl.max(tl.max(side, 1), 1)
+    largest = maxima(side)
     side = tl.where(support, side - over(largest), 0.0)  # exact zeros for equal entries
     side = tl.where(support, side - over(total(side) / number), 0.0)
     push = tl.where(support, sign * push, 0.0)

@@ -11,10 +11,14 @@ from lit_sparse.kernels.gpu.triton_programs.tiles import (
     load,
     load_scores,
     marked,
+    maxima,
+    minima,
     over,
+    place_in,
     program,
     rows_of,
     store,
+    top_of,
     total,
 )
 
@@ -65,13 +69,11 @@ def number_from(
     long: tl.constexpr,
 ) -> tl.tensor:
     """Return how many entries (rows,) order at ``least`` (rows,) or above."""
+    count = total((key >= over(least)).to(tl.int32))
     if long:
-        count = total((key >= over(least)).to(tl.int32))
         size: tl.constexpr = z.shape[1] * z.shape[2]
         for start in range(size, d, size):
             count += total((order_of(load_scores(x, start, d, inside, z), kind) >= over(least)).to(tl.int32))
-    else:
-        count = total((key >= over(least)).to(tl.int32))
     return count
 
 
@@ -88,12 +90,12 @@ def smallest_from(
 ) -> tl.tensor:
     """Return the smallest order (rows,) of an entry that is at ``least`` (rows,) or above."""
     most: tl.constexpr = (1 << (key.dtype.primitive_bitwidth - 1)) - 1
-    found = tl.min(tl.min(tl.where(key >= over(least), key, most), 1), 1)
+    found = minima(tl.where(key >= over(least), key, most))
     if long:
         size: tl.constexpr = z.shape[1] * z.shape[2]
         for start in range(size, d, size):
             more = order_of(load_scores(x, start, d, inside, z), kind)
-            found = tl.minimum(found, tl.min(tl.min(tl.where(more >= over(least), more, most), 1), 1))
+            found = tl.minimum(found, minima(tl.where(more >= over(least), more, most)))
     return found
 
 
@@ -125,7 +127,7 @@ def kth_largest(
         long: likewise.
     """
     sign: tl.constexpr = key.dtype.primitive_bitwidth - 1
-    bit = tl.max(tl.max(key * 0 + 1, 1), 1)
+    bit = maxima(key * 0 + 1)
     least = bit << sign
     i = 0
     while any_of(live) & (i <= sign):
@@ -142,10 +144,7 @@ def kth_largest(
 def chosen_of(key: tl.tensor, least: tl.tensor, left: tl.tensor) -> tl.tensor:
     """Return which entries of a tile are above ``least`` (rows,), or among the first ``left`` (rows,) that are equal to it."""
     tied = (key == over(least)).to(tl.int32)
-    before = tl.sum(tied, 2)
-    before = tl.cumsum(before, 1) - before
-    place = tl.cumsum(tied, 2) + before[:, :, None]
-    return (key > over(least)) | ((tied > 0) & (place <= over(left)))
+    return (key > over(least)) | ((tied > 0) & (place_in(tied) <= over(left)))
 
 
 @program
@@ -165,16 +164,12 @@ def threshold_hard(
     long: tl.constexpr,
 ) -> None:
     """Keep the k largest entries of rows by their ``kind``, and say in ``chosen`` which these are."""
-    d = units * unit
-    row, inside = rows_of(n, rows)
-    x += over(row) * d
-    y += over(row) * d
-    chosen += over(row) * d
+    _row, inside, d, at = rows_of(n, units, unit, rows)
+    x += at
+    y += at
+    chosen += at
     z = load(x, 0, d, inside, -HUGE, depth, groups, width)
-    invalid = total((~(z < HUGE)).to(tl.int32)) > 0
-    if long:
-        for start in range(depth * groups, d, depth * groups):
-            invalid = invalid | (total((~(load_scores(x, start, d, inside, z) < HUGE)).to(tl.int32)) > 0)
+    invalid = top_of(z, x, d, inside, long) == HUGE
     least, left = kth_largest(order_of(z, kind), x, z, k, inside & ~invalid, d, inside, kind, long)
     if long:
         for start in range(0, d, depth * groups):
@@ -200,12 +195,11 @@ def keep_chosen(
     long: tl.constexpr,
 ) -> None:
     """Keep the chosen entries of rows of ``v``, NaN where ``y`` is; others are zero."""
-    d = units * unit
-    row, inside = rows_of(n, rows)
-    out += over(row) * d
-    v += over(row) * d
-    y += over(row) * d
-    chosen += over(row) * d
+    _row, inside, d, at = rows_of(n, units, unit, rows)
+    out += at
+    v += at
+    y += at
+    chosen += at
     for start in range(0, d, depth * groups):
         point = load(y, start, d, inside, 0.0, depth, groups, width)
         value = load(v, start, d, inside, 0.0, depth, groups, width)

@@ -1,8 +1,9 @@
-"""Lists of the keys that may have weight, and products and sums over them.
+"""Lists of the keys that may have weight.
 
 Scores are computed twice, a block of queries and one of keys at a time. The first pass keeps the largest of the scores that are
 so many columns apart. They are some of the scores, so their threshold bounds the query's from below. The second pass marks the
-scores above the bound, one bit each, and the marks become lists. Everything after that touches the listed keys alone.
+scores above the bound, one bit each, and the marks become lists. Everything after that, by the programs of
+:mod:`lit_sparse.kernels.gpu.triton_programs.listed`, touches the listed keys alone.
 
 Names that the programs share, in addition to the names in :mod:`lit_sparse.kernels.gpu.triton_programs.attention`:
 
@@ -15,7 +16,7 @@ Names that the programs share, in addition to the names in :mod:`lit_sparse.kern
 - ``ranges`` points to the first key that a query may see and the one after the last, int32, with places and strides likewise;
   both are 0 for a query without keys. Tiles that no query of a block may see are left out. No mask is needed in those that all
   of them see, such as most tiles of packed sequences.
-- ``places`` (R, capacity) list keys in increasing order, then -1. A row refers to one of the blocks of a matrix.
+- ``places`` (N L, capacity) list keys in increasing order, then -1.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import triton.language as tl
 
 from lit_sparse.kernels.gpu.triton_programs.tiles import HUGE, any_of, compiled, program
 
-__all__ = ["bound_scores", "mark_scores", "multiply_listed", "scatter_listed", "sum_listed", "write_lists"]
+__all__ = ["bound_scores", "mark_scores", "write_lists"]
 
 INVALID = tl.constexpr(3.4028234663852886e38)
 # Newton steps of a bound: fewer give a lower bound, and more candidates.
@@ -431,94 +432,3 @@ def write_lists(
             word = word & (word - 1)
             slot += 1
     tl.store(counts + row, tl.where(bound == INVALID, tl.minimum(count, 1), count), mask=inside)
-
-
-@program
-def multiply_listed(
-    out: tl.tensor,
-    rows: tl.tensor,
-    matrix: tl.tensor,
-    places: tl.tensor,
-    blocks: tl.tensor,
-    n: tl.tensor,
-    size: tl.tensor,
-    entries: tl.tensor,
-    capacity: tl.tensor,
-    block: tl.constexpr,
-    width: tl.constexpr,
-) -> None:
-    """Write products of rows (R, E) with the rows of a matrix (B, S, E) that they list, 0 past the end of a list."""
-    pair = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
-    place = tl.load(places + pair, mask=pair < n, other=-1)
-    row = pair // capacity
-    listed = tl.load(blocks + row, mask=pair < n, other=0) * size + place
-    total = tl.zeros([block], rows.dtype.element_ty)
-    for first in range(0, entries, width):
-        entry = first + tl.arange(0, width)
-        some = (place >= 0)[:, None] & (entry < entries)[None, :]
-        left = tl.load(rows + row[:, None] * entries + entry[None, :], mask=some, other=0)
-        right = tl.load(matrix + listed[:, None] * entries + entry[None, :], mask=some, other=0)
-        total += tl.sum(left * right, 1)
-    tl.store(out + pair, total, mask=pair < n)
-
-
-@program
-def sum_listed(
-    out: tl.tensor,
-    weights: tl.tensor,
-    matrix: tl.tensor,
-    places: tl.tensor,
-    blocks: tl.tensor,
-    n: tl.tensor,
-    size: tl.tensor,
-    entries: tl.tensor,
-    capacity: tl.tensor,
-    block: tl.constexpr,
-    width: tl.constexpr,
-) -> None:
-    """Write sums of the rows of a matrix (B, S, E) that rows list, times their weights (R, C), where these are not zero."""
-    row = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
-    entry = tl.program_id(1) * width + tl.arange(0, width)
-    origin = tl.load(blocks + row, mask=row < n, other=0) * size
-    total = tl.zeros([block, width], weights.dtype.element_ty)
-    more = row < n
-    slot = 0
-    while any_of(more) & (slot < capacity):
-        place = tl.load(places + row * capacity + slot, mask=more, other=-1)
-        more = place >= 0
-        weight = tl.load(weights + row * capacity + slot, mask=more, other=0)
-        some = (more & (weight != 0))[:, None] & (entry < entries)[None, :]
-        value = tl.load(matrix + (origin + place)[:, None] * entries + entry[None, :], mask=some, other=0)
-        total += weight[:, None] * value
-        slot += 1
-    inside = (row < n)[:, None] & (entry < entries)[None, :]
-    tl.store(out + row[:, None] * entries + entry[None, :], total, mask=inside)
-
-
-@program
-def scatter_listed(
-    out: tl.tensor,
-    weights: tl.tensor,
-    rows: tl.tensor,
-    order: tl.tensor,
-    starts: tl.tensor,
-    entries: tl.tensor,
-    capacity: tl.tensor,
-    block: tl.constexpr,
-    width: tl.constexpr,
-) -> None:
-    """Write, at a place of a matrix (B, S, E), the sum of the rows (R, E) that list it, times their weights there.
-
-    ``order`` has the slots of all lists by place, ``starts`` where each place begins.
-    """
-    entry = tl.program_id(1) * width + tl.arange(0, width)
-    total = tl.zeros([width], weights.dtype.element_ty)
-    last = tl.load(starts + tl.program_id(0) + 1)
-    for first in range(tl.load(starts + tl.program_id(0)), last, block):
-        place = first + tl.arange(0, block)
-        slot = tl.load(order + place, mask=place < last, other=0)
-        weight = tl.load(weights + slot, mask=place < last, other=0)
-        some = (weight != 0)[:, None] & (entry < entries)[None, :]
-        row = tl.load(rows + (slot // capacity)[:, None] * entries + entry[None, :], mask=some, other=0)
-        total += tl.sum(weight[:, None] * row, 0)
-    tl.store(out + tl.program_id(0).to(tl.int64) * entries + entry, total, mask=entry < entries)

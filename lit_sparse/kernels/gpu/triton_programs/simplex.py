@@ -15,6 +15,7 @@ from lit_sparse.kernels.gpu.triton_programs.tiles import (
     load,
     load_scores,
     marked,
+    maxima,
     over,
     peaks_of,
     program,
@@ -143,14 +144,13 @@ def project_simplex(
 
     If ``some``, only their k largest entries take part, ties going to the lowest index.
     """
-    d = units * unit
-    row, inside = rows_of(n, rows)
-    x += over(row) * d
-    y += over(row) * d
+    _row, inside, d, at = rows_of(n, units, unit, rows)
+    x += at
+    y += at
     gamma = tl.zeros([rows], width) + high + low
     z = load(x, 0, d, inside, -HUGE, depth, groups, width)
     peaks = peaks_of(z, x, d, inside, long)
-    top = tl.max(tl.max(peaks, 1), 1)
+    top = maxima(peaks)
     invalid = top == HUGE
     live = (top > -HUGE) & ~invalid
     top = tl.where(live, top, 0.0)

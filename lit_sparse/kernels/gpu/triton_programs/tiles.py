@@ -19,22 +19,43 @@ HUGE = tl.constexpr(float("inf"))
 
 
 @compiled
-def rows_of(n: tl.tensor, rows: tl.constexpr) -> tl.tensor:
-    """Return the numbers (rows,) of this program's rows, wide enough for any offset, and which of them exist."""
-    row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
-    return row, row < n
-
-
-@compiled
 def over(value: tl.tensor) -> tl.tensor:
     """Return a value for each row (rows,) as (rows, 1, 1)."""
     return value[:, None, None]
 
 
 @compiled
+def rows_of(n: tl.tensor, units: tl.tensor, unit: tl.constexpr, rows: tl.constexpr) -> tl.tensor:
+    """Return the numbers (rows,) of this program's rows, which of them exist, their length, and where each begins."""
+    d = units * unit
+    row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)  # wide enough for any offset
+    return row, row < n, d, over(row) * d
+
+
+@compiled
 def total(tile: tl.tensor) -> tl.tensor:
     """Return the sums (rows,) of a tile; first over depth, which is within threads."""
     return tl.sum(tl.sum(tile, 1), 1)
+
+
+@compiled
+def maxima(tile: tl.tensor) -> tl.tensor:
+    """Return the maxima (rows,) of a tile."""
+    return tl.max(tl.max(tile, 1), 1)
+
+
+@compiled
+def minima(tile: tl.tensor) -> tl.tensor:
+    """Return the minima (rows,) of a tile."""
+    return tl.min(tl.min(tile, 1), 1)
+
+
+@compiled
+def place_in(flag: tl.tensor) -> tl.tensor:
+    """Return how many of a flag (a tile of 0 and 1) are set from the first column to each."""
+    before = tl.sum(flag, 2)
+    before = tl.cumsum(before, 1) - before
+    return tl.cumsum(flag, 2) + before[:, :, None]
 
 
 @compiled
@@ -107,6 +128,12 @@ def peaks_of(z: tl.tensor, x: tl.tensor, d: tl.tensor, inside: tl.tensor, long: 
     else:
         peaks = tl.max(peaks, 1)[:, None, :]
     return peaks
+
+
+@compiled
+def top_of(z: tl.tensor, x: tl.tensor, d: tl.tensor, inside: tl.tensor, long: tl.constexpr) -> tl.tensor:
+    """Return the largest entries (rows,), +inf for a row with a NaN."""
+    return maxima(peaks_of(z, x, d, inside, long))
 
 
 @compiled
