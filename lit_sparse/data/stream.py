@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lit_sparse.data.base import ResumableDataModule, in_batches, shuffled
+from lit_sparse.data.columns import Column
 from lit_sparse.errors import DataError
 
 __all__ = ["Stream", "stream_batches", "stream_order"]
@@ -77,7 +77,7 @@ class Stream:
         """Yield the values of a role in all rows."""
         left = len(self)
         for chunk in self._open():
-            yield from map(self._value, chunk[role][:left].to_pylist())
+            yield from Column([chunk[role][:left]], self._decode)
             left -= min(left, len(chunk[role]))
             if not left:
                 return
@@ -98,12 +98,6 @@ class Stream:
             self._end += len(next(iter(chunk.values())))
             while len(self._kept) > 1 and self._kept[1][0] <= min(low, self._end - self._buffer):
                 self._kept.popleft()
-        starts = [start for start, _ in self._kept]
-        found = [(bisect_right(starts, index) - 1, index) for index in indices.tolist()]
-        return {
-            role: [self._value(self._kept[place][1][role][index - starts[place]].as_py()) for place, index in found]
-            for role in self._kept[-1][1]
-        }
-
-    def _value(self, value: Any) -> Any:
-        return value if value is None or self._decode is None else self._decode(value)
+        places = (indices - self._kept[0][0]).tolist()
+        kept = {role: Column((chunk[role] for _, chunk in self._kept), self._decode) for role in self._kept[-1][1]}
+        return {role: [column[place] for place in places] for role, column in kept.items()}

@@ -10,11 +10,12 @@ import csv
 import io
 import itertools
 import json
+import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -29,8 +30,8 @@ from lit_sparse.errors import DataError, did_you_mean
 from lit_sparse.ground.stored import unique_keys
 
 __all__ = [
-    *("TABLES", "Chunk", "Row", "chunks_of", "chunks_of_batches", "float_of", "floats_of", "from_chunks"),
-    *("of_batches", "read_numbers", "rows_of"),
+    *("TABLES", "Chunk", "Row", "chunks_of", "chunks_of_batches", "float_of", "from_chunks"),
+    *("number_chunks", "of_batches", "read_numbers", "rows_of"),
 ]
 
 NUMBER = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?"
@@ -101,19 +102,13 @@ def read_numbers(path: Place, names: Sequence[str], others: Sequence[str] = ()) 
         ValueError: for a value that is no number.
     """
     pieces: list[np.ndarray] = []
-    decode, columns = TABLES[ending_of(path)].decode, {name: name for name in (*names, *others)}
 
     def rest() -> Iterator[Chunk]:
-        row = 0
-        for chunk in chunks_of([path], columns):
-            piece = np.stack([floats_of(chunk[name], decode) for name in names], axis=1)
-            for name in (name for name, infinite in zip(names, np.isinf(piece).any(0), strict=True) if infinite):
-                _check_digits([chunk[name]], name, path, row)
+        for piece, chunk in number_chunks(path, names, others):
             pieces.append(piece)
-            row += len(piece)
             yield {name: chunk[name] for name in others}
 
-    read = from_chunks(rest(), path, columns)
+    read = from_chunks(rest(), path, {name: name for name in others})
     numbers, row = np.empty((sum(map(len, pieces)), len(names))), 0
     while pieces:  # a piece is released when it has been copied
         piece = pieces.pop()
@@ -122,29 +117,37 @@ def read_numbers(path: Place, names: Sequence[str], others: Sequence[str] = ()) 
     return numbers, read
 
 
-def floats_of(cells: Any, decode: Callable[[Any], Any] | None) -> np.ndarray:
+def number_chunks(path: Place, names: Sequence[str], others: Sequence[str] = ()) -> Iterator[tuple[np.ndarray, Chunk]]:
+    """Yield some rows of a table as numbers (n, D) float64, and as a chunk, which has other columns, too.
+
+    Raises:
+        DataError, ValueError: see :func:`read_numbers`.
+    """
+    decode, row = TABLES[ending_of(path)].decode, 0
+    for chunk in chunks_of([path], {name: name for name in (*names, *others)}):
+        piece = np.stack([_floats(chunk[name], decode) for name in names], axis=1)
+        for name in itertools.compress(names, np.isinf(piece).any(0)):
+            _check_digits([chunk[name]], name, path, row)
+        row += len(piece)
+        yield piece, chunk
+
+
+def _floats(cells: Any, decode: Callable[[Any], Any] | None) -> np.ndarray:
     if decode is None:
-        try:
+        with suppress(ValueError, NotImplementedError):  # of Arrow; Python knows more spellings, and says what it does not know
             return cells.cast("float64").to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
-        except (ValueError, NotImplementedError):  # of Arrow; Python knows more spellings, and says what it does not know
-            decode = _same
-    cells = (decode(cell) for cell in cells.to_pylist())
-    return np.array([cell if cell is None else float_of(cell) for cell in cells], dtype=np.float64)
+    return np.array([*map(float_of, Column([cells], decode))])
 
 
 def float_of(cell: Any) -> float:
-    """Return a cell's number.
+    """Return a cell's number, NaN for a missing one.
 
     Raises:
-        ValueError: if it has none; Python also takes 2026_01 for one, which is a name or a date in a table.
+        ValueError: if it is no number; Python also takes 2026_01 for one, which is a name or a date in a table.
     """
     if isinstance(cell, str) and "_" in cell:
         raise ValueError(f"could not convert string to float: {cell!r}")
-    return float(cell)
-
-
-def _same(cell: Any) -> Any:
-    return cell
+    return math.nan if cell is None else float(cell)
 
 
 def chunks_of(files: Sequence[Place], columns: Mapping[str, str], optional: Collection[str] = ()) -> Iterator[Chunk]:
@@ -285,19 +288,18 @@ def _json_rows(path: Place, _: Mapping[str, str]) -> Iterator[Row]:
         for number, line in lines:
             if not line.strip():
                 continue
-            whole = "\n".join([line, *(rest for _, rest in lines)]) if line.lstrip().startswith("[") else line
-            values += whole.count("{") + whole.count("[")
+            array = line.lstrip().startswith("[")
+            text = "\n".join([line, *(rest for _, rest in lines)]) if array else line
+            values += text.count("{") + text.count("[")
             check_rows(path, values)
-            if whole.lstrip().startswith("["):
-                rows = [(f"row {place}", row) for place, row in enumerate(_parsed(path, number, whole), 1)]
-            else:
-                rows = [(f"line {number}", _parsed(path, number, line))]
-            for place, row in rows:
+            found, kind = _parsed(path, number, text), "row" if array else "line"
+            for place, row in enumerate(found, 1) if array else [(number, found)]:
                 if not isinstance(row, dict):
                     raise DataError(
-                        f"Expected objects, {{...}}, in {str(path)!r} but got {type(row).__name__} in {place}. Correct it."
+                        f"Expected objects, {{...}}, in {str(path)!r} but got {type(row).__name__} in {kind} {place}. Correct"
+                        " it."
                     )
-                yield place, row
+                yield f"{kind} {place}", row
 
 
 def _parsed(path: Place, number: int, text: str) -> Any:
@@ -315,31 +317,34 @@ def _parsed(path: Place, number: int, text: str) -> Any:
 
 def _cell_chunks(path: Place, columns: Mapping[str, str]) -> Iterator[Chunk]:
     """Yield the rows below a header: Arrow reads them as Python does, but faster, up to the first quotation mark or mistake."""
-    delimiter, done, plain = "\t" if ending_of(path) == ".tsv" else ",", 0, True
+    delimiter, done = "\t" if ending_of(path) == ".tsv" else ",", 0
     with open_bounded(path, lines=True) as file:
         header = file.readline().removeprefix(BOM)
-        while plain and (block := file.read(BLOCK)):
-            block += file.readline()
-            plain = b'"' not in header + block and block.count(b"\r") == block.count(b"\r\n")
+        while block := file.read(BLOCK):
             try:
-                chunk = _plain_chunk(block, delimiter, header, columns) if plain else {}
+                chunk = _plain_chunk(block + file.readline(), delimiter, header, columns)
             except ValueError:  # of Arrow, too
-                plain = False
-            else:
-                done += len(next(iter(chunk.values()), ()))
-                yield from [chunk] * plain
-    if not plain:
-        rows = itertools.islice(_cell_rows(path, columns), done, None)
-        yield from _chunks_of_rows(rows, columns, lambda row, column: row[1].get(column))
+                break
+            done += len(next(iter(chunk.values())))
+            yield chunk
+        else:
+            return
+    rows = itertools.islice(_cell_rows(path, columns), done, None)
+    yield from _chunks_of_rows(rows, columns, lambda row, column: row[1].get(column))
 
 
 def _plain_chunk(block: bytes, delimiter: str, header: bytes, columns: Mapping[str, str]) -> Chunk:
-    """Return the rows of lines without quotation marks, which Arrow reads as Python does."""
+    """Return the rows of lines that Arrow reads as Python does.
+
+    Raises:
+        ValueError: if it may not, because of a quotation mark, a line's end or the header.
+    """
     from pyarrow import csv as arrow
     from pyarrow import large_string, nulls
 
     names = header.decode().rstrip("\r\n").split(delimiter)
-    if len({*names}) < len(names) or not all(names):
+    quoted = b'"' in header or b'"' in block
+    if quoted or block.count(b"\r") > block.count(b"\r\n") or len({*names}) < len(names) or not all(names):
         raise ValueError
     kept = [name for name in names if name in columns.values()] or names[:1]
     table = arrow.read_csv(
@@ -359,51 +364,44 @@ def _plain_chunk(block: bytes, delimiter: str, header: bytes, columns: Mapping[s
     }
 
 
-def _rows_of_cells(path: Place, lines: Iterable[bytes]) -> Iterator[list[str]]:
-    texts = (line.decode("utf-8") for line in lines)
-    if ending_of(path) == ".csv":
-        return csv.reader(texts, strict=True)
-    ends = (text.removesuffix("\n").removesuffix("\r") for text in texts)
-    return (text.split("\t") if text else [] for text in ends)
+def _numbered_cells(path: Place) -> Generator[tuple[int, list[str]], None, None]:
+    """Yield the cells of each line, or of several with line ends in quotation marks, and the number of the last."""
+    with closing(numbered_lines(path)) as lines:
+        if ending_of(path) == ".tsv":
+            yield from ((number, line.split("\t") if line else []) for number, line in lines)
+            return
+        reader = csv.reader((f"{line}\n" for _, line in lines), strict=True)
+        try:
+            while (cells := _next(reader)) is not None:
+                yield reader.line_num, cells
+        except csv.Error as error:
+            raise DataError(f"{str(path)!r} is not a table in line {reader.line_num}: {error}. Correct the line.") from error
 
 
-def _several(rows: Iterator[list[str]], most: int = AT_ONCE) -> list[list[str]]:
-    """Return the next rows; a cell may be long."""
+def _next(rows: Iterator[list[str]]) -> list[str] | None:
+    """Return the next row, in which a cell may be long; None at the end."""
     limit = csv.field_size_limit(2**31 - 1)  # by default 131,072 characters, fewer than a long article
     try:
-        return list(itertools.islice(rows, most))
+        return next(rows, None)
     finally:
         csv.field_size_limit(limit)
 
 
 def _cell_rows(path: Place, _: Mapping[str, str]) -> Iterator[Row]:
-    number, header = 0, list[str]()
-
-    def lines() -> Iterator[bytes]:
-        nonlocal number
-        for at, line in numbered:
-            number = at
-            yield f"{line}\n".encode()
-
-    with closing(numbered_lines(path)) as numbered:
-        rows = _rows_of_cells(path, lines())
-        try:
-            while some := _several(rows, 1):
-                (cells,) = some
-                if cells and not header:
-                    header = cells
-                    if len({*header}) < len(header):
-                        names = ", ".join(header)[:200]
-                        raise DataError(f"Expected unique columns in {str(path)!r} but got {names}. Rename one.")
-                elif cells and len(cells) != len(header):
-                    raise DataError(
-                        f"Expected {len(header)} cells per line in {str(path)!r} but got {len(cells)} in line {number}. Correct"
-                        " it."
-                    )
-                elif cells:
-                    yield f"line {number}", {name: cell or None for name, cell in zip(header, cells, strict=True)}
-        except csv.Error as error:
-            raise DataError(f"{str(path)!r} is not a table in line {number}: {error}. Correct the line.") from error
+    """Yield the rows below a header; empty lines are skipped, and empty cells are missing values."""
+    header: list[str] = []
+    with closing(_numbered_cells(path)) as rows:
+        for number, cells in rows:
+            if cells and not header:
+                header = cells
+                if len({*header}) < len(header):
+                    raise DataError(f"Expected unique columns in {str(path)!r} but got {', '.join(header)[:200]}. Rename one.")
+            elif cells and len(cells) != len(header):
+                raise DataError(
+                    f"Expected {len(header)} cells per line in {str(path)!r} but got {len(cells)} in line {number}. Correct it."
+                )
+            elif cells:
+                yield f"line {number}", {name: cell or None for name, cell in zip(header, cells, strict=True)}
 
 
 def _are_numbers(cells: Any) -> bool:

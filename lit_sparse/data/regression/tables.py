@@ -18,7 +18,7 @@ from lit_sparse.data.loader import Batch
 from lit_sparse.data.readers.arrays import Arrays, open_arrays
 from lit_sparse.data.readers.places import Place, place_of
 from lit_sparse.data.readers.sizes import bytes_of, check_unpacked
-from lit_sparse.data.readers.tables import TABLES, chunks_of, floats_of, read_numbers
+from lit_sparse.data.readers.tables import TABLES, chunks_of, float_of, number_chunks, read_numbers
 from lit_sparse.data.readers.text_files import ending_of, open_bounded
 from lit_sparse.data.regression.base import Affine, RegressionDataModule, Table
 from lit_sparse.data.regression.streamed import Spread
@@ -115,9 +115,9 @@ class TableDataModule(RegressionDataModule):
                 raise DataError(f"{str(path)!r} cannot be read as numbers: {error}. Check the format.") from error
 
     def _open_stream(self, path: Place) -> None:
-        names, decode = self._columns(), TABLES[ending_of(path)].decode
+        names = self._columns()
         chunks = partial(chunks_of, [path], {name: name for name in names})
-        stream = Stream(chunks, decode, buffer=self.shuffle_buffer)
+        stream = Stream(chunks, TABLES[ending_of(path)].decode, buffer=self.shuffle_buffer)
         order, held = shuffled(len(stream), self.seed), dict[Split, torch.Tensor]()
         for split, part in (("test", self.test_size), ("val", self.val_size)):
             count = held_out(f"{split}_size", part, len(stream), len(order))
@@ -127,8 +127,7 @@ class TableDataModule(RegressionDataModule):
         kinds = torch.zeros(len(stream), dtype=torch.uint8)
         kinds[self._rows], kinds[apart] = 1, 2
         inputs, targets, kept, row = Spread(), Spread(), [], 0
-        for chunk in chunks():
-            numbers = np.stack([floats_of(chunk[name], decode) for name in names], axis=1)
+        for numbers, _ in number_chunks(path, names):
             table, kind = self._table(numbers[:, :-1], numbers[:, -1]), kinds[row : row + len(numbers)]
             row += len(numbers)
             inputs.add(table.features[kind == 1])
@@ -161,7 +160,7 @@ class TableDataModule(RegressionDataModule):
             return super().fetch(split, epoch, indices)
         assert self._stream is not None
         rows = self._stream.rows(self._rows[indices])
-        numbers = np.stack([np.array(rows[name], dtype=np.float64) for name in self._columns()], axis=1)
+        numbers = np.array([[*map(float_of, rows[name])] for name in self._columns()]).T
         table = self._made(self._table(numbers[:, :-1], numbers[:, -1]))
         return {"features": table.features, "target": table.target, "index": indices}
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from lit_sparse.data.readers import tables
 from lit_sparse.data.readers.splits import read_split
 from lit_sparse.errors import DataError
 
@@ -26,6 +27,17 @@ def test_json_keeps_values_as_they_are(tmp_path: Path, name: str, array: bool) -
     for path, split in ((str(tmp_path), "t"), (str(tmp_path), name), (None, str(tmp_path / name)), (None, str(tmp_path / "t"))):
         read = read_split(path, split, columns)
         assert read == {role: [row[column] for row in ROWS] for role, column in columns.items()}
+
+
+@pytest.mark.parametrize("array", [False, True])
+def test_empty_lines_of_json_cost_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, array: bool) -> None:
+    counted: list[int] = []
+    monkeypatch.setattr(tables, "check_rows", lambda path, values: counted.append(values))
+    write(
+        tmp_path / "t.json", " \n\n\t\r\n" * 500 + ('[{"a": 1}, {"a": 2}]' if array else '{"a": 1}\n\n{"a": 2}') + "\n\n" * 500
+    )
+    assert read_split(str(tmp_path), "t", {"x": "a"}) == {"x": [1, 2]}
+    assert counted == ([3] if array else [1, 2])
 
 
 def test_json_of_all_kinds_of_values(tmp_path: Path) -> None:
@@ -64,6 +76,8 @@ def test_csv(tmp_path: Path, name: str) -> None:
 def test_tsv_has_no_quotation_marks(tmp_path: Path) -> None:
     write(tmp_path / "t.tsv", 'a\tb\n"unclosed\t1\n\n5" disk, twice\t2\n')
     assert read_split(str(tmp_path), "t", AB) == {"source": ['"unclosed', '5" disk, twice'], "target": [1, 2]}
+    write(tmp_path / "t.tsv", b"a\tb\r\nx\ty\r\r\n")  # only one belongs to the end of the line
+    assert read_split(str(tmp_path), "t", AB) == {"source": ["x"], "target": ["y\r"]}
 
 
 def parquet(path: Path, columns: dict[str, list[Any]]) -> Path:
