@@ -17,6 +17,7 @@ from typing_extensions import Self, override
 from lit_sparse.checks import check_choice, check_indices, check_result
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.ground.arguments import KeepsArguments, constructor_parameters
+from lit_sparse.ground.distributed import shard
 from lit_sparse.lightning.choice import (
     NAME,
     DoublePrecision,
@@ -390,17 +391,13 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         """
         if self.device_mesh is None:
             return
-        from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
-
         if (size := self.device_mesh["tensor_parallel"].size()) > 1:
             raise ConfigurationError(
                 f"Expected `tensor_parallel_size` of ModelParallelStrategy to be 1 but got {size}. Set it to 1, and"
                 " `data_parallel_size` to the number of processes."
             )
-        if not isinstance(self, FSDPModule):
-            fully_shard(self, mesh=self.device_mesh["data_parallel"])
-            for name in ("training_step", "validation_step", "test_step", "predict_step"):
-                register_fsdp_forward_method(self, name)
+        steps = ("training_step", "validation_step", "test_step", "predict_step")
+        shard(self, self.device_mesh["data_parallel"], steps)
 
     @override
     def configure_callbacks(self) -> list[pl.Callback]:
