@@ -7,7 +7,7 @@ a process gets its own values back.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 __all__ = [
+    "SHARD_NAMES",
     "broadcast",
     "gather",
     "gather_objects",
@@ -26,10 +27,23 @@ __all__ = [
     "join_launched",
     "rank",
     "reduce",
+    "shard",
+    "unflatten",
     "world_size",
 ]
 
 Value = TypeVar("Value")
+#: Classes in the list of the tensors of a sharded checkpoint.
+SHARD_NAMES = {
+    "torch.distributed.checkpoint.filesystem._StorageInfo",
+    *(
+        f"torch.distributed.checkpoint.metadata.{name}"
+        for name in (
+            *("BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta"),
+            *("TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING"),
+        )
+    ),
+}
 
 
 def _has_group() -> bool:
@@ -155,3 +169,20 @@ def gather_to_first(value: Value) -> list[Value]:
     values: list[Any] | None = [None] * world_size() if is_first() else None
     torch.distributed.gather_object(value, values)
     return values or []
+
+
+def shard(module: nn.Module, mesh: Any, methods: Iterable[str]) -> None:
+    """Divide the weights of a module over the processes of a mesh, once; ``methods``, as ``forward``, compute with whole ones."""
+    from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+
+    if not isinstance(module, FSDPModule):
+        fully_shard(module, mesh=mesh)
+        for name in methods:
+            register_fsdp_forward_method(module, name)
+
+
+def unflatten(flat: dict[str, Any], places: dict[str, Any]) -> dict[str, Any]:
+    """Return the dicts and lists of a sharded checkpoint from its values by name, with the place of each name."""
+    from torch.distributed.checkpoint._nested_dict import unflatten_state_dict
+
+    return dict(unflatten_state_dict(flat, places))

@@ -17,6 +17,7 @@ from typing_extensions import Self, override
 from lit_sparse.checks import check_choice, check_indices, check_result
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.ground.arguments import KeepsArguments, constructor_parameters
+from lit_sparse.ground.distributed import shard
 from lit_sparse.lightning.choice import (
     NAME,
     DoublePrecision,
@@ -381,26 +382,24 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
             named = described if isinstance(described, dict) else {"class_path": described}
             self.hparams["optimizer"] = {**named, "init_args": {**named.get("init_args", {}), "lr": self._rate}}
 
-    @override
-    def configure_model(self) -> None:
-        """Divide the weights over the processes of a ``ModelParallelStrategy``; without one, do nothing.
+    @property
+    def configure_model(self) -> Callable[[], None]:  # type: ignore[override]
+        """The hook that divides the weights over the processes of a ``ModelParallelStrategy``.
 
-        Raises:
-            ConfigurationError: with tensor parallelism.
+        With other strategies it is Lightning's own, which does nothing: Lightning asks whether a model overrides the hook, and
+        then warns that its layers are not divided.
         """
-        if self.device_mesh is None:
-            return
-        from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+        return super().configure_model if self.device_mesh is None else self._shard
 
-        if (size := self.device_mesh["tensor_parallel"].size()) > 1:
+    def _shard(self) -> None:
+        mesh = self.device_mesh
+        assert mesh is not None
+        if (size := mesh["tensor_parallel"].size()) > 1:
             raise ConfigurationError(
                 f"Expected `tensor_parallel_size` of ModelParallelStrategy to be 1 but got {size}. Set it to 1, and"
                 " `data_parallel_size` to the number of processes."
             )
-        if not isinstance(self, FSDPModule):
-            fully_shard(self, mesh=self.device_mesh["data_parallel"])
-            for name in ("training_step", "validation_step", "test_step", "predict_step"):
-                register_fsdp_forward_method(self, name)
+        shard(self, mesh["data_parallel"], ("training_step", "validation_step", "test_step", "predict_step"))
 
     @override
     def configure_callbacks(self) -> list[pl.Callback]:

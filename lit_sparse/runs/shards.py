@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from lit_sparse.errors import CheckpointError
+from lit_sparse.ground.distributed import SHARD_NAMES, unflatten
 from lit_sparse.ground.pickles import check_pickle
 from lit_sparse.ground.stored import open_plain
 
@@ -24,17 +25,7 @@ __all__ = ["META", "is_sharded", "read_shards"]
 #: File of what a checkpoint holds besides tensors, and the list of its tensors.
 META, TENSORS = "meta.pt", ".metadata"
 #: What the list of tensors names.
-NAMED = {
-    *(
-        f"torch.distributed.checkpoint.metadata.{name}"
-        for name in (
-            *("BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta"),
-            *("TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING"),
-        )
-    ),
-    *("torch.distributed.checkpoint.filesystem._StorageInfo", "torch.serialization._get_layout", "torch.Size"),
-    *("pathlib.PosixPath", "pathlib.WindowsPath"),
-}
+NAMED = {*SHARD_NAMES, "torch.serialization._get_layout", "torch.Size", "pathlib.PosixPath", "pathlib.WindowsPath"}
 #: Largest list, and most bytes of the list of tensors.
 MOST_ITEMS, MOST_BYTES = 10_000, 2**27
 
@@ -74,9 +65,7 @@ def read_shards(folder: Path, source: str, read: Callable[..., Any]) -> dict[str
         flat = _tensors(folder, source, listed, read)
         if any(type(step) is int and step >= MOST_ITEMS for step in chain.from_iterable(listed.planner_data.values())):
             raise ValueError("its lists are too long")
-        from torch.distributed.checkpoint._nested_dict import unflatten_state_dict
-
-        parts: dict[str, Any] = unflatten_state_dict(flat, listed.planner_data)
+        parts = unflatten(flat, listed.planner_data)
         optimizers = [parts[f"optimizer_{number}"] for number in range(len(parts) - 1)]
         return {**found, "state_dict": parts["state_dict"], "optimizer_states": optimizers}
     except CheckpointError:

@@ -21,8 +21,6 @@ from .test_precision import MADE
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The number of training batches:UserWarning"),
     pytest.mark.filterwarnings("ignore:Checkpoint directory:UserWarning"),
-    # `configure_model` does something with a ModelParallelStrategy alone
-    pytest.mark.filterwarnings("ignore:You.re using the WeightAveraging callback:UserWarning"),
 ]
 EACH = pytest.mark.parametrize("name", MADE)
 

@@ -97,9 +97,9 @@ UNFINISHED: dict[str, tuple[Callable[[Content], Any], str]] = {
     "weights alone": (less("optimizer_states", "lr_schedulers", "loops", "callbacks"), "no lr_schedulers and no loops"),
     "an optimizer of another type": (put("optimizer_states", value=[3]), "`optimizer_states.0`.*but got 3"),
     "no state of an optimizer": (put("optimizer_states", value=[]), "no optimizer_states"),
-    "loops of another type": (put("loops", value=3), "does not fit"),
-    "states of another type": (put("states", value=3), "does not fit"),
-    "states with other entries": (put("states", "flags", value=3), "Expected `states`|Expected `states.flags`"),
+    "loops of another type": (put("loops", value=3), "Expected `loops` in 'changed.ckpt' to be a dict with `fit_loop`"),
+    "states of another type": (put("states", value=3), "Expected `states` in 'changed.ckpt' to be a dict with keys"),
+    "states with other entries": (put("states", "flags", value=3), "Expected `states.flags`"),
     "a place that is text": (put(*POSITION, value="a"), "combined_loader.0.*but got 'a'"),
     "a place of other types": (
         put(*POSITION, "epoch", value="a"),
