@@ -27,14 +27,13 @@ from typing import Any
 import torch
 from scipy.stats import spearmanr
 from torch import Tensor, nn
-from torch.nn import functional as nnf
 from transformers import AutoModel, AutoTokenizer
 
 from lit_sparse import hf
 from lit_sparse.errors import install_command
 from lit_sparse.hf import AnnealedEntmax, LayerMapping
 from lit_sparse.mappings import Entmax, Softmax
-from lit_sparse.studies.problems.autoencoders import LABELS, ranking_loss
+from lit_sparse.studies.problems.autoencoders import LABELS, ranking_loss, sentence_vectors
 
 ANNEALING = 0.5  # share of the steps after which alpha is at its target
 WARM_UP = 10
@@ -66,9 +65,7 @@ class Encoder:
 
     def __call__(self, texts: list[str]) -> Tensor:
         inputs = self.words(texts, padding=True, truncation=True, max_length=64, return_tensors="pt")
-        states: Tensor = self.model(**inputs).last_hidden_state
-        mask = inputs["attention_mask"].unsqueeze(-1)
-        return nnf.normalize((states * mask).sum(1) / mask.sum(1), dim=-1)
+        return sentence_vectors(self.model, inputs)
 
 
 def loss_of(encoder: Encoder, rows: Rows) -> Tensor:

@@ -3,19 +3,10 @@
 from lit_sparse.ground import train_extra  # noqa: F401
 from lit_sparse.callbacks.logging import CountLogger, LanguageLogger, SecondsLogger
 from lit_sparse.callbacks.pictures.attention import AttentionPlot
+from lit_sparse.callbacks.pictures.curves import DecoderCallsPlot, NegativeELBOPlot, SuccessPlot, SupportSizePlot
 from lit_sparse.callbacks.pictures.heat_maps import draw_attention
-from lit_sparse.callbacks.pictures.plots import (
-    ActivityHistogram,
-    BasesPlot,
-    ClassSamplesPlot,
-    DecoderCallsPlot,
-    NegativeELBOPlot,
-    ReconstructionPlot,
-    SuccessPlot,
-    SupportSizePlot,
-    TopTokensPlot,
-    TransportPlot,
-)
+from lit_sparse.callbacks.pictures.samples import ClassSamplesPlot, ReconstructionPlot, TransportPlot
+from lit_sparse.callbacks.pictures.units import ActivityHistogram, BasesPlot, TopTokensPlot
 from lit_sparse.callbacks.stopping import RelativeChangeStopping
 from lit_sparse.callbacks.temperature import TemperatureAnnealing
 from lit_sparse.callbacks.weights import OptimalBrainDamage, SparseConnectivity

@@ -129,11 +129,15 @@ def count_labels(labels: Tensor) -> Tensor:
     return (labels != IGNORED).sum()
 
 
+def summed_cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the cross-entropy of each example (B,), summed over its labels."""
+    losses = F.cross_entropy(logits.float().flatten(0, -2), labels.flatten(), ignore_index=IGNORED, reduction="none")
+    return losses.view(len(labels), -1).sum(-1)
+
+
 def _cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the cross-entropy of each example (B,), averaged over its labels."""
-    losses = F.cross_entropy(logits.float().flatten(0, -2), labels.flatten(), ignore_index=IGNORED, reduction="none")
-    losses = losses.view(len(labels), -1)
-    return losses.sum(-1) / (labels != IGNORED).view(len(labels), -1).sum(-1).clamp_min(1)
+    return summed_cross_entropies(logits, labels) / (labels != IGNORED).view(len(labels), -1).sum(-1).clamp_min(1)
 
 
 def aligned(outputs: Any, labels: Tensor, shift: bool | None) -> tuple[Tensor, Tensor]:

@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lit_sparse.checks import check_count
 from lit_sparse.coresets import Coreset
 from lit_sparse.errors import ConfigurationError, DataError, full_name
-from lit_sparse.hf.loss_functions import IGNORED, LossFunction, aligned, count_labels
+from lit_sparse.hf.loss_functions import LossFunction, aligned, count_labels, summed_cross_entropies
 
 __all__ = ["example_gradients", "weighted_dataset", "weighted_loss_func"]
 
@@ -65,12 +64,7 @@ def example_gradients(
         raise ConfigurationError(
             f"Expected `parameters` to begin names of trained parameters but got {parameters!r}. There are: {names}"
         )
-    size = sum(p.numel() for p in chosen.values())
-    place = sign = None
-    if features is not None and check_count("features", features) < size:
-        generator = torch.Generator().manual_seed(seed)
-        place = torch.randint(features, (size,), generator=generator, dtype=torch.int32)
-        sign = torch.randint(2, (size,), generator=generator, dtype=torch.int8)
+    projected = _projection(sum(p.numel() for p in chosen.values()), features, seed)
     training, device, rows = model.training, next(iter(chosen.values())).device, []
     model.eval()
     try:
@@ -85,14 +79,22 @@ def example_gradients(
             row = torch.cat([slope.flatten().float().cpu() for slope in found])
             if not bool(row.isfinite().all()):
                 raise DataError(f"Expected finite gradients but got NaN or infinity for example {number}. Leave it out.")
-            if place is not None and sign is not None:
-                row = row.new_zeros(int(features or 0)).index_add_(0, place, torch.where(sign == 1, row, -row))
-            rows.append(row)
+            rows.append(projected(row))
     finally:
         model.train(training)
     if not rows:
         raise DataError("Expected examples to compute gradients of but got none.")
     return torch.stack(rows)
+
+
+def _projection(size: int, features: int | None, seed: int) -> Callable[[Tensor], Tensor]:
+    """Return a function that adds each entry of a vector (size,), with a random sign, to a random one of the features."""
+    if features is None or check_count("features", features) >= size:
+        return lambda vector: vector
+    generator = torch.Generator().manual_seed(seed)
+    place = torch.randint(features, (size,), generator=generator, dtype=torch.int32)
+    sign = torch.randint(2, (size,), generator=generator, dtype=torch.int8)
+    return lambda vector: vector.new_zeros(features).index_add_(0, place, torch.where(sign == 1, vector, -vector))
 
 
 def weighted_dataset(dataset: Any, coreset: Coreset) -> Any:
@@ -132,12 +134,10 @@ def weighted_loss_func(model: nn.Module, *, shift: bool | None = None) -> LossFu
 
     def compute(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
         logits, labels = aligned(outputs, labels, shift)
-        logits = logits.float()
         if labels.is_floating_point():
-            losses = (logits.reshape(labels.shape) - labels).square()
+            losses = (logits.float().reshape(labels.shape) - labels).square().reshape(len(labels), -1).sum(1)
         else:
-            losses = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORED, reduction="none")
-        losses = losses.reshape(len(labels), -1).sum(1)
+            losses = summed_cross_entropies(logits, labels)
         if weights[0] is not None:
             losses = losses * weights[0].to(losses)
         return losses.sum() / (count_labels(labels) if num_items_in_batch is None else num_items_in_batch)

@@ -32,8 +32,7 @@ from lit_sparse.mappings.softmax import Softmax
 from lit_sparse.mappings.sparsemap import SparseMAP, SparseMAPOutput
 from lit_sparse.mappings.sparsemax import Sparsemax
 from lit_sparse.mappings.sq_pnorm_max.layer import SqPNormMax
-from lit_sparse.mappings.topk_entmax import TopKEntmax
-from lit_sparse.mappings.topk_sparsemax import TopKSparsemax
+from lit_sparse.mappings.topk import TopKEntmax, TopKSparsemax
 
 __all__ = [
     "BatchTopK",

@@ -17,8 +17,7 @@ from lit_sparse.mappings.softmax import softmax
 from lit_sparse.mappings.sparsemap.layer import sparsemap
 from lit_sparse.mappings.sparsemax import sparsemax
 from lit_sparse.mappings.sq_pnorm_max.layer import sq_pnorm_max
-from lit_sparse.mappings.topk_entmax import topk_entmax
-from lit_sparse.mappings.topk_sparsemax import topk_sparsemax
+from lit_sparse.mappings.topk import topk_entmax, topk_sparsemax
 
 __all__ = [
     "batch_topk",

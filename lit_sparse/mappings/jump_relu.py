@@ -108,8 +108,7 @@ class JumpReLU(SparseMapping):
         if self._learns:
             above = above + self._slope(scores, t, 1.0, -1)
         number = above.sum(-1).mean()
-        everywhere = reduce(number.detach()) / world_size() if world_size() > 1 else number.detach()
-        off = everywhere / self.k - 1
+        off = reduce(number.detach()) / (world_size() * self.k) - 1
         return off.square() + 2 * off * (number - number.detach()) / self.k
 
     @property

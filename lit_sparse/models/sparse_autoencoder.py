@@ -237,9 +237,8 @@ class SparseAutoencoder(LitSparseModule):
     @torch.no_grad()
     def _count_idle(self, active: Tensor) -> None:
         """Count the examples of all processes since each unit was active."""
-        used = reduce(active.any(0).long()) if world_size() > 1 else active.any(0)
         self.idle += len(active) * world_size()
-        self.idle.masked_fill_(used != 0, 0)
+        self.idle.masked_fill_(reduce(active.any(0).long()) > 0, 0)
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """Return ``index`` (B,) and the ``activity`` (B, width)."""

@@ -1,15 +1,13 @@
-"""BatchTopK in training, JumpReLU's thresholds, and top-k entmax against brute force."""
+"""BatchTopK in training, and JumpReLU's thresholds."""
 
 from __future__ import annotations
-
-import itertools
 
 import pytest
 import torch
 from torch import Tensor
 
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.mappings import BatchTopK, JumpReLU, TopKEntmax
+from lit_sparse.mappings import BatchTopK, JumpReLU
 from lit_sparse.mappings import functional as F
 
 
@@ -79,20 +77,3 @@ def test_slopes_of_thresholds() -> None:
     torch.testing.assert_close(value, 0.5 * torch.where(x > 0.5, x.square() - 0.25, 0.0).sum(1), rtol=1e-6, atol=1e-6)
     (slope,) = torch.autograd.grad(value.sum(), mapping.weight)
     torch.testing.assert_close(slope, -10 * 0.25 * (x > 0.5).double().sum(0), rtol=1e-6, atol=1e-6)
-
-
-def test_top_k_entmax_is_the_best_of_all_subsets() -> None:
-    for seed in range(20):
-        x, best, answer = 0.5 * scores(6, seed=seed), -torch.inf, torch.zeros(6)
-        for subset in map(list, itertools.combinations(range(6), 3)):
-            y = torch.zeros_like(x)
-            y[subset] = F.entmax(x[subset], 1.5)
-            value = float(y @ x - TopKEntmax(3).regularizer(y))
-            if value > best + 1e-12:
-                best, answer = value, y
-        torch.testing.assert_close(F.topk_entmax(x, 3), answer)
-    x = scores(50, 9)
-    torch.testing.assert_close(F.topk_entmax(x, 3, 2.0), F.topk_sparsemax(x, 3))
-    assert F.topk_entmax(torch.zeros(300), 130).nonzero().flatten().tolist() == list(range(130))
-    with pytest.raises(ConfigurationError, match="`alpha`"):
-        TopKEntmax(3, 1.0)

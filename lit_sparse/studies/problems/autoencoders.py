@@ -20,7 +20,7 @@ from lit_sparse.mappings import BatchTopK, HardThreshold, HoyerProjection, JumpR
 from lit_sparse.metrics import DeadFraction, ExplainedVariance
 from lit_sparse.models import SparseAutoencoder
 
-__all__ = ["MAPPINGS", "front", "ranking_loss"]
+__all__ = ["LABELS", "MAPPINGS", "front", "ranking_loss", "sentence_vectors"]
 
 #: Tokens of the evaluation, and pairs of sentences whose ranking is the encoder's loss.
 TOKENS, PAIRS = 16384, 40
@@ -63,9 +63,9 @@ def front(
         path: folder of SNLI.
         folder: folder of the activations.
         max_texts: number of sentences for training.
-        steps: number of updates; the step size falls to zero in the second half.
+        steps: number of updates; the learning rate falls to zero in the second half.
         batch_size: number of activations per update.
-        lr: step size of Adam.
+        lr: learning rate of Adam.
 
     Returns:
         ``explained_variance``, ``l0``, its deviation ``l0_std``, ``dead_fraction``, and ``recovered``, the fraction of
@@ -126,11 +126,16 @@ def encoder_of(model: str, path: str) -> tuple[Any, list[int], Callable[[], floa
 
     @torch.no_grad()
     def loss() -> float:
-        states, mask = encoder(**inputs).last_hidden_state, inputs["attention_mask"].unsqueeze(-1)
-        first, second = nnf.normalize((states * mask).sum(1) / mask.sum(1), dim=-1).chunk(2)
+        first, second = sentence_vectors(encoder, inputs).chunk(2)
         return float(ranking_loss(first, second, ranks))
 
     return encoder, words.all_special_ids, loss
+
+
+def sentence_vectors(encoder: Any, inputs: Any) -> Tensor:
+    """Return the means (B, D) of the token states of an encoder of transformers, of norm 1."""
+    states, mask = encoder(**inputs).last_hidden_state, inputs["attention_mask"].unsqueeze(-1)
+    return nnf.normalize((states * mask).sum(1) / mask.sum(1), dim=-1)
 
 
 def ranking_loss(first: Tensor, second: Tensor, ranks: Tensor) -> Tensor:

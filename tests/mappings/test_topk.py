@@ -1,4 +1,4 @@
-"""Properties of top-k sparsemax."""
+"""Properties of top-k sparsemax and top-k entmax."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.mappings import TopKSparsemax
+from lit_sparse.mappings import TopKEntmax, TopKSparsemax
 from lit_sparse.mappings import functional as F
 
 
-def brute_force(x: Tensor, k: int) -> Tensor:
-    """The best sparsemax over every subset of at most k entries."""
+def brute_force(x: Tensor, k: int, alpha: float) -> Tensor:
+    """The best entmax over every subset of at most k entries."""
     best, answer = -float("inf"), torch.zeros_like(x)
     for subset in itertools.combinations(range(len(x)), min(k, len(x))):
         y = torch.zeros_like(x)
-        y[list(subset)] = F.sparsemax(x[list(subset)])
-        value = float((y * x).sum() - 0.5 * y.square().sum())
+        y[list(subset)] = F.sparsemax(x[list(subset)]) if alpha == 2.0 else F.entmax(x[list(subset)], alpha)
+        value = float(y @ x - TopKEntmax(k, alpha).regularizer(y))
         if value > best + 1e-12:
             best, answer = value, y
     return answer
@@ -28,9 +28,12 @@ def brute_force(x: Tensor, k: int) -> Tensor:
 @pytest.mark.parametrize("k", [1, 2, 3, 9])
 def test_equals_brute_force_over_subsets(k: int) -> None:
     generator = torch.Generator().manual_seed(k)
-    for _ in range(60):
+    for draw in range(60):
         x = 0.4 * torch.randn(7, generator=generator, dtype=torch.float64)
-        torch.testing.assert_close(F.topk_sparsemax(x, k), brute_force(x, k), atol=1e-12, rtol=0)
+        torch.testing.assert_close(F.topk_sparsemax(x, k), brute_force(x, k, 2.0), atol=1e-12, rtol=0)
+        torch.testing.assert_close(F.topk_entmax(x, k, 2.0), F.topk_sparsemax(x, k))
+        if draw < 20:
+            torch.testing.assert_close(F.topk_entmax(x, k), brute_force(x, k, 1.5))
 
 
 def test_equals_sparsemax_where_its_support_is_small() -> None:
@@ -46,7 +49,8 @@ def test_equals_sparsemax_where_its_support_is_small() -> None:
 def test_ties_go_to_the_lowest_index(dtype: torch.dtype) -> None:
     x = torch.tensor([0.1, 0.3, 0.3, 0.2, 0.3, -0.0, 0.0], dtype=dtype)
     assert F.topk_sparsemax(x, 2).nonzero().flatten().tolist() == [1, 2]
-    assert F.topk_sparsemax(torch.zeros(300, dtype=dtype), 130).nonzero().flatten().tolist() == list(range(130))
+    for function in (F.topk_sparsemax, F.topk_entmax):
+        assert function(torch.zeros(300, dtype=dtype), 130).nonzero().flatten().tolist() == list(range(130))
 
 
 @pytest.mark.parametrize("k", [0, -1, 1.5, "2", True, None])
@@ -55,6 +59,11 @@ def test_bad_k(k: object) -> None:
         TopKSparsemax(k)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="`k` to be an integer of at least 1"):
         F.topk_sparsemax(torch.zeros(3), k)  # type: ignore[arg-type]
+
+
+def test_bad_alpha() -> None:
+    with pytest.raises(ConfigurationError, match="`alpha`"):
+        TopKEntmax(3, 1.0)
 
 
 def test_zeros_of_either_sign_are_equal() -> None:

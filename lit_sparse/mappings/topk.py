@@ -1,0 +1,152 @@
+"""Top-k sparsemax (Correia et al. 2020) and top-k entmax: over the k largest scores."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from typing_extensions import Self, override
+
+from lit_sparse.checks import check_count, check_number, check_positive
+from lit_sparse.mappings.base import SparseMapping, Threshold
+from lit_sparse.mappings.entmax.layer import LARGEST, entmax, tsallis
+from lit_sparse.mappings.masking import allowed_scores
+from lit_sparse.mappings.sparsemax import Project
+
+__all__ = ["TopKEntmax", "TopKSparsemax", "topk_entmax", "topk_sparsemax"]
+
+
+def topk_sparsemax(scores: Tensor, k: int, *, gamma: float = 1.0, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+    """Project the k largest entries of ``scores / gamma`` onto the simplex; all others get zero.
+
+    It equals sparsemax if the support of sparsemax has at most k entries.
+
+    Args:
+        scores: floating tensor; length d along ``dim``.
+        k: largest support, >= 1; more than the allowed entries means all of them. Ties go to the lowest index.
+        gamma: strength of the regularizer, > 0.
+        dim: dimension along which to map.
+        mask: boolean, broadcastable to ``scores``; True where an entry is allowed.
+
+    Returns:
+        Tensor of the scores' shape and dtype, with at most k entries above zero in each row.
+
+    Raises:
+        ConfigurationError: if ``k`` is not an integer >= 1, ``gamma`` is not positive, the scores are not floating, or the
+            mask does not fit.
+
+    Source: Correia, Niculae, Aziz & Martins (2020), Efficient Marginalization of Discrete and Structured Latent Variables
+    via Sparsity, section 4.1.
+    """
+    gamma, k = check_positive("gamma", gamma), min(check_count("k", k), 2**62)
+    return Project.along(scores, mask, dim, gamma=gamma, options=(k,))
+
+
+class TopKSparsemax(SparseMapping):
+    """Sparsemax over the k largest scores, as a layer.
+
+    Args:
+        k: largest support, >= 1; more than the allowed entries means all of them.
+        gamma: strength of the regularizer ``1/2 ||y||^2``, > 0.
+        dim: dimension along which to map.
+
+    Raises:
+        ConfigurationError: if ``k`` is not an integer >= 1 or ``gamma`` is not a positive, finite number.
+
+    Source: Correia, Niculae, Aziz & Martins (2020).
+
+    Example:
+        >>> import torch
+        >>> y = TopKSparsemax(2)(torch.zeros(5))
+        >>> y.tolist()
+        [0.5, 0.5, 0.0, 0.0, 0.0]
+    """
+
+    def __init__(self, k: int, *, gamma: float = 1.0, dim: int = -1) -> None:
+        super().__init__(gamma=gamma, dim=dim)
+        self.k = check_count("k", k)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        """Return instances with a small k, k = 1, and one that rarely cuts."""
+        return [cls(3), cls(1, gamma=0.5), cls(50, gamma=2.0)]
+
+    @override
+    def threshold(self) -> Threshold:
+        return Threshold(2.0, self.k, self.gamma)
+
+    def map(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
+        """See :func:`topk_sparsemax`."""
+        return topk_sparsemax(scores, self.k, gamma=self.gamma, dim=dim, mask=mask)
+
+    def regularizer(self, y: Tensor, dim: int = -1, allowed: Tensor | None = None) -> Tensor:
+        """Return ``1/2 ||y||^2``, inf for more than k entries above zero."""
+        size = (y != 0).sum(dim)
+        return torch.where(size > self.k, torch.inf, 0.5 * y.square().sum(dim))
+
+
+def topk_entmax(
+    scores: Tensor, k: int, alpha: float = 1.5, *, gamma: float = 1.0, dim: int = -1, mask: Tensor | None = None
+) -> Tensor:
+    """Return alpha-entmax of the k largest scores; all others get zero.
+
+    Args:
+        scores: floating tensor; length d along ``dim``.
+        k: largest support, >= 1; more than the allowed entries means all of them. Ties go to the lowest index.
+        alpha: of the entmax, > 1.
+        gamma: strength of the regularizer, > 0.
+        dim: dimension along which to map.
+        mask: boolean, broadcastable to ``scores``; True where an entry is allowed.
+
+    Returns:
+        Tensor of the scores' shape and dtype, with at most k entries above zero in each row.
+
+    Raises:
+        ConfigurationError: if an argument is out of its range, the scores are not floating, or the mask does not fit.
+    """
+    k, x = check_count("k", k), allowed_scores(scores, mask, dim)
+    size = x.shape[dim]
+    if k >= size:
+        return entmax(x, alpha, gamma=gamma, dim=dim)
+    given = x.detach()
+    least = given.topk(k, dim).values.narrow(dim, k - 1, 1)
+    above, equal = given > least, given == least
+    first = equal.cumsum(dim) <= k - above.sum(dim, keepdim=True)
+    invalid = ~(given < torch.inf).all(dim, keepdim=True)
+    return entmax(x, alpha, gamma=gamma, dim=dim, mask=above | (equal & first) | invalid)
+
+
+class TopKEntmax(SparseMapping):
+    """alpha-entmax over the k largest scores, as a layer; with alpha = 2 it is :class:`TopKSparsemax`.
+
+    Args:
+        k: largest support, >= 1; more than the allowed entries means all of them.
+        alpha: of the entmax, > 1.
+        gamma: strength of the regularizer, > 0.
+        dim: dimension along which to map.
+
+    Raises:
+        ConfigurationError: if an argument is out of its range.
+
+    Example:
+        >>> import torch
+        >>> TopKEntmax(2)(torch.zeros(5)).tolist()
+        [0.5, 0.5, 0.0, 0.0, 0.0]
+    """
+
+    def __init__(self, k: int, alpha: float = 1.5, *, gamma: float = 1.0, dim: int = -1) -> None:
+        super().__init__(gamma=gamma, dim=dim)
+        self.k = check_count("k", k)
+        self.alpha = check_number("alpha", alpha, 1.0, LARGEST, open_low=True)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        """Return instances with a small k, k = 1, and one that rarely cuts."""
+        return [cls(3), cls(1, 1.25, gamma=0.5), cls(50, gamma=2.0)]
+
+    def map(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
+        """See :func:`topk_entmax`."""
+        return topk_entmax(scores, self.k, self.alpha, gamma=self.gamma, dim=dim, mask=mask)
+
+    def regularizer(self, y: Tensor, dim: int = -1, allowed: Tensor | None = None) -> Tensor:
+        """Return the negative Tsallis entropy, inf for more than k entries above zero."""
+        return torch.where((y != 0).sum(dim) > self.k, torch.inf, tsallis(y, self.alpha, dim))
