@@ -44,8 +44,8 @@ FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 MOST_LAYERS, MOST_FEATURES, MOST_INPUTS, MOST_EXAMPLES = 1_000, 1_000_000, 10_000_000, 100_000_000
 #: Largest size of a seed from which others are made, of epochs for example, that are numbers of 64 bits.
 MOST_SEED = 2**32
-#: Largest integer of torch, numpy and compiled code.
-MOST_INTEGER = 2**63 - 1
+#: Largest integer of torch, numpy and compiled code, and most bits of an integer that a message shows.
+MOST_INTEGER, LONGEST = 2**63 - 1, 1024
 # Smallest and largest strengths that float32 can divide by and multiply with.
 LEAST, MOST = 1e-30, 1e30
 
@@ -60,6 +60,11 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Tensor) and value.dim() == 0 and not value.requires_grad and has_values(value):
         return value.item()
     return value
+
+
+def _shown(value: Any) -> str:
+    """Return a value in a message; Python does not write integers of thousands of digits."""
+    return f"one of {value.bit_length()} bits" if isinstance(value, int) and value.bit_length() > LONGEST else repr(value)
 
 
 def has_values(tensor: Tensor) -> bool:
@@ -87,7 +92,7 @@ def check_positive(name: str, value: float) -> float:
     value = _plain(value)
     if isinstance(value, bool) or not isinstance(value, int | float) or not LEAST <= value <= MOST:
         raise ConfigurationError(
-            f"Expected argument `{name}` to be a positive, finite number but got {value!r}. Allowed: {LEAST} .. {MOST}."
+            f"Expected argument `{name}` to be a positive, finite number but got {_shown(value)}. Allowed: {LEAST} .. {MOST}."
         )
     return float(value)
 
@@ -100,7 +105,7 @@ def check_integer(name: str, value: int) -> int:
     """
     value = _plain(value)
     if isinstance(value, bool) or not isinstance(value, int) or abs(value) > MOST_INTEGER:
-        raise ConfigurationError(f"Expected argument `{name}` to be an integer of 64 bits but got {value!r}.")
+        raise ConfigurationError(f"Expected argument `{name}` to be an integer of 64 bits but got {_shown(value)}.")
     return value
 
 
@@ -118,11 +123,11 @@ def check_count(name: str, value: int, least: int = 1, most: int | None = None) 
     """
     value = _plain(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigurationError(f"Expected argument `{name}` to be an integer of at least {least} but got {value!r}.")
+        raise ConfigurationError(f"Expected argument `{name}` to be an integer of at least {least} but got {_shown(value)}.")
     most = MOST_INTEGER if most is None else most
     if value > most:
         raise ConfigurationError(
-            f"Expected argument `{name}` to be an integer of at most {most} but got {value!r}. Choose a smaller one."
+            f"Expected argument `{name}` to be an integer of at most {most} but got {_shown(value)}. Choose a smaller one."
         )
     return value
 
@@ -187,7 +192,7 @@ def check_number(name: str, value: float, low: float, high: float, *, open_low: 
         number = False
     if not number or not low <= value <= high or (open_low and value == low) or (open_high and value == high):
         allowed = f"{low} {'<' if open_low else '<='} {name} {'<' if open_high else '<='} {high}"
-        raise ConfigurationError(f"Expected argument `{name}` to be a number with {allowed} but got {value!r}.")
+        raise ConfigurationError(f"Expected argument `{name}` to be a number with {allowed} but got {_shown(value)}.")
     return float(value)
 
 

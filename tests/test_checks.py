@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -67,9 +68,14 @@ def test_other_things_of_numpy_and_torch_are_refused(bad: Any) -> None:
         check_positive("gamma", bad)
 
 
-def test_an_integer_beyond_all_floats_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="`k`"):
-        check_number("k", 10**400, 0.0, math.inf)
+@pytest.mark.parametrize("digits", [400, 5000])
+@pytest.mark.parametrize(
+    "check", [check_count, check_integer, check_positive, partial(check_number, low=-math.inf, high=math.inf)]
+)
+def test_an_integer_beyond_all_floats_is_refused(check: Callable[..., object], digits: int) -> None:
+    bad = 10**digits
+    with pytest.raises(ConfigurationError, match=f"`k` .* but got one of {bad.bit_length()} bits"):
+        check("k", bad)
 
 
 def test_a_number_that_would_lose_its_gradient_or_has_no_value_is_refused() -> None:

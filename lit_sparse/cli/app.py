@@ -49,7 +49,6 @@ from lit_sparse.cli.stopping import (
 from lit_sparse.errors import DISK_IS_FULL, CheckpointError, ConfigurationError, LitSparseError, cause_of, printable
 from lit_sparse.ground.arguments import constructor_parameters
 from lit_sparse.ground.distributed import group_for_run, is_lost
-from lit_sparse.ground.stored import read_metrics
 from lit_sparse.lightning.choice import (
     LightningArgumentParser,
     LightningCLI,
@@ -72,6 +71,7 @@ from lit_sparse.runs.folders import (
     next_command,
     run_of,
 )
+from lit_sparse.runs.result_files import read_metrics
 from lit_sparse.runs.status import RunStatus, check_plain, take
 from lit_sparse.runs.trust import trusting
 

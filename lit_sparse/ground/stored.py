@@ -1,4 +1,4 @@
-"""Reads the files of runs, results and studies: plain ones of bounded size, whose content is checked before it is used."""
+"""Reads plain files of bounded size, whose content is checked before it is used: bytes, text, YAML, JSON and tables."""
 
 from __future__ import annotations
 
@@ -19,21 +19,9 @@ from typing import IO, Any
 from lit_sparse.errors import ConfigurationError
 
 __all__ = [
-    *(
-        "ALWAYS",
-        "RATIO",
-        "NotPlainError",
-        "check_members",
-        "is_file",
-        "largest_unpacked",
-        "open_inside",
-        "open_plain",
-        "read_attention",
-        "read_json",
-        "read_lines",
-        "read_metrics",
-    ),
-    *("read_png", "read_table", "read_yaml", "unique_keys"),
+    *("ALWAYS", "LARGEST", "MAX_YAML_BYTES", "ORIGIN", "RATIO", "REPAIR", "NotPlainError", "check_members", "is_file"),
+    *("largest_unpacked", "open_inside", "open_plain", "parse_json", "read_bytes", "read_json", "read_table", "read_text"),
+    *("read_yaml", "refusal", "unique_keys"),
 ]
 
 #: Largest file, and largest YAML file, whose parser is slow.
@@ -45,20 +33,13 @@ ALWAYS, RATIO = 2**28, 250
 MAX_CELLS, MAX_VALUES, MAX_DEPTH = 10**7, 100_000, 50
 #: Number of cells that take the memory of a row beside its cells.
 CELLS_OF_ROW = 4
-#: Largest number of pixels of a picture, which a browser unpacks.
-MAX_PIXELS = 2**26
 TOO_MANY = f"more than {MAX_VALUES:,} values or {MAX_DEPTH} levels, with aliases written out"
 #: Largest finite number. Sums, squares and axes of larger ones overflow.
 LARGEST = 1e100
-#: Largest weight of attention; it has few digits.
-LARGEST_WEIGHT = 1e6
 INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")  # in one spelling
 #: A number as programs write it; Python's ``float`` also takes digits of other scripts, underscores and spaces.
 NUMBER = re.compile(r"[-+]?(([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?|inf|nan)")
-#: What lets Lightning log several validations at one step, in the config of a run.
-ACCUMULATES = re.compile(r"^ +accumulate_grad_batches: (?!1$|null$)|GradientAccumulationScheduler", re.MULTILINE)
 REPAIR, ORIGIN = "Correct or restore the file", "Check where the file comes from"
-PNG = b"\x89PNG\r\n\x1a\n"
 KINDS = {
     stat.S_IFLNK: "symbolic link",
     stat.S_IFDIR: "folder",
@@ -164,12 +145,12 @@ def read_bytes(path: Path, within: Path | None = None, limit: int | None = MAX_B
     except (FileNotFoundError, NotADirectoryError):
         return None
     except NotPlainError as error:
-        raise _refusal(path, "plain data", f"a {error.kind}", "Put a plain file there, or remove it") from error
+        raise refusal(path, "plain data", f"a {error.kind}", "Put a plain file there, or remove it") from error
     except (OSError, ValueError) as error:
         got = getattr(error, "strerror", None) or str(error)
-        raise _refusal(path, "readable data", got, "Check the name and the permissions") from error
+        raise refusal(path, "readable data", got, "Check the name and the permissions") from error
     if limit is not None and len(content) > limit:
-        raise _refusal(path, f"at most {limit:,} bytes", "more", ORIGIN)
+        raise refusal(path, f"at most {limit:,} bytes", "more", ORIGIN)
     return content
 
 
@@ -180,7 +161,7 @@ def read_text(path: Path, within: Path | None = None, limit: int | None = MAX_BY
         return None if content is None else content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         got = f"the byte 0x{error.object[error.start]:02x} at position {error.start}"
-        raise _refusal(path, "text in UTF-8", got, "Restore the file, or remove it") from error
+        raise refusal(path, "text in UTF-8", got, "Restore the file, or remove it") from error
 
 
 def read_yaml(path: Path, within: Path | None = None) -> dict[Any, Any] | None:
@@ -207,7 +188,7 @@ def read_yaml(path: Path, within: Path | None = None) -> dict[Any, Any] | None:
         got = " ".join(str(error).split())
         if (mark := getattr(error, "problem_mark", None)) is not None:
             got = f"in line {mark.line + 1}, column {mark.column + 1}: {getattr(error, 'problem', got)}"
-        raise _refusal(path, "YAML", got, REPAIR) from error
+        raise refusal(path, "YAML", got, REPAIR) from error
     if within is None:
         return _mapping(path, content)
     return _checked(path, content)
@@ -215,16 +196,17 @@ def read_yaml(path: Path, within: Path | None = None) -> dict[Any, Any] | None:
 
 def read_json(path: Path, within: Path | None = None) -> dict[Any, Any] | None:
     """Return the object in a JSON file, or None if there is no file; see :func:`read_bytes`."""
-    content = _parsed(path, within)
+    content = parse_json(path, within)
     return None if content is None else _checked(path, content[0])
 
 
-def _parsed(path: Path, within: Path | None) -> tuple[Any] | None:
+def parse_json(path: Path, within: Path | None) -> tuple[Any] | None:
+    """Return what a JSON file holds, as the one entry of a tuple, or None if there is no file; see :func:`read_bytes`."""
     text = read_text(path, within)
     try:
         return None if text is None else (json.loads(text, object_pairs_hook=unique_keys),)
     except (ValueError, RecursionError) as error:
-        raise _refusal(path, "JSON", str(error), "Restore the file, or remove it") from error
+        raise refusal(path, "JSON", str(error), "Restore the file, or remove it") from error
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -241,7 +223,7 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _mapping(path: Path, content: Any) -> dict[Any, Any]:
     if not isinstance(content, dict):
-        raise _refusal(path, "keys and values", type(content).__name__, REPAIR)
+        raise refusal(path, "keys and values", type(content).__name__, REPAIR)
     return content
 
 
@@ -256,9 +238,9 @@ def _checked(path: Path, content: Any) -> dict[Any, Any]:
         inner = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list | tuple | set) else ()
         pending += [(one, depth + 1) for one in inner]
         if depth > MAX_DEPTH or values + len(pending) > MAX_VALUES:
-            raise _refusal(path, f"no {TOO_MANY}", "them", ORIGIN)
+            raise refusal(path, f"no {TOO_MANY}", "them", ORIGIN)
         if isinstance(value, int) and value.bit_length() > 64:
-            raise _refusal(path, "integers of at most 64 bits", "a longer one", REPAIR)
+            raise refusal(path, "integers of at most 64 bits", "a longer one", REPAIR)
     return checked
 
 
@@ -292,11 +274,11 @@ def read_table(
     try:
         header = next((cells for cells in reader if cells), [])
         if odd := [name for name in header if not name.isprintable()]:
-            raise _refusal(path, "column names of printable characters", reprlib.repr(odd[0]), REPAIR)
+            raise refusal(path, "column names of printable characters", reprlib.repr(odd[0]), REPAIR)
         if len({*header}) < len(header):
-            raise _refusal(path, "unique columns", reprlib.repr(", ".join(header)), REPAIR)
+            raise refusal(path, "unique columns", reprlib.repr(", ".join(header)), REPAIR)
         if header and (missing := [name for name in needed if name not in header]):
-            raise _refusal(path, f"the columns {', '.join(needed)}", f"none of the name {missing[0]!r}", REPAIR)
+            raise refusal(path, f"the columns {', '.join(needed)}", f"none of the name {missing[0]!r}", REPAIR)
         checked = [place for place, name in enumerate(header) if numbers is None or name in numbers or name in lists]
         rows: list[dict[str, str]] = []
         for cells in filter(None, reader):
@@ -304,21 +286,21 @@ def read_table(
             if len(cells) != len(header):
                 if len(cells) < len(header) and cut and next(reader, None) is None:
                     break
-                raise _refusal(path, f"{len(header)} cells {where}", f"{len(cells)}", REPAIR)
+                raise refusal(path, f"{len(header)} cells {where}", f"{len(cells)}", REPAIR)
             for place in (it for it in checked if cells[it] or header[it] in filled):
                 for word in cells[place].split() if header[place] in lists else (cells[place],):
                     if not _is_number(word):
                         expected = f"numbers of at most {LARGEST:g} in column {header[place]!r} {where}"
-                        raise _refusal(path, expected, reprlib.repr(word), REPAIR)
+                        raise refusal(path, expected, reprlib.repr(word), REPAIR)
             row = dict(zip(header, cells, strict=True))
             if wrong := [name for name in integers if not INTEGER.fullmatch(row.get(name, ""))]:
-                raise _refusal(path, f"an integer as `{wrong[0]}` {where}", reprlib.repr(row.get(wrong[0], "")), REPAIR)
+                raise refusal(path, f"an integer as `{wrong[0]}` {where}", reprlib.repr(row.get(wrong[0], "")), REPAIR)
             rows.append(row)
             if len(rows) * (len(header) + CELLS_OF_ROW) > MAX_CELLS:
-                raise _refusal(path, f"at most {MAX_CELLS:,} cells", "more", ORIGIN)
+                raise refusal(path, f"at most {MAX_CELLS:,} cells", "more", ORIGIN)
     except csv.Error as error:
         if not cut or not 0 < begun == reader.line_num - 1:
-            raise _refusal(path, "a table", f"in line {reader.line_num}: {error}", REPAIR) from error
+            raise refusal(path, "a table", f"in line {reader.line_num}: {error}", REPAIR) from error
     return rows
 
 
@@ -326,100 +308,6 @@ def _is_number(text: str) -> bool:
     if not NUMBER.fullmatch(text):
         return False
     return abs(value := float(text)) <= LARGEST or not math.isfinite(value)
-
-
-def read_metrics(folder: Path, within: Path | None = None) -> list[dict[str, float]]:
-    """Return the lines of a ``metrics.csv``, without empty cells; none if there is no such file.
-
-    Args:
-        folder: folder of the file.
-        within: see :func:`read_bytes`; by default the same folder.
-
-    Raises:
-        ConfigurationError: if epochs or steps go backward, a metric has two values at one place, or see :func:`read_table`.
-    """
-    path = folder / "metrics.csv"
-    lines = read_lines(path, within or folder)
-    _check_order(path, within or folder, [line for line in lines if "epoch" in line])  # others are the user's, of any step
-    return lines
-
-
-def read_lines(path: Path, within: Path) -> list[dict[str, float]]:
-    """Return the lines of a table of logged numbers in any order, without empty cells; see :func:`read_metrics`."""
-    table = read_table(path, within, numbers=None)
-    lines = [{key: float(cell) for key, cell in row.items() if cell} for row in table]
-    for line in lines:
-        for key in ("epoch", "step"):
-            if not 0 <= line.get(key, 0.0) < math.inf:
-                raise _refusal(path, f"finite numbers in column {key!r}, at least 0", str(line[key]), REPAIR)
-    return lines
-
-
-def _check_order(path: Path, within: Path, lines: list[dict[str, float]]) -> None:
-    """Check that the values of each column stand in order, with one value at each place."""
-    last: dict[str, tuple[float, float, float]] = {}
-    for line in lines:
-        for name in (name for name in line if name not in ("epoch", "step")):
-            epoch, step, value = last.get(name, (0.0, -1.0, math.nan))
-            at = line["epoch"], line.get("step", step)
-            where = f"epoch {at[0]:g}, step {at[1]:g}"
-            if at[0] < epoch or at[1] < step:
-                raise _refusal(path, f"{name!r} in order", f"{where} after epoch {epoch:g}, step {step:g}", REPAIR)
-            both = value, line[name]
-            if "step" in line and at == (epoch, step) and value != line[name] and not all(map(math.isnan, both)):
-                config = read_text(path.with_name("config.yaml"), within, MAX_YAML_BYTES) or ""
-                if not ACCUMULATES.search(config):
-                    raise _refusal(path, f"one {name!r} at {where}", " and ".join(map(str, both)), REPAIR)
-            last[name] = (*at, line[name])
-
-
-def read_attention(path: Path, within: Path) -> dict[str, Any]:
-    """Return the tokens and weights that ``AttentionPlot`` wrote.
-
-    Raises:
-        ConfigurationError: if the file has another content, or see :func:`read_bytes`.
-    """
-    content: Any = (_parsed(path, within) or (None,))[0]
-    if not _is_attention(content):
-        expected = "a title, lists `source` and `output` of words, and `heads` with a row of weights for each word of `output`"
-        raise _refusal(path, expected, reprlib.repr(content), "Remove the file, or let AttentionPlot write it again")
-    return dict(content)
-
-
-def _is_attention(content: Any) -> bool:
-    if not isinstance(content, dict) or not isinstance(content.get("title"), str):
-        return False
-    source, output, heads = (content.get(key) for key in ("source", "output", "heads"))
-    if not isinstance(source, list) or not isinstance(output, list) or not isinstance(heads, list):
-        return False
-    return all(isinstance(word, str) for word in (*source, *output)) and all(
-        _has_length(head, output) and all(_has_length(row, source) and all(map(_is_weight, row)) for row in head)
-        for head in heads
-    )
-
-
-def _is_weight(value: Any) -> bool:
-    """Return whether AttentionPlot writes such a number: exact zeros are integers."""
-    return value == 0 if type(value) is int else type(value) is float and not abs(value) > LARGEST_WEIGHT
-
-
-def _has_length(some: Any, of: list[Any]) -> bool:
-    return isinstance(some, list) and len(some) == len(of)
-
-
-def read_png(path: Path, within: Path) -> bytes:
-    """Return the content of a PNG picture.
-
-    Raises:
-        ConfigurationError: if it is another file, or see :func:`read_bytes`.
-    """
-    content = read_bytes(path, within) or b""
-    if not content.startswith(PNG):
-        raise _refusal(path, "a PNG picture", reprlib.repr(content[:8]), "Remove the file, or draw it again")
-    width, height = (int.from_bytes(content[start : start + 4], "big") for start in (16, 20))
-    if not 0 < width * height <= MAX_PIXELS:
-        raise _refusal(path, f"a picture of at most {MAX_PIXELS:,} pixels", f"{width:,} x {height:,}", ORIGIN)
-    return content
 
 
 def largest_unpacked(packed: int) -> int:
@@ -440,5 +328,6 @@ def check_members(archive: zipfile.ZipFile) -> None:
             raise zipfile.BadZipFile(f"{member.filename[:80]!r} in it is compressed by another method than deflate")
 
 
-def _refusal(path: Path, expected: str, got: str, step: str) -> ConfigurationError:
+def refusal(path: Path, expected: str, got: str, step: str) -> ConfigurationError:
+    """Return an error about a file: what was expected in it, what it has, and the next step."""
     return ConfigurationError(f"Expected {expected} in {str(path)!r} but got {got[:300].rstrip('.')}. {step}.")

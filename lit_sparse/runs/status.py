@@ -16,7 +16,8 @@ from typing import Any
 
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.files import PART, replaced
-from lit_sparse.ground.stored import open_plain, read_metrics, unique_keys
+from lit_sparse.ground.stored import open_plain, unique_keys
+from lit_sparse.runs.result_files import read_metrics
 
 try:
     import fcntl
@@ -62,10 +63,10 @@ def logged(run: Path, within: Path | None = None) -> list[dict[str, float]]:
 
     Args:
         run: the run folder.
-        within: see :func:`lit_sparse.ground.stored.read_metrics`.
+        within: see :func:`lit_sparse.runs.result_files.read_metrics`.
 
     Raises:
-        ConfigurationError: if rows are missing, or see :func:`lit_sparse.ground.stored.read_metrics`.
+        ConfigurationError: if rows are missing, or see :func:`lit_sparse.runs.result_files.read_metrics`.
     """
     lines, status = read_metrics(run, within), _read(run / STATUS)
     rows = None if status is None else status.get("rows")

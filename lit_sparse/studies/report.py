@@ -20,8 +20,9 @@ import yaml
 
 from lit_sparse.errors import ConfigurationError, MissingExtraError
 from lit_sparse.ground.files import result_file
-from lit_sparse.ground.stored import LARGEST, is_file, read_attention, read_png, read_text
+from lit_sparse.ground.stored import LARGEST, is_file, read_text
 from lit_sparse.runs.config_files import find_config
+from lit_sparse.runs.result_files import read_attention, read_png
 from lit_sparse.studies.compare import (
     Source,
     comparison,

@@ -1,8 +1,7 @@
-"""A file of a run or of results that is not plain, small and of the expected shape is refused in one message with its name."""
+"""A file that is not plain, small and of the expected shape is refused in one message with its name."""
 
 from __future__ import annotations
 
-import json
 import os
 import zipfile
 from collections.abc import Callable
@@ -11,17 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
-from torch.utils.data import DataLoader
 
 from lit_sparse.ground import stored
-from lit_sparse.cli.loggers import RunCSVLogger
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.ground.stored import check_members, read_attention, read_json, read_metrics, read_png, read_table, read_yaml
-from lit_sparse.lightning.choice import pl
+from lit_sparse.ground.stored import check_members, read_json, read_table, read_yaml
 
-ATTENTION = {"title": "", "source": ["a", "b"], "output": ["o"], "heads": [[[0, 0.5]]]}
 LAUGHS = "\n".join(
     ["a0: &a0 [x, x, x, x, x, x, x, x, x]", *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 9))]
 )
@@ -54,19 +47,6 @@ BAD: dict[str, tuple[Callable[..., Any], bytes, str]] = {
     "json, twice": (read_json, b'{"a": {"b": 1, "b": 2}}', "JSON in .* but got a key is twice in an object with \\['b'\\]"),
     "json, list": (read_json, b"[]", "keys and values in .* but got list"),
     "json, utf-16": (read_json, "{}".encode("utf-16"), "text in UTF-8"),
-    "attention, word": (read_attention, json.dumps(ATTENTION | {"heads": [[["x", 1]]]}).encode(), "a row of weights"),
-    "attention, whole": (read_attention, json.dumps(ATTENTION | {"heads": [[[1, 0]]]}).encode(), "a row of weights"),
-    "attention, large": (read_attention, json.dumps(ATTENTION | {"heads": [[[1e300, 0]]]}).encode(), "a row of weights"),
-    "attention, row": (read_attention, json.dumps(ATTENTION | {"heads": [[[0.5]]]}).encode(), "a row of weights"),
-    "attention, rows": (read_attention, json.dumps(ATTENTION | {"heads": [[]]}).encode(), "a row of weights"),
-    "attention, heads": (read_attention, json.dumps(ATTENTION | {"heads": 3}).encode(), "a row of weights"),
-    "attention, source": (read_attention, json.dumps(ATTENTION | {"source": "ab"}).encode(), "a row of weights"),
-    "attention, tokens": (read_attention, json.dumps(ATTENTION | {"output": [1]}).encode(), "a row of weights"),
-    "attention, title": (read_attention, json.dumps({**ATTENTION, "title": None}).encode(), "a title"),
-    "attention, list": (read_attention, b"[]", "a title"),
-    "picture": (read_png, b"<svg>", "a PNG picture in .* but got b'<svg>'"),
-    "picture, huge": (read_png, b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + b"\0\1\0\0" * 2, "but got 65,536 x 65,536"),
-    "picture, cut": (read_png, b"\x89PNG\r\n\x1a\n", "but got 0 x 0"),
     "rows, no column": (rows, b"cell,x\na,1\n", "columns cell, seed in .* but got none of the name 'seed'"),
     "rows, twice": (rows, b"cell,seed,x,x\na,1,2,3\n", "unique columns in .* but got 'cell, seed, x, x'"),
     "rows, seed": (rows, b"cell,seed\na,../b\n", "an integer as `seed` in line 2 in .* but got '../b'"),
@@ -92,25 +72,30 @@ BAD: dict[str, tuple[Callable[..., Any], bytes, str]] = {
 }
 
 
+def check_refused(read: Callable[..., Any], content: bytes, message: str, folder: Path) -> None:
+    (folder / "file").write_bytes(content)
+    with pytest.raises(ConfigurationError, match=f"(?s){message}") as caught:
+        read(folder / "file", folder)
+    assert repr(str(folder / "file")) in str(caught.value)
+    assert len(str(caught.value)) < 800 + len(str(folder))
+
+
 @pytest.mark.parametrize(("read", "content", "message"), BAD.values(), ids=[*BAD])
 def test_bad_content_is_refused(read: Callable[..., Any], content: bytes, message: str, tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(content)
-    with pytest.raises(ConfigurationError, match=f"(?s){message}") as caught:
-        read(tmp_path / "file", tmp_path)
-    assert repr(str(tmp_path / "file")) in str(caught.value)
-    assert len(str(caught.value)) < 800 + len(str(tmp_path))
+    check_refused(read, content, message, tmp_path)
 
 
-@pytest.mark.parametrize("read", [read_yaml, read_json, read_table, read_attention, read_png])
-@pytest.mark.parametrize("kind", ["symbolic link", "link above", "pipe", "folder", "device", "long", "nul"])
-def test_only_plain_files_are_read(read: Callable[..., Any], kind: str, tmp_path: Path) -> None:
-    run, path = tmp_path / "run", tmp_path / "run" / "file"
+ODD_KINDS = ("symbolic link", "link above", "pipe", "folder", "device", "long", "nul")
+
+
+def check_odd_refused(read: Callable[..., Any], kind: str, folder: Path) -> None:
+    run, path = folder / "run", folder / "run" / "file"
     run.mkdir()
-    (tmp_path / "outside").write_bytes(b"a: 1\n")
+    (folder / "outside").write_bytes(b"a: 1\n")
     if kind == "symbolic link":
-        path.symlink_to(tmp_path / "outside")
+        path.symlink_to(folder / "outside")
     elif kind == "link above":
-        (run / "below").symlink_to(tmp_path)
+        (run / "below").symlink_to(folder)
         path = run / "below" / "outside"
     elif kind == "pipe":
         os.mkfifo(path)
@@ -124,10 +109,16 @@ def test_only_plain_files_are_read(read: Callable[..., Any], kind: str, tmp_path
         read(path, run)
 
 
+@pytest.mark.parametrize("read", [read_yaml, read_json, read_table])
+@pytest.mark.parametrize("kind", ODD_KINDS)
+def test_only_plain_files_are_read(read: Callable[..., Any], kind: str, tmp_path: Path) -> None:
+    check_odd_refused(read, kind, tmp_path)
+
+
 def test_good_content_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "file"
     assert read_yaml(file) is read_json(file) is None
-    assert read_table(file) == read_metrics(tmp_path) == []
+    assert read_table(file) == []
     file.write_text("a: &a [1, x]\nb: *a\nd: 2001-01-02\n")
     assert (read_yaml(file, tmp_path) or {})["b"] == [1, "x"]
     file.write_text("a: &a {x: 1}\nb: {<<: *a}\n")
@@ -139,8 +130,6 @@ def test_good_content_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(ConfigurationError, match="a second key 'a'"):
         read_yaml(file)
     monkeypatch.undo()
-    file.write_text(json.dumps(ATTENTION))
-    assert read_attention(file, tmp_path) == ATTENTION
     file.write_text('\ufeffcell,seed,x,values\na,-1,nan,1 2\n\n"b,\n",2,,\nc,3,0.')
     assert [row["cell"] for row in rows(file)] == ["a", "b,\n"], "a line that a killed process left is dropped"
     file.write_text('cell,seed,x,values\na,-1,nan,1 2\n"b')
@@ -154,75 +143,6 @@ def test_good_content_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(stored, "MAX_CELLS", 20)
     with pytest.raises(ConfigurationError, match="at most 20 cells"):  # a row takes memory, too
         read_table(file)
-
-
-def test_metrics(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.csv"
-    path.write_text("epoch,step,val/loss\n0,5,\n1,9,inf\n")
-    assert read_metrics(tmp_path) == [{"epoch": 0.0, "step": 5.0}, {"epoch": 1.0, "step": 9.0, "val/loss": float("inf")}]
-    for line, message in (("nan,1,1", "finite numbers in column 'epoch'"), ("1,2,abc", "column 'val/loss' in line 2")):
-        path.write_text(f"epoch,step,val/loss\n{line}\n")
-        with pytest.raises(ConfigurationError, match=message):
-            read_metrics(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        ("-1,1,1", "column 'epoch', at least 0"),
-        ("0,-1,1", "column 'step', at least 0"),
-        ("1,9,1\n0,12,1", "'val/loss' in order .* but got epoch 0, step 12 after epoch 1, step 9"),
-        ("0,9,1\n1,5,1", "'val/loss' in order .* but got epoch 1, step 5 after epoch 0, step 9"),
-        ("1,,1\n0,,1", "'val/loss' in order"),
-        ("0,5,1\n0,5,\n0,5,2", r"one 'val/loss' at epoch 0, step 5 in .* but got 1\.0 and 2\.0"),
-        ("0,5,nan\n0,5,2", "one 'val/loss'"),
-    ],
-)
-def test_metrics_that_contradict_each_other_are_refused(lines: str, message: str, tmp_path: Path) -> None:
-    (tmp_path / "metrics.csv").write_text(f"epoch,step,val/loss\n{lines}\n")
-    (tmp_path / "config.yaml").write_text("trainer:\n  accumulate_grad_batches: 1\n")
-    with pytest.raises(ConfigurationError, match=message):
-        read_metrics(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "lines",
-    [
-        "0,5,1,\n0,5,,2\n0,5,1,\n1,5,2,",  # training, validation, a row that was logged ahead
-        "0,0,,1\n,0,1,\n,0,2,\n0,9,,1\n,1,1,",  # a callback's rows, and steps that a model logs, have no epoch
-        "0,9,nan,\n0,9,nan,",
-        "0,49,,1\n0,0,1,\n0,99,,1\n1,1,2,",  # each column is in order
-    ],
-)
-def test_metrics_as_lightning_logs_them(lines: str, tmp_path: Path) -> None:
-    (tmp_path / "metrics.csv").write_text(f"epoch,step,val/loss,train/loss\n{lines}\n")
-    assert len(read_metrics(tmp_path)) == lines.count("\n") + 1
-
-
-def test_validations_before_a_step_is_complete_are_logged_at_one_step(tmp_path: Path) -> None:
-    class Model(pl.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(1, 1)
-
-        def training_step(self, batch: torch.Tensor) -> torch.Tensor:
-            found: torch.Tensor = self.layer(batch).sum()
-            return found
-
-        def validation_step(self, batch: torch.Tensor) -> None:
-            self.log("val/loss", float(self.trainer.fit_loop.batch_idx))
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.SGD(self.parameters(), 0.1)
-
-    options: dict[str, Any] = {"accumulate_grad_batches": 2, "val_check_interval": 1, "max_epochs": 1, "log_every_n_steps": 1}
-    quiet: dict[str, Any] = dict.fromkeys(("enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-    data = DataLoader(torch.ones(2, 1))
-    pl.Trainer(accelerator="cpu", logger=RunCSVLogger(str(tmp_path)), **options, **quiet).fit(Model(), data, data)
-    with pytest.raises(ConfigurationError, match="one 'val/loss' at epoch 0, step 0"):
-        read_metrics(tmp_path)
-    (tmp_path / "config.yaml").write_text("trainer:\n  accumulate_grad_batches: 2\n")
-    assert [line["val/loss"] for line in read_metrics(tmp_path) if "val/loss" in line] == [0, 1]
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
@@ -245,23 +165,6 @@ def test_archives_have_each_name_once(tmp_path: Path) -> None:
         archive.writestr("a", b"2")
         with pytest.raises(zipfile.BadZipFile, match="the same name"):
             check_members(archive)
-
-
-def test_columns_have_printable_names(tmp_path: Path) -> None:
-    (tmp_path / "metrics.csv").write_text("epoch,val/\x1b[31mloss\n0,1\n")
-    with pytest.raises(ConfigurationError, match="printable"):
-        read_metrics(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [b"epoch,step\n0,x\n", b"epoch,step\n0,1,2\n", b"epoch,step\n\xff,1\n", b'epoch,step\n"' + b"a" * 200_000 + b"\n"],
-)
-def test_a_continued_run_reads_its_metrics_with_the_same_checks(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "metrics.csv").write_bytes(content)
-    with pytest.raises(ConfigurationError, match=r"metrics\.csv"):
-        RunCSVLogger(str(tmp_path), kept=1).experiment  # noqa: B018
-    assert (tmp_path / "metrics.csv").read_bytes() == content
 
 
 def test_a_file_that_is_replaced_by_another_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,9 +198,3 @@ def test_a_file_of_the_user_has_no_value_that_contains_itself(text: str, tmp_pat
     (tmp_path / "own.yaml").write_text(text)
     with pytest.raises(ConfigurationError, match="a value that contains itself by an alias"):
         read_yaml(tmp_path / "own.yaml")
-
-
-def test_a_continued_table_has_all_rows_of_its_checkpoint(tmp_path: Path) -> None:
-    (tmp_path / "metrics.csv").write_text("epoch,step\n0,1\n")
-    with pytest.raises(ConfigurationError, match=r"Expected 2 rows in .* but got 1"):
-        RunCSVLogger(str(tmp_path), kept=2).experiment  # noqa: B018

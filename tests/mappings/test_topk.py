@@ -78,3 +78,10 @@ def test_zeros_of_either_sign_are_equal() -> None:
 def test_any_large_k_means_all_entries(k: int) -> None:
     scores = torch.tensor([[0.3, -1.0, 0.2]])
     assert torch.equal(TopKSparsemax(k)(scores), TopKSparsemax(3)(scores))
+
+
+@pytest.mark.parametrize("k", [2**63, 2**70])
+def test_a_k_beyond_64_bits_is_refused(k: int) -> None:
+    for refused in (TopKSparsemax, lambda k: F.topk_sparsemax(torch.zeros(3), k)):
+        with pytest.raises(ConfigurationError, match=f"`k` to be an integer of at most {2**63 - 1} but got {k}"):
+            refused(k)

@@ -232,7 +232,8 @@ def test_resuming_removes_nothing_that_a_checkpoint_names(
 def test_the_page_about_trust_runs(capsys: pytest.CaptureFixture[str]) -> None:
     (snippet,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "explanation" / "trust.md").read_text(), re.DOTALL)
     exec(compile(snippet, "trust.md", "exec"), {"__name__": "page"})
-    assert capsys.readouterr().out == "True\n"
+    assert "names 'torch.linalg.norm' at `mapping.omega`" in (printed := capsys.readouterr().out)
+    assert "--trust torch.linalg.norm" in printed
 
 
 @pytest.mark.parametrize("command", ["fit", "validate", "predict"])

@@ -146,7 +146,8 @@ def test_noise_is_a_tie() -> None:
     [
         (lambda: Budget(4, -1), "`budget` to be an integer of at least 0 but got -1"),
         (lambda: Budget(4, 5), "`budget` to be an integer of at most 4 but got 5"),
-        (lambda: Budget(None, -1), "`budget`"),
+        (lambda: Budget(None, -1), "`budget` to be an integer of at least 0 but got -1"),
+        (lambda: Budget(None, 10**30), "`budget` to be an integer of at most 9223372036854775807 but got 10{30}"),
         (lambda: Budget(4, 1.0), "budget"),  # type: ignore[arg-type]
         (lambda: BitVector(0), "`d`"),
         (lambda: Sequence(tags=0), "`tags`"),

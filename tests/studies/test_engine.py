@@ -20,7 +20,7 @@ import yaml
 
 from lit_sparse.cli import main
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.ground.stored import read_metrics
+from lit_sparse.runs.result_files import read_metrics
 from lit_sparse.studies.jobs import cell_run
 from lit_sparse.studies.jobs.engine import Runner
 from lit_sparse.studies.jobs.logged import summarized

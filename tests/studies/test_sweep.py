@@ -31,7 +31,7 @@ from tests.conftest import CONFIGS, ROOT
 
 optuna = pytest.importorskip("optuna", reason="sweeps need the extra 'sweep'")
 
-from lit_sparse.ground.stored import read_metrics  # noqa: E402
+from lit_sparse.runs.result_files import read_metrics  # noqa: E402
 from lit_sparse.studies.jobs.logged import summarized  # noqa: E402
 from lit_sparse.studies.search.storage import _limited  # noqa: E402
 from lit_sparse.studies.search.sweep import Sweep  # noqa: E402

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from lit_sparse.ground.stored import read_lines
+from lit_sparse.runs.result_files import read_lines
 from lit_sparse.studies.plan.study import Study
 
 __all__ = ["SUMMARY", "by_age", "logged_by_program", "summarized"]

@@ -30,6 +30,7 @@ from lit_sparse.data.readers.splits import read_split
 from lit_sparse.data.readers.text_files import read_lines
 from lit_sparse.data.readers.word_vectors import read_vectors
 from lit_sparse.errors import ConfigurationError, DataError
+from lit_sparse.runs import result_files
 
 from .test_bad_files import COMPLEX, VECTORS, Use, cached, dumped, game, houses, images, labels, npy, npz, table, vectors
 
@@ -405,4 +406,4 @@ def test_long_numbers_take_little_time(tmp_path: Path) -> None:
         read_vectors(str(path), ["b"])
     path.write_text(f"a\n{'1' * MANY}x\n")
     with pytest.raises(ConfigurationError, match="Expected numbers"):
-        stored.read_lines(path, tmp_path)
+        result_files.read_lines(path, tmp_path)

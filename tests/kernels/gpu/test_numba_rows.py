@@ -46,10 +46,10 @@ print("rows", rows)
 SPARSEMAP = """
 import numpy as np
 import torch
-from lit_sparse.kernels.active_set import batch, cuda
 from lit_sparse.kernels.gpu import numba_rows
-from lit_sparse.mappings.sparsemap.active_set.batch import Start
 from lit_sparse.kernels.oracles import CompiledOracle
+from lit_sparse.mappings.sparsemap.active_set import batch, cuda
+from lit_sparse.mappings.sparsemap.active_set.batch import Start
 
 numba_rows.WORK_BYTES = 1 << 14  # several launches
 numba_rows.THREADS = 4
@@ -109,10 +109,10 @@ except Exception as error:  # a compiler that is not installed is missed in many
     sys.exit(77)
 dispatcher.get_current_device = compiler.get_current_device = lambda: SimpleNamespace(compute_capability=(9, 0))
 
-from lit_sparse.kernels.active_set import cuda as cuda_active_set
 from lit_sparse.kernels.gpu import numba_rows
 from lit_sparse.mappings.fusedmax import kernel as fusedmax
 from lit_sparse.mappings.oscarmax import kernel as oscarmax
+from lit_sparse.mappings.sparsemap.active_set import cuda as cuda_active_set
 
 numba_rows.numba_cuda = lambda: cuda
 
