@@ -172,7 +172,7 @@ def gather_to_first(value: Value) -> list[Value]:
 
 
 def shard(module: nn.Module, mesh: Any, methods: Iterable[str]) -> None:
-    """Divide the weights of a module over the processes of a mesh, once; ``methods``, as ``forward``, compute with whole ones."""
+    """Divide the weights of a module over the processes of a mesh, once; ``forward`` and methods compute with whole ones."""
     from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
     if not isinstance(module, FSDPModule):

@@ -383,7 +383,7 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
             self.hparams["optimizer"] = {**named, "init_args": {**named.get("init_args", {}), "lr": self._rate}}
 
     @property
-    def configure_model(self) -> Callable[[], None]:  # type: ignore[override]
+    def configure_model(self) -> Callable[[], None]:
         """The hook that divides the weights over the processes of a ``ModelParallelStrategy``.
 
         With other strategies it is Lightning's own, which does nothing: Lightning asks whether a model overrides the hook, and
