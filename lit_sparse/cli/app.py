@@ -60,7 +60,7 @@ from lit_sparse.lightning.choice import (
     rank_zero_only,
 )
 from lit_sparse.runs.allocation import Limits
-from lit_sparse.runs.checkpoint_files import is_url, local_copy, restoring_error
+from lit_sparse.runs.checkpoint_files import restoring_error
 from lit_sparse.runs.folders import (
     CHECKPOINTS,
     claim_folder,
@@ -73,6 +73,7 @@ from lit_sparse.runs.folders import (
 )
 from lit_sparse.runs.result_files import read_metrics
 from lit_sparse.runs.status import RunStatus, check_plain, take
+from lit_sparse.runs.torch_files import is_url, local_copy
 from lit_sparse.runs.trust import trusting
 
 __all__ = ["LitSparseCLI", "run"]
