@@ -41,8 +41,8 @@ from lit_sparse.callbacks import (
     SparseConnectivity,
 )
 from lit_sparse.data import ImageDataModule
-from lit_sparse.data.base import Split
 from lit_sparse.data.images.base import Images
+from lit_sparse.data.splits import Split
 from lit_sparse.mappings import HardThreshold, HoyerProjection
 from lit_sparse.mappings import functional as F
 from lit_sparse.models import LitSparseModule, RobustClassifier, SupervisedOnlineAutoencoder

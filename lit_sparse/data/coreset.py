@@ -29,9 +29,10 @@ from lit_sparse.coresets import (
 from lit_sparse.coresets.projections import entry
 from lit_sparse.coresets.selector import squared_distance
 from lit_sparse.coresets.vectors import part_of
-from lit_sparse.data.base import ResumableDataModule, Split
-from lit_sparse.data.example_source import ExampleSource, source_of
+from lit_sparse.data.base import ResumableDataModule
+from lit_sparse.data.example_source import ExampleSource, source_of, with_weights
 from lit_sparse.data.loader import Batch
+from lit_sparse.data.splits import Split
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.ground.distributed import rank, world_size
 from lit_sparse.lightning.choice import pl, rank_zero_info
@@ -181,7 +182,7 @@ class CoresetDataModule(ResumableDataModule):
             return other
         weights = self.coreset.weights
         scale = 1 / float(weights.mean()) if self._normalize else len(weights) / self.coreset.size
-        batch: Batch = _with_weights(
+        batch: Batch = with_weights(
             self._source.fetch(epoch, self.coreset.indices[indices]), (scale * weights[indices]).float()
         )
         return batch
@@ -394,9 +395,3 @@ class CoresetDataModule(ResumableDataModule):
         if not 0 < (total := float(coreset.weights.float().sum())) < math.inf:
             raise DataError(f"Expected weights of a positive, finite sum but got {total}. Select another coreset.")
         return coreset
-
-
-def _with_weights(batch: Any, weights: Tensor) -> Any:
-    if isinstance(batch, dict):
-        return {**batch, "weight": weights}
-    return (*batch, weights) if isinstance(batch, list | tuple) else (batch, weights)

@@ -39,7 +39,8 @@ from lit_sparse.studies.jobs.rows import Row
 from lit_sparse.studies.pages.figures import COLORS, history_svg, svg_of
 from lit_sparse.studies.pages.tables import cell_text, machines, numbers, summary
 from lit_sparse.studies.plan.load import load_study
-from lit_sparse.studies.plan.study import Figure, Study, changes
+from lit_sparse.studies.plan.presentation import Figure
+from lit_sparse.studies.plan.study import Study, changes
 from lit_sparse.studies.search.space import import_optuna
 from lit_sparse.studies.search.storage import stored_study
 from lit_sparse.studies.search.sweep import DIRECTIONS

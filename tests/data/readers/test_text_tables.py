@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lit_sparse.data.readers import tables
+from lit_sparse.data.readers import text_tables
 from lit_sparse.data.readers.splits import read_split
 from lit_sparse.errors import DataError
 
@@ -32,7 +32,7 @@ def test_json_keeps_values_as_they_are(tmp_path: Path, name: str, array: bool) -
 @pytest.mark.parametrize("array", [False, True])
 def test_empty_lines_of_json_cost_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, array: bool) -> None:
     counted: list[int] = []
-    monkeypatch.setattr(tables, "check_rows", lambda path, values: counted.append(values))
+    monkeypatch.setattr(text_tables, "check_rows", lambda path, values: counted.append(values))
     write(
         tmp_path / "t.json", " \n\n\t\r\n" * 500 + ('[{"a": 1}, {"a": 2}]' if array else '{"a": 1}\n\n{"a": 2}') + "\n\n" * 500
     )
