@@ -34,12 +34,7 @@ from timed_fit import WARM_UP, timed_fit
 from timing import clock, spread
 from torch import Tensor, nn
 
-from lit_sparse.callbacks import (
-    ActivityHistogram,
-    BasesPlot,
-    ReconstructionPlot,
-    SparseConnectivity,
-)
+from lit_sparse.callbacks import ActivityHistogram, BasesPlot, ReconstructionPlot, SparseConnectivity
 from lit_sparse.data import ImageDataModule
 from lit_sparse.data.images.base import Images
 from lit_sparse.data.splits import Split

@@ -21,11 +21,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lit_sparse.lightning.choice import (
-    _given_hyperparameters,
-    _IndexBatchSamplerWrapper,
-    pl,
-)
+from lit_sparse.lightning.choice import _given_hyperparameters, _IndexBatchSamplerWrapper, pl
 
 __all__ = [
     "after_restore",

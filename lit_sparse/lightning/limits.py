@@ -5,12 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from lit_sparse.lightning.choice import (
-    EarlyStopping,
-    EarlyStoppingReason,
-    Timer,
-    pl,
-)
+from lit_sparse.lightning.choice import EarlyStopping, EarlyStoppingReason, Timer, pl
 from lit_sparse.lightning.internals import end_epoch
 
 __all__ = ["describe_end", "limits_of", "restore_end", "use_settings", "why_ended"]

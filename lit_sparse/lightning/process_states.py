@@ -11,19 +11,8 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from lit_sparse.ground.distributed import world_size
-from lit_sparse.ground.state_checks import (
-    SCALAR,
-    Kind,
-    ListOf,
-    OneOf,
-    Some,
-    one_of,
-)
-from lit_sparse.lightning.choice import (
-    StochasticWeightAveraging,
-    move_data_to_device,
-    pl,
-)
+from lit_sparse.ground.state_checks import SCALAR, Kind, ListOf, OneOf, Some, one_of
+from lit_sparse.lightning.choice import StochasticWeightAveraging, move_data_to_device, pl
 from lit_sparse.lightning.internals import between_epochs
 
 __all__ = ["PAIRED", "TENSOR", "copied", "example_of_process", "restore_process", "state_of_process"]

@@ -23,16 +23,7 @@ from lit_sparse.ground.files import result_file
 from lit_sparse.ground.stored import LARGEST, is_file, read_text
 from lit_sparse.runs.config_files import find_config
 from lit_sparse.runs.result_files import read_attention, read_png
-from lit_sparse.studies.compare import (
-    Source,
-    comparison,
-    configs_of,
-    first_of,
-    is_folder,
-    named,
-    sources,
-    table_of,
-)
+from lit_sparse.studies.compare import Source, comparison, configs_of, first_of, is_folder, named, sources, table_of
 from lit_sparse.studies.jobs.engine import Runner
 from lit_sparse.studies.jobs.processes import say
 from lit_sparse.studies.jobs.rows import Row
