@@ -74,7 +74,7 @@ def carried(path: str) -> Any:
 
 #: Module -> its readers, and the file that each is given.
 LOADERS: dict[str, list[tuple[Callable[[str], Any], Callable[[Path], str], str]]] = {
-    "runs/checkpoint_files.py": [
+    "runs/torch_files.py": [
         (lambda path: read_torch_file(path, path), pt, "a.ckpt"),
         (lambda path: LastLayerGradients(path)._read(), pt, "a.ckpt"),
         (read_weights, pt, "a.ckpt"),
