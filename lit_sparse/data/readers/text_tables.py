@@ -130,14 +130,14 @@ def _parsed(path: Place, number: int, text: str) -> Any:
 
 
 def cell_chunks(path: Place, columns: Mapping[str, str]) -> Iterator[Chunk]:
-    """Yield the rows below a header: Arrow reads them as Python does, but faster, up to the first quotation mark or mistake."""
+    """Yield rows below a header: Arrow reads them as Python does, but faster, up to a cell in quotation marks or with a mistake."""
     delimiter, done = "\t" if ending_of(path) == ".tsv" else ",", 0
     with open_bounded(path, lines=True) as file:
         header = file.readline().removeprefix(BOM)
         while block := file.read(BLOCK):
             try:
                 chunk = _plain_chunk(block + file.readline(), delimiter, header, columns)
-            except ValueError:  # of Arrow, too
+            except (ValueError, csv.Error):  # of Arrow, too
                 break
             done += len(next(iter(chunk.values())))
             yield chunk
@@ -151,14 +151,15 @@ def _plain_chunk(block: bytes, delimiter: str, header: bytes, columns: Mapping[s
     """Return the rows of lines that Arrow reads as Python does.
 
     Raises:
-        ValueError: if it may not, because of a quotation mark, a line's end or the header.
+        ValueError, csv.Error: if it may not, because of a quotation mark, a line's end or the header.
     """
     from pyarrow import csv as arrow
     from pyarrow import large_string, nulls
 
-    names = header.decode().rstrip("\r\n").split(delimiter)
-    quoted = b'"' in header or b'"' in block
-    if quoted or block.count(b"\r") > block.count(b"\r\n") or len({*names}) < len(names) or not all(names):
+    plain, text = delimiter == "\t", header.decode()
+    (names,) = [text.rstrip("\r\n").split("\t")] if plain else csv.reader([text], strict=True)
+    usual = plain or b'"' not in block
+    if not usual or block.count(b"\r") > block.count(b"\r\n") or not 0 < len({*filter(None, names)}) == len(names):
         raise ValueError
     kept = [name for name in names if name in columns.values()] or names[:1]
     table = arrow.read_csv(

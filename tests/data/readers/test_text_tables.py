@@ -73,6 +73,25 @@ def test_csv(tmp_path: Path, name: str) -> None:
     assert csv.field_size_limit() == limit
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "read"),
+    [("t.csv", '"a","b, c"\n1,x\n', {"x": [1], "y": ["x"]}), ("t.tsv", 'a\tb, c\n1\t5" x\n', {"x": [1], "y": ['5" x']})],
+)
+def test_a_header_in_quotation_marks_is_read_fast(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, read: dict[str, list[Any]]
+) -> None:
+    monkeypatch.setattr(text_tables, "cell_rows", None)
+    write(tmp_path / name, text)
+    assert read_split(str(tmp_path), "t", {"x": "a", "y": "b, c"}) == read
+
+
+@pytest.mark.parametrize("header", ['"a\n", b', '"a', '"a"b,c', "a,,b", "a,a", ""])
+def test_an_odd_header_is_read_line_by_line(tmp_path: Path, header: str) -> None:
+    write(tmp_path / "t.csv", f"{header}\n1,2\n")
+    with pytest.raises(DataError, match=r"t.csv"):
+        read_split(str(tmp_path), "t", {"x": "z"})
+
+
 def test_tsv_has_no_quotation_marks(tmp_path: Path) -> None:
     write(tmp_path / "t.tsv", 'a\tb\n"unclosed\t1\n\n5" disk, twice\t2\n')
     assert read_split(str(tmp_path), "t", AB) == {"source": ['"unclosed', '5" disk, twice'], "target": [1, 2]}
