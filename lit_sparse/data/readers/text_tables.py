@@ -130,7 +130,7 @@ def _parsed(path: Place, number: int, text: str) -> Any:
 
 
 def cell_chunks(path: Place, columns: Mapping[str, str]) -> Iterator[Chunk]:
-    """Yield rows below a header: Arrow reads them as Python does, but faster, up to a cell in quotation marks or with a mistake."""
+    """Yield the rows below a header: Arrow reads them as Python does, but faster, up to a quoted cell or a mistake."""
     delimiter, done = "\t" if ending_of(path) == ".tsv" else ",", 0
     with open_bounded(path, lines=True) as file:
         header = file.readline().removeprefix(BOM)
