@@ -145,6 +145,17 @@ class CoresetDataModule(ResumableDataModule):
         return getattr(self.base, name)
 
     @property
+    def batch_size(self) -> int:
+        """Examples per training batch and process: those of the other data module, unless this is set."""
+        size: int = vars(self).get("_batch_size") or getattr(self.base, "batch_size", None) or self._source.batch_size
+        return size
+
+    @batch_size.setter
+    def batch_size(self, value: int) -> None:
+        if "base" in vars(self):  # otherwise the default of the base class
+            self._batch_size = value
+
+    @property
     def coreset(self) -> Coreset:
         """The coreset, which is selected at the first access after ``setup``."""
         if self._coreset is None:
@@ -210,7 +221,7 @@ class CoresetDataModule(ResumableDataModule):
     def train_dataloader(self) -> Any:
         """Return the training loader, and write the coreset to the run folder."""
         coreset, trainer = self._checked(self.coreset), self.trainer
-        self.batch_size, self.num_workers = self._source.batch_size, self._source.num_workers
+        self.num_workers = self._source.num_workers
         self.updates_per_batch = getattr(self.base, "updates_per_batch", 1)
         if len(coreset) < (processes := self._process()[1]):
             raise DataError(
