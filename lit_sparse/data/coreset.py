@@ -146,7 +146,7 @@ class CoresetDataModule(ResumableDataModule):
 
     @property
     def batch_size(self) -> int:
-        """Examples per training batch and process: those of the other data module, unless this is set."""
+        """Examples per training batch and process, by default the same number as in ``base``."""
         size: int = vars(self).get("_batch_size") or getattr(self.base, "batch_size", None) or self._source.batch_size
         return size
 

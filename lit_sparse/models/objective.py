@@ -123,7 +123,7 @@ class ObjectiveModule(KeepsArguments, pl.LightningModule, ABC):
 
         Args:
             losses: (B,), or (R,) with ``rows``.
-            batch: batch, whose entry ``weight`` (B,) holds the weights, those of a coreset.
+            batch: batch, whose entry ``weight`` (B,) holds the weights, such as a coreset has.
             rows: (R,) position in the batch of the example that each loss belongs to.
         """
         weights = column_of("weight", batch, rows)
@@ -136,7 +136,7 @@ class ObjectiveModule(KeepsArguments, pl.LightningModule, ABC):
 
         Args:
             losses: (B,), or (R,) with ``rows``.
-            batch: batch, whose entry ``weight`` (B,) holds the weights, those of a coreset.
+            batch: batch, whose entry ``weight`` (B,) holds the weights, such as a coreset has.
             stage: ``"train"``, ``"val"`` or ``"test"``.
             rows: (R,) position in the batch of the example that each loss belongs to.
             shares: (R,) further factor of each weight.
