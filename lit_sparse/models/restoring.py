@@ -8,6 +8,7 @@ fails while a state is restored is one CheckpointError that names it.
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -39,6 +40,7 @@ from lit_sparse.ground.state_checks import (
     is_plain,
     one_of,
     same,
+    shown,
 )
 from lit_sparse.lightning.choice import EarlyStoppingReason, pl, rank_zero_warn
 from lit_sparse.lightning.internals import (
@@ -51,7 +53,7 @@ from lit_sparse.lightning.internals import (
     use_settings,
 )
 from lit_sparse.lightning.states import begin_training, check_continues, check_schedulers, describe_states, is_tuning, steps_in
-from lit_sparse.runs.checkpoint_files import check_finite, check_removable, check_resumable, restoring_error
+from lit_sparse.runs.checkpoint_files import WRITTEN, check_finite, check_removable, check_resumable, restoring_error
 
 __all__ = ["guard_restoring", "prepare_to_continue", "start_training", "store_training"]
 
@@ -221,9 +223,9 @@ def _check_saver(source: str, place: str, trainer: pl.Trainer, saver: Any, state
     if state["dirpath"] != saver.dirpath:  # then Lightning restores one path alone, and removes no file elsewhere
         latest = state["best_model_path"]
         if "://" in latest or "::" in latest or Path(saver.dirpath) in Path(latest).absolute().parents:
-            check_removable(source, {"best_model_path": latest}, saver.dirpath)
+            _check_files(source, {"best_model_path": latest}, saver)
         return
-    check_removable(source, state, saver.dirpath)
+    _check_files(source, state, saver)
     best, kth = state["best_k_models"], state["kth_best_model_path"]
     check_state(source, f"{place}.best_k_models", best, DictOf(_score_from(saver.kth_value)))
     check_state(source, f"{place}.kth_value", state["kth_value"], _score_from(saver.kth_value))
@@ -234,6 +236,19 @@ def _check_saver(source: str, place: str, trainer: pl.Trainer, saver: Any, state
     if best:
         check_state(source, f"{place}.best_model_path", state["best_model_path"], one_of("`best_k_models`", best))
         check_state(source, f"{place}.best_model_score", state["best_model_score"], equal_to(best[state["best_model_path"]]))
+
+
+def _check_files(source: str, state: State, saver: Any) -> None:
+    """Check that a state names files as the saver itself does, since it removes them later: none of another saver."""
+    check_removable(source, state, saver.dirpath)
+    for key in ("best_k_models", *WRITTEN):
+        template = saver.CHECKPOINT_NAME_LAST if key == "last_model_path" else saver.filename or "{epoch}"
+        start, number, _ = template.partition("{")
+        pattern = re.escape(start) + (r".*?(?:\d|nan|inf).*\.ckpt" if number else r"(?:-v\d+)?\.ckpt")
+        paths = state.get(key) or ()
+        for path in [paths] if isinstance(paths, str) else paths:
+            named = Kind(f"a file that is named like {template!r}", lambda it, pattern=pattern: re.fullmatch(pattern, it))
+            check_state(source, f"callbacks.{saver.state_key}.{key}", path.removeprefix(saver.dirpath).lstrip("/\\"), named)
 
 
 def _check_averages(source: str, place: str, trainer: pl.Trainer, callback: Any, state: State, checkpoint: State) -> None:
@@ -373,7 +388,8 @@ def _check_group(source: str, place: str, group: State, fresh: State, scheduled:
     check_state(source, place, group, example)
     for name in fresh.keys() - {"params"}:
         if name not in (SCHEDULED if scheduled else RATES) and not same(group[name], fresh[name]):
-            rank_zero_warn(f"`{place}.{name}` is {group[name]!r} in {source}. The run continues with {fresh[name]!r}, its own.")
+            found, own = shown(group[name]), shown(fresh[name])
+            rank_zero_warn(f"`{place}.{name}` is {found} in {source}. The run continues with {own}, its own.")
             group[name] = fresh[name]
 
 

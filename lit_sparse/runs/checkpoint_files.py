@@ -30,6 +30,7 @@ from lit_sparse.runs.trust import trusting
 
 __all__ = [
     "ROWS",
+    "WRITTEN",
     "check_finite",
     "check_kinds",
     "check_removable",
