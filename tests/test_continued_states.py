@@ -364,6 +364,11 @@ WRONG: dict[str, tuple[str, Place, Any]] = {
     "fewer targets than predictions": ("cyclic", (*RANKING, "target"), lambda value: value[1:]),
     "a logged value of a metric": ("cyclic", (*LOGGED, 1, "meta", "metric_attribute"), "ranking"),
     "a logged value of no metric": ("cyclic", (*LOGGED, 1, "meta", "metric_attribute"), "backbone"),
+    "nothing to train": (
+        "cyclic",
+        ("states", "flags"),
+        lambda _: {f"network.{name}": False for name, _ in features.NormNet().named_parameters()},
+    ),
     "an end between epochs": ("between", (*BATCHES, "is_last_batch"), True),
 }
 
