@@ -294,6 +294,33 @@ def test_no_file_that_a_state_names_is_removed(
     assert (tmp_path / "other.ckpt").is_file()
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("moved", [True, False])
+@pytest.mark.parametrize("entry", ["best_model_path", "last_model_path", "best_k_models"])
+def test_no_file_of_another_saver_is_named(entry: str, moved: bool, kept: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    folder, checkpoint = tmp_path / "kept", copy.deepcopy(kept[1])
+    path = str(folder / "other.ckpt")
+    (state,) = (state for key, state in checkpoint["callbacks"].items() if key.startswith("ModelCheckpoint"))
+    files = {"best_model_path": "", "kth_best_model_path": "", "last_model_path": "", "best_k_models": {}}
+    state |= files | {
+        "dirpath": str(tmp_path if moved else folder),
+        entry: {path: torch.tensor(1.0)} if "_k_" in entry else path,
+    }
+    if moved and entry != "best_model_path":  # then nothing else is restored
+        run("averaging", tmp_path, resumed=checkpoint)
+    else:
+        with pytest.raises(CheckpointError, match=f"{entry}` in .* to be a file that is named like"):
+            run("averaging", tmp_path, resumed=checkpoint)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_option_that_the_config_replaces_is_told_in_a_few_words(checkpoints: Any, tmp_path: Path) -> None:
+    checkpoint = copy.deepcopy(checkpoints("cyclic"))
+    checkpoint["optimizer_states"][0]["param_groups"][0]["dampening"] = torch.zeros(3, 5)
+    with pytest.warns(UserWarning, match=r"dampening` is a tensor of shape \(3, 5\) and type float32 in"):
+        run("cyclic", tmp_path, resumed=checkpoint)
+
+
 def expanded(value: Tensor) -> Tensor:
     return torch.zeros(()).expand(value.shape)
 
@@ -337,6 +364,11 @@ WRONG: dict[str, tuple[str, Place, Any]] = {
     "fewer targets than predictions": ("cyclic", (*RANKING, "target"), lambda value: value[1:]),
     "a logged value of a metric": ("cyclic", (*LOGGED, 1, "meta", "metric_attribute"), "ranking"),
     "a logged value of no metric": ("cyclic", (*LOGGED, 1, "meta", "metric_attribute"), "backbone"),
+    "nothing to train": (
+        "cyclic",
+        ("states", "flags"),
+        lambda _: {f"network.{name}": False for name, _ in features.NormNet().named_parameters()},
+    ),
     "an end between epochs": ("between", (*BATCHES, "is_last_batch"), True),
 }
 

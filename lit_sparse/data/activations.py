@@ -19,12 +19,13 @@ from lit_sparse.data.loader import Batch
 from lit_sparse.data.readers.arrays import read_npy
 from lit_sparse.data.readers.splits import read_split
 from lit_sparse.data.splits import Split
-from lit_sparse.errors import ConfigurationError, DataError
+from lit_sparse.errors import CheckpointError, ConfigurationError, DataError
 from lit_sparse.ground.files import replaced
-from lit_sparse.ground.stored import read_json
-from lit_sparse.hf.requirement import import_transformers
+from lit_sparse.ground.stored import open_plain, read_json
+from lit_sparse.hf.saved_files import SavedFiles, place_of, unreadable
 from lit_sparse.hf.splicing import activations
 from lit_sparse.lightning.choice import rank_zero_info
+from lit_sparse.text.tokenizer_json import guarded, tokenizer_of
 
 __all__ = ["ActivationDataModule"]
 
@@ -49,7 +50,7 @@ class ActivationDataModule(ResumableDataModule):
     Batches are dicts of ``features`` (B, D) float32, ``token`` (B,), the ids of the tokens, and ``index`` (B,).
 
     Args:
-        model: folder or name of a model of Hugging Face, with its tokenizer.
+        model: folder or name of a model of Hugging Face, with its tokenizer and weights in safetensors.
         layer: name of the module, as in ``named_modules``, e.g. ``encoder.layer.3``.
         folder: folder of the shards.
         path: folder or hub data set of the texts; None if the splits are paths of files.
@@ -136,7 +137,8 @@ class ActivationDataModule(ResumableDataModule):
         same, place = around[:, 0] == tokens[index, 0], index - low
         tokenizer = self._words()
         parts = (around[:place][same[:place], 1], around[place : place + 1, 1], around[place + 1 :][same[place + 1 :], 1])
-        before, token, after = (tokenizer.decode(ids.tolist()) for ids in parts)
+        with guarded("The tokens cannot be decoded"):
+            before, token, after = (tokenizer.decode(ids.tolist()) for ids in parts)
         return before, token, after
 
     def _needed(self, stage: Any) -> tuple[Split, ...]:
@@ -166,6 +168,10 @@ class ActivationDataModule(ResumableDataModule):
     def _words(self) -> Any:
         if self._tokenizer is None:
             self._tokenizer = _loaded("AutoTokenizer", self.model)
+            if not isinstance(self._tokenizer.model_max_length, int | float):
+                raise DataError(
+                    f"Expected a number as `model_max_length` of {self.model!r} but got {self._tokenizer.model_max_length!r}."
+                )
             if self._tokenizer.pad_token is None:
                 self._tokenizer.pad_token = self._tokenizer.eos_token
         return self._tokenizer
@@ -213,15 +219,16 @@ class ActivationDataModule(ResumableDataModule):
         order = sorted(range(first, min(first + TEXTS, len(texts))), key=lambda number: len(texts[number]))
         for start in range(0, len(order), BATCH):
             numbers = order[start : start + BATCH]
-            inputs = tokenizer(
-                [texts[number] for number in numbers],
-                truncation=True,
-                max_length=min(self.max_length, tokenizer.model_max_length),
-                padding=True,
-                padding_side="right",
-                return_special_tokens_mask=True,
-                return_tensors="pt",
-            )
+            with guarded("The texts cannot be tokenized"):
+                inputs = tokenizer(
+                    [texts[number] for number in numbers],
+                    truncation=True,
+                    max_length=min(self.max_length, tokenizer.model_max_length),
+                    padding=True,
+                    padding_side="right",
+                    return_special_tokens_mask=True,
+                    return_tensors="pt",
+                )
             ids, kept = inputs["input_ids"], inputs["attention_mask"].bool() & ~inputs.pop("special_tokens_mask").bool()
             if int(ids.max()) >= known:
                 raise DataError(
@@ -264,17 +271,16 @@ class ActivationDataModule(ResumableDataModule):
 
 
 def _loaded(kind: str, name: str) -> Any:
-    """Return a model or a tokenizer of transformers.
+    """Return a model or a tokenizer of transformers, after a check of its files.
 
     Raises:
         DataError: if it cannot be loaded.
     """
-    transformers = import_transformers()
+    files = SavedFiles(str(folder) if (folder := Path(name).expanduser()).is_dir() else name, {}, None)
     try:
-        return getattr(transformers, kind).from_pretrained(
-            str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name
-        )
-    except (OSError, ValueError) as error:
+        with guarded(f"{name!r} cannot be loaded by transformers.{kind}"):
+            return files.tokenizer(tokenizer_of) if kind == "AutoTokenizer" else files.model(kind)
+    except (CheckpointError, ConfigurationError) as error:
         raise DataError(f"{name!r} cannot be loaded by transformers.{kind}: {error}") from error
 
 
@@ -285,8 +291,11 @@ def _signature(model: str) -> str:
     for file in sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")]) if folder.is_dir() else ():
         size = file.stat().st_size
         hashed.update(f"{file.name} {size} ".encode())
-        with file.open("rb") as opened:
-            for place in range(PLACES):
-                opened.seek(size * place // PLACES)
-                hashed.update(opened.read(BYTES))
+        try:
+            with open_plain(place_of(file, folder)) as opened:
+                for place in range(PLACES):
+                    opened.seek(size * place // PLACES)
+                    hashed.update(opened.read(BYTES))
+        except OSError as error:
+            raise DataError(str(unreadable(repr(str(file)), error))) from error
     return hashed.hexdigest() if folder.is_dir() else model

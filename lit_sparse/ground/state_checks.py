@@ -39,6 +39,7 @@ __all__ = [
     "is_plain",
     "one_of",
     "same",
+    "shown",
 ]
 
 #: Largest integer in a state: beyond it, floats round.
@@ -142,7 +143,7 @@ def entries(place: str, found: Any) -> Iterator[tuple[str, Any]]:
 
 def equal_to(value: Any) -> Kind:
     """Return the example of a value that the config determines."""
-    return Kind(f"{_shown(value)}, as in this run", lambda found: same(found, value))
+    return Kind(f"{shown(value)}, as in this run", lambda found: same(found, value))
 
 
 def one_of(what: str, allowed: Container[Any]) -> Kind:
@@ -199,7 +200,7 @@ def check_state(source: str, place: str, found: Any, example: Any, advice: str =
     """
     if (wrong := _mismatch(place, found, example)) is not None:
         at, words, value = wrong
-        raise CheckpointError(f"Expected `{at}` in {source} to be {words} but got {_shown(value)}. {advice}")
+        raise CheckpointError(f"Expected `{at}` in {source} to be {words} but got {shown(value)}. {advice}")
 
 
 def _mismatch(place: str, found: Any, example: Any) -> tuple[str, str, Any] | None:
@@ -239,7 +240,7 @@ def _mismatch(place: str, found: Any, example: Any) -> tuple[str, str, Any] | No
             fits = is_plain(found) and found.shape == example.shape and is_of_kind(found, example)
             if fits and not (found.is_floating_point() or found.is_complex() or bool((found >= 0).all())):
                 return place, "a tensor of integers >= 0", found
-            return None if fits else (place, _shown(example), found)
+            return None if fits else (place, shown(example), found)
         case str():
             fits = type(found) is str and found.isprintable()
             return None if fits else (place, "a text of printable characters", found)
@@ -277,7 +278,8 @@ def _names(found: dict[Any, Any]) -> str:
     return _cut(", ".join(f"`{name}`" for name in found) or "no entries")
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """Return a value in a few words for a message."""
     if isinstance(value, Tensor):
         kind = "a tensor" if is_plain(value) else "an expanded, sparse or other special tensor"
         return f"{kind} of shape {tuple(value.shape)} and type {str(value.dtype).removeprefix('torch.')}"

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from lit_sparse.errors import CheckpointError, ConfigurationError, printable
-from lit_sparse.ground.stored import open_plain, read_json
+from lit_sparse.errors import CheckpointError, ConfigurationError, LitSparseError, printable
+from lit_sparse.ground.stored import open_plain, parse_json, read_json
 from lit_sparse.hf.requirement import import_transformers
 from lit_sparse.runs.allocation import SPARE_ELEMENTS, SPARE_PARAMETERS, Limits
 from lit_sparse.runs.checkpoint_files import restoring_error
@@ -88,6 +88,45 @@ class SavedFiles:
                 sizes = _sizes(file)
                 elements, parameters = elements + sum(sizes), parameters + len(sizes)
         return Limits(f"the config of {self.path!r}", 2 * elements + SPARE_ELEMENTS, 2 * parameters + SPARE_PARAMETERS)
+
+    def model(self, kind: str) -> Any:
+        """Return the model, whose attention is softmax, after a check of its files.
+
+        Args:
+            kind: class of transformers that loads it, such as ``AutoModel``.
+
+        Raises:
+            CheckpointError: if a file is damaged, or chooses code or files; see :meth:`config` and :meth:`limits`.
+        """
+        config, limits = self.config(trust_remote_code=False), self.limits()
+        try:
+            with limits.kept():
+                loader = getattr(import_transformers(), kind)
+                return loader.from_pretrained(self.path, config=config, use_safetensors=True, **self.shared)
+        except Exception as error:  # wrong values of a config raise anything
+            raise restoring_error(limits.source, error) from error
+
+    def tokenizer(self, check: Callable[[Any], object]) -> Any:
+        """Return the tokenizer, after a check of its files.
+
+        Args:
+            check: function that refuses the content of a ``tokenizer.json`` which may hang or panic.
+
+        Raises:
+            CheckpointError: if a file is damaged, or leads elsewhere.
+        """
+        transformers, folder = import_transformers(), Path(self.path)
+        try:
+            for path in folder.iterdir() if folder.is_dir() else ():
+                if not path.is_dir():
+                    open_plain(place_of(path, folder)).close()
+            if (file := self._file("tokenizer.json")) is not None and (content := parse_json(file, None)) is not None:
+                check(content[0])
+            return transformers.AutoTokenizer.from_pretrained(self.path, **self.shared)
+        except LitSparseError:
+            raise
+        except Exception as error:  # wrong values of a file raise anything
+            raise unreadable(f"The tokenizer of {self.path!r}", error) from error
 
     def _weights(self) -> list[str]:
         """Return the names of the files of the weights."""

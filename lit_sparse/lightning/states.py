@@ -166,6 +166,8 @@ def begin_training(trainer: pl.Trainer, checkpoint: dict[str, Any] | None) -> No
             setattr(part, name, flag)
         else:
             getattr(part, name).requires_grad_(flag)
+    if states["flags"] and not any(weight.requires_grad for weight in weights.values()):
+        check_state(source, "states.flags", states["flags"], Kind("flags that leave a weight to train", lambda _: False))
     if len(states["processes"]) == world_size():
         kept = states["processes"][rank()]
         check_state(source, f"states.processes.{rank()}", kept, example_of_process(trainer))

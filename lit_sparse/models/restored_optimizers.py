@@ -25,6 +25,7 @@ from lit_sparse.ground.state_checks import (
     is_plain,
     one_of,
     same,
+    shown,
 )
 from lit_sparse.lightning.choice import pl, rank_zero_warn
 
@@ -88,7 +89,8 @@ def _check_group(source: str, place: str, group: State, fresh: State, scheduled:
     check_state(source, place, group, example)
     for name in fresh.keys() - {"params"}:
         if name not in (SCHEDULED if scheduled else RATES) and not same(group[name], fresh[name]):
-            rank_zero_warn(f"`{place}.{name}` is {group[name]!r} in {source}. The run continues with {fresh[name]!r}, its own.")
+            found, own = shown(group[name]), shown(fresh[name])
+            rank_zero_warn(f"`{place}.{name}` is {found} in {source}. The run continues with {own}, its own.")
             group[name] = fresh[name]
 
 

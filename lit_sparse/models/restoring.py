@@ -8,9 +8,11 @@ fails while a state is restored is one CheckpointError that names it.
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +36,12 @@ from lit_sparse.ground.state_checks import (
     example_of,
     one_of,
 )
-from lit_sparse.lightning.choice import EarlyStoppingReason, pl
+from lit_sparse.lightning.choice import EarlyStoppingReason, ModelCheckpoint, pl
 from lit_sparse.lightning.internals import continue_training, describe_progress, settle_counters, skip_sanity_check
 from lit_sparse.lightning.limits import describe_end, restore_end, use_settings
 from lit_sparse.lightning.states import begin_training, check_continues, check_schedulers, describe_states, is_tuning, steps_in
 from lit_sparse.models.restored_optimizers import State, check_optimizers
-from lit_sparse.runs.checkpoint_files import check_finite, check_removable, check_resumable, restoring_error
+from lit_sparse.runs.checkpoint_files import WRITTEN, check_finite, check_removable, check_resumable, restoring_error
 
 __all__ = ["guard_restoring", "prepare_to_continue", "start_training", "store_training"]
 
@@ -201,9 +203,9 @@ def _check_saver(source: str, place: str, trainer: pl.Trainer, saver: Any, state
     if state["dirpath"] != saver.dirpath:  # then Lightning restores one path alone, and removes no file elsewhere
         latest = state["best_model_path"]
         if "://" in latest or "::" in latest or Path(saver.dirpath) in Path(latest).absolute().parents:
-            check_removable(source, {"best_model_path": latest}, saver.dirpath)
+            _check_files(source, {"best_model_path": latest}, saver)
         return
-    check_removable(source, state, saver.dirpath)
+    _check_files(source, state, saver)
     best, kth = state["best_k_models"], state["kth_best_model_path"]
     check_state(source, f"{place}.best_k_models", best, DictOf(_score_from(saver.kth_value)))
     check_state(source, f"{place}.kth_value", state["kth_value"], _score_from(saver.kth_value))
@@ -214,6 +216,25 @@ def _check_saver(source: str, place: str, trainer: pl.Trainer, saver: Any, state
     if best:
         check_state(source, f"{place}.best_model_path", state["best_model_path"], one_of("`best_k_models`", best))
         check_state(source, f"{place}.best_model_score", state["best_model_score"], equal_to(best[state["best_model_path"]]))
+
+
+def _check_files(source: str, state: State, saver: Any) -> None:
+    """Check that a state names files as the saver itself does, since it removes them later: none of another saver."""
+    check_removable(source, state, saver.dirpath)
+    if type(saver).format_checkpoint_name is not ModelCheckpoint.format_checkpoint_name:
+        return  # a class of the user, which may give any names
+    for key in ("best_k_models", *WRITTEN):
+        template = saver.CHECKPOINT_NAME_LAST if key == "last_model_path" else saver.filename or "{epoch}"
+        start, number, _ = template.partition("{")
+        pattern = re.escape(start) + (r".*?(?:\d|nan|inf).*\.ckpt" if number else r"(?:-v\d+)?\.ckpt")
+        paths = state.get(key) or ()
+        for path in [paths] if isinstance(paths, str) else paths:
+            named = Kind(f"a file that is named like {template!r}", partial(_fits, pattern))
+            check_state(source, f"callbacks.{saver.state_key}.{key}", path.removeprefix(saver.dirpath).lstrip("/\\"), named)
+
+
+def _fits(pattern: str, name: str) -> bool:
+    return re.fullmatch(pattern, name) is not None
 
 
 def _check_averages(source: str, place: str, trainer: pl.Trainer, callback: Any, state: State, checkpoint: State) -> None:

@@ -23,6 +23,7 @@ from lit_sparse.runs.trust import trusting
 __all__ = [
     "ROWS",
     "SUGGESTION",
+    "WRITTEN",
     "check_finite",
     "check_kinds",
     "check_removable",

@@ -128,7 +128,9 @@ def _check_step(step: str, key: str, allowed: list[str], described: Any) -> None
 
 
 def _is_bounded(component: dict[str, Any], name: str, value: Any) -> bool:
-    """Return whether the value of a component's parameter cannot lengthen a text much."""
+    """Return whether the value of a component's parameter cannot lengthen a text much, nor make the package panic."""
+    if name == "stop":  # of the decoder Strip, which panics on a token that it strips as a whole
+        return bool(value == 0)
     if name == "pattern":
         content = component.get("content", "")
         if not isinstance(value, dict) or len(value) != 1 or not isinstance(content, str):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 pytest.importorskip("transformers", reason="needs transformers: pip install -e '.[hf]'")
 
 from lit_sparse.data import ActivationDataModule, activations
-from lit_sparse.errors import ConfigurationError, DataError
+from lit_sparse.errors import ConfigurationError, DataError, LitSparseError
 from lit_sparse.hf import activations as activations_of
 
 from .encoder import make_encoder
@@ -127,6 +128,38 @@ def test_what_does_not_fit_is_refused(make: Make, encoder: str, tmp_path: Path) 
             setup(make(**other))
     with pytest.raises(ConfigurationError, match="same model"):
         setup(make(broken))
+
+
+def changed(name: str, **entries: Any) -> Callable[[Path], None]:
+    """Return a function that changes a JSON file of a folder."""
+
+    def change(folder: Path) -> None:
+        path = folder / name
+        path.write_text(json.dumps({**json.loads(path.read_text()), **entries}))
+
+    return change
+
+
+STRIP = {"type": "Strip", "content": "a", "start": 0, "stop": 3}
+HOSTILE: dict[str, Callable[[Path], Any]] = {
+    "a pipe": lambda folder: os.mkfifo(folder / "other.bin"),
+    "a folder": lambda folder: (folder / "other.bin").mkdir(),
+    "a link": lambda folder: (folder / "vocab.txt").symlink_to("/etc/hostname"),
+    "a pipe of words": lambda folder: os.mkfifo(folder / "vocab.txt"),
+    "a panic": changed("tokenizer.json", decoder=STRIP),
+    "a length": changed("tokenizer_config.json", model_max_length="x"),
+    "layers": changed("config.json", num_hidden_layers=90_000),
+    "wide layers": changed("config.json", hidden_size=20_000, intermediate_size=100_000),
+    "code": changed("config.json", quantization_config={"quant_method": "bitsandbytes"}),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_folder_of_a_model_that_may_act_or_hang_is_refused(case: str, make: Make, tmp_path: Path) -> None:
+    model = make_encoder(tmp_path / "hostile", WORDS)
+    HOSTILE[case](Path(model))
+    with pytest.raises(LitSparseError):
+        setup(make(model))
 
 
 @pytest.mark.parametrize("kind", ["", "_tokens"])

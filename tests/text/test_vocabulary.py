@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.text import BOS, EOS, PAD, UNK, Vocabulary, VocabularyOptions
 from lit_sparse.text.tokenization import with_breaks
+from lit_sparse.text.tokenizer_json import guarded
 
 LINES = ["A man's t-shirt, (red)!", "a man runs.", "The man sees a dog ...", "Ein Hund läuft über die Straße."]
 
@@ -300,6 +301,7 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
     ({"pre_tokenizer": {"type": "FixedLength", "length": 0}}, "'FixedLength' of the pre_tokenizer to be one of"),
     ({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a|aa)+$"}, "behavior": "Removed"}}, "component 'Split'"),
     ({"decoder": {"type": "Strip", "content": "a", "start": 9, "stop": 10**9}}, "`stop` in the component 'Strip'"),
+    ({"decoder": {"type": "Strip", "content": "a", "start": 0, "stop": 1}}, "`stop` in the component 'Strip'"),
     ({"decoder": None, "kind": "bpe"}, "a decoder for the kind 'bpe' but got none"),
     ({"model": {"type": "Unigram", "vocab": [["<unk>", 0.0]], "unk_id": None}}, "Expected `unk_id`"),
     ({"model": {"type": "Unigram", "vocab": [["a" * 129, 0.0]], "unk_id": 0}}, "tokens of at most 128 characters"),
@@ -325,10 +327,10 @@ def test_a_map_of_characters_is_read() -> None:
 
 
 def test_a_panic_of_the_tokenizer_is_an_error() -> None:
-    steps = {"kind": "bpe", "decoder": {"type": "Strip", "content": "a", "start": 0, "stop": 9}}
-    found = Vocabulary.from_json(_described(**steps))
-    with pytest.raises(DataError, match="The tokens cannot be decoded"):
-        found.decode(found.encode(["a"])[0])
+    from tokenizers import decoders
+
+    with pytest.raises(DataError, match="The tokens cannot be decoded"), guarded("The tokens cannot be decoded"):
+        decoders.Strip("a", 0, 9).decode(["a"])
 
 
 @pytest.mark.parametrize("typed", [True, False])

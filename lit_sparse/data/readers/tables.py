@@ -253,10 +253,12 @@ def _check_digits(arrays: Iterable[Any], column: str, path: Place, row: int = 0)
     Raises:
         DataError: if one is longer.
     """
-    from pyarrow import compute
+    from pyarrow import compute, types
 
     for cells in arrays:
-        if (compute.max(compute.binary_length(cells)).as_py() or 0) > LONGEST:
+        cells = cells.dictionary_decode() if types.is_dictionary(cells.type) else cells
+        texts = types.is_string(cells.type) or types.is_large_string(cells.type)
+        if texts and (compute.max(compute.binary_length(cells)).as_py() or 0) > LONGEST:
             for place, cell in enumerate(cells.to_pylist(), row + 1):
                 if cell and cell.lstrip("-").isdecimal() and (len(cell) > LONGEST + 2 or abs(int(cell)) > sys.float_info.max):
                     raise too_long(column, path, f"row {place}")

@@ -247,6 +247,10 @@ class TableDataModule(RegressionDataModule):
         if self.group is not None:
             raise DataError(f"Expected a .npz or .csv file with `group` but got {str(path)!r}, whose columns have no names.")
         with open_bounded(path, lines=True) as file:
+            for number, line in enumerate(file, 1):
+                if b"_" in line.partition(b"#")[0]:  # which Python reads in a number
+                    raise DataError(f"Expected numbers in {str(path)!r} but got {line[:40]!r} in line {number}. Correct it.")
+            file.seek(0)
             x, y = load_svmlight_file(file)
         what, remedy = f"a dense table of {x.shape[0]} rows and {x.shape[1]} features", "number the features without gaps"
         check_unpacked(path, bytes_of(x.shape, 8), max(path.stat().st_size, x.nnz), what, remedy)

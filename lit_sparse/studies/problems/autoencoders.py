@@ -14,11 +14,12 @@ from torch.nn import functional as nnf
 from lit_sparse.data import ActivationDataModule
 from lit_sparse.data.readers.splits import read_split
 from lit_sparse.data.splits import in_batches, shuffled
-from lit_sparse.hf.requirement import import_transformers
+from lit_sparse.hf.saved_files import SavedFiles
 from lit_sparse.hf.splicing import loss_recovered
 from lit_sparse.mappings import BatchTopK, HardThreshold, HoyerProjection, JumpReLU, SparseMapping, Sparsemax, TopKEntmax
 from lit_sparse.metrics import DeadFraction, ExplainedVariance
 from lit_sparse.models import SparseAutoencoder
+from lit_sparse.text.tokenizer_json import tokenizer_of
 
 __all__ = ["LABELS", "MAPPINGS", "front", "ranking_loss", "sentence_vectors"]
 
@@ -116,8 +117,8 @@ def activations_of(model: str, layer: str, path: str, folder: str, max_texts: in
 @cache
 def encoder_of(model: str, path: str) -> tuple[Any, list[int], Callable[[], float]]:
     """Return the sentence encoder, its special tokens, and its loss on pairs of the test split."""
-    transformers = import_transformers()
-    encoder, words = transformers.AutoModel.from_pretrained(model).eval(), transformers.AutoTokenizer.from_pretrained(model)
+    files = SavedFiles(model, {}, None)
+    encoder, words = files.model("AutoModel").eval(), files.tokenizer(tokenizer_of)
     names = ("premise", "hypothesis", "label")
     columns = read_split(path, "test", {name: name for name in names})
     premises, hypotheses, labels = (columns[name][:PAIRS] for name in names)

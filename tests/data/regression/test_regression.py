@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 import torch
 from hypothesis import given, settings
@@ -233,6 +235,12 @@ def test_logarithms_and_last_columns(tmp_path: Path) -> None:
     assert found == pytest.approx(sorted(np.log(Y)), rel=1e-6)
 
 
+def parquet(features: Any) -> bytes:
+    buffer = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table({"X": features, "y": [1.0, 2.0]}), buffer)
+    return buffer.getvalue()
+
+
 BROKEN: list[tuple[str, bytes | dict[str, Any], dict[str, Any], str]] = [
     ("a.npz", {"X": ROWS, "z": Y}, {}, r"an array 'y' in '.*a\.npz' but got X, z"),
     ("a.npz", {"X": ROWS, "y": Y[:5]}, {}, r"\(6, 3\) and \(5,\)"),
@@ -264,6 +272,11 @@ BROKEN: list[tuple[str, bytes | dict[str, Any], dict[str, Any], str]] = [
     ("a.libsvm", b"1 1:2\nx 1:3\n", {}, r"a\.libsvm"),
     ("a.libsvm", b"1 1:2\n2 nothing\n", {}, r"a\.libsvm"),
     ("a.libsvm", b"", {}, r"a\.libsvm"),
+    ("a.libsvm", b"1 1:2\n1 1:1_0\n", {}, r"numbers in .*a\.libsvm' but got .*1_0.* in line 2"),
+    ("a.libsvm", b"1 1:2\n1 1_0:1\n", {}, r"numbers in .*a\.libsvm' but got .*1_0.* in line 2"),
+    ("a.parquet", parquet([1.0, np.inf]), {}, "finite features .* in row 1"),
+    ("a.parquet", parquet(["1", "9" * 400]), {}, "integers of at most 308 digits in column 'X'"),
+    ("a.parquet", parquet(pyarrow.array(["1", "inf"]).dictionary_encode()), {}, "finite features .* in row 1"),
     ("a.gz", gzip.compress(libsvm_text().encode() * 50, mtime=0)[:-20], {}, r"a\.gz"),
     ("a.gz", b"not compressed", {}, r"a\.gz"),
     ("a.bin", bytes(range(256)), {}, r"a\.bin"),
