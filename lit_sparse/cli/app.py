@@ -61,6 +61,7 @@ from lit_sparse.lightning.choice import (
 )
 from lit_sparse.runs.allocation import Limits
 from lit_sparse.runs.checkpoint_files import is_url, local_copy, restoring_error
+from lit_sparse.runs.empty_keys import check_empty
 from lit_sparse.runs.folders import (
     CHECKPOINTS,
     claim_folder,
@@ -372,6 +373,8 @@ class LitSparseCLI(LightningCLI):
     def _set_seed(self) -> None:
         """Check the numbers that Lightning does not check, and set the seed."""
         check_numbers(self._options())
+        for content in self._given.contents:
+            check_empty(content, self._options())
         super()._set_seed()
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:

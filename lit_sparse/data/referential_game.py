@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from lit_sparse.checks import check_choice, check_count, check_number
-from lit_sparse.data.base import ResumableDataModule, Split, held_out, shuffled, warn_without_test
+from lit_sparse.data.base import ResumableDataModule, Split, Splits, held_out, shuffled, warn_without_test
 from lit_sparse.data.distinct import distinct
 from lit_sparse.data.images.base import STREAMS, ImageDataModule, Images
 from lit_sparse.data.loader import Batch
 from lit_sparse.data.readers.arrays import Arrays, open_arrays
 from lit_sparse.data.readers.text_files import in_folder
 from lit_sparse.errors import ConfigurationError, DataError
+from lit_sparse.ground.directions import directions
 from lit_sparse.random import seeded_uniform
 
 __all__ = ["ReferentialGameDataModule"]
@@ -96,7 +97,7 @@ class ReferentialGameDataModule(ResumableDataModule):
         self.candidates = check_count("candidates", candidates, 2)
         self.distractors = check_choice("distractors", distractors, ("any", "other_classes", "same_class"))
         self.normalize = normalize
-        self._splits: dict[Split, _Split] = {}
+        self._splits: dict[Split, _Split] = Splits()
         self._attributes: dict[Split, Tensor] = {}
         #: Names of the classes in ``label``, set by ``setup``; empty if unknown.
         self.class_names: list[str] = []
@@ -134,7 +135,7 @@ class ReferentialGameDataModule(ResumableDataModule):
         for split, images in read.items():
             vectors = images.pixels
             if self.normalize:
-                vectors = torch.nn.functional.normalize(vectors, dim=-1)
+                vectors = directions(vectors)
             splits[split] = _Split(split, Images(vectors, images.labels), self.candidates, self.distractors)
         self._splits = splits
 
