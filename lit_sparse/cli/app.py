@@ -32,6 +32,7 @@ from lit_sparse.cli.callbacks import (
 from lit_sparse.cli.checkpoints import StoredModel, changes_of_run, is_restoring, load_weights, nested, read_for
 from lit_sparse.cli.files import DiskError, WholeFiles, keep_shards_whole
 from lit_sparse.cli.help import USAGES
+from lit_sparse.cli.kept import kept_arguments
 from lit_sparse.cli.loggers import ROWS, RowsBeforeCheckpoint, run_loggers
 from lit_sparse.cli.messages import SAID
 from lit_sparse.cli.parser import Parser
@@ -207,6 +208,8 @@ class LitSparseCLI(LightningCLI):
         if self._options().pop("quiet", False):  # not a part of the config of a run
             self._quiet = True
             say_less()
+        if self.command == "fit":
+            notes += kept_arguments(given.contents, given.options, self._options().as_dict())
         for note in notes:
             self._note(note)
 

@@ -105,7 +105,9 @@ class Sweep:
         if self.prune and self.folds > 1:
             raise ConfigurationError("Expected either --prune or --folds but got both: a trial's folds run one after another.")
         if self.prune and len(self.metrics) > 1:
-            raise ConfigurationError("Expected one --metric with --prune but got two: no trial is worse than another in one of them.")
+            raise ConfigurationError(
+                "Expected one --metric with --prune but got two: no trial is worse than another in one of them."
+            )
         if self.base.program and self.folds > 1:
             raise ConfigurationError("Expected either a program or --folds but got both. Let an option divide its data.")
         if self.sampler == "grid" and not all(isinstance(values, list) for values in self.space.values()):
@@ -434,8 +436,8 @@ def directions_of(metric: str) -> list[str]:
     """Return the directions that words of a metric's name tell.
 
     Example:
-        >>> directions_of("val/accuracy"), directions_of("val/rate"), directions_of("val/hit_rate"), directions_of("val/iterate")
-        (['maximize'], ['minimize'], [], [])
+        >>> directions_of("val/accuracy"), directions_of("val/rate"), directions_of("val/hit_rate")
+        (['maximize'], ['minimize'], [])
     """
     return [way for way, names in DIRECTIONS.items() if re.search(rf"(?<![a-z])(?:{names})(?![a-z])", metric)]
 
