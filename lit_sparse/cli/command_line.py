@@ -18,6 +18,7 @@ from lit_sparse.cli.arguments import Given
 from lit_sparse.cli.callbacks import SaveConfig
 from lit_sparse.cli.checkpoints import StoredModel, changes_of_run, nested, read_for
 from lit_sparse.cli.help import USAGES
+from lit_sparse.cli.kept import kept_arguments
 from lit_sparse.cli.loggers import ROWS
 from lit_sparse.cli.messages import SAID
 from lit_sparse.cli.parser import Parser
@@ -146,6 +147,8 @@ class CommandLine(LightningCLI):
         if self._options().pop("quiet", False):  # not a part of the config of a run
             self._quiet = True
             say_less()
+        if self.command == "fit":
+            notes += kept_arguments(given.contents, given.options, self._options().as_dict())
         for note in notes:
             self._note(note)
 

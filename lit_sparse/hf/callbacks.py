@@ -40,7 +40,8 @@ class SparsityCallback(_Callback):
     For the layer number l and the head h it logs ``attention/layer_l/head_h/support``, the mean number of nonzero weights
     of a query, and ``attention/layer_l/head_h/zeros``, the fraction of allowed keys with a weight of exactly zero. Both are
     also logged over all heads, as ``attention/support`` and ``attention/zeros``. Weights are counted before dropout, over
-    all processes; examples that the Trainer repeats to fill the processes' last batch count again. Layers are numbered in
+    all processes; examples that the Trainer repeats to fill the processes' last batch count again. Keys of padding do not
+    count, but queries of padding do where the model lets them attend to words, as BERT does. Layers are numbered in
     the order of the report of :func:`lit_sparse.hf.sparsify`. Evaluations during training are logged with the prefix
     ``eval_``. Each log is a row of its own; the Trainer's rows stay as they are.
 

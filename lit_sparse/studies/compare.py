@@ -17,7 +17,7 @@ from lit_sparse.ground.files import result_file
 from lit_sparse.ground.stored import is_file
 from lit_sparse.runs.folders import numbered
 from lit_sparse.runs.status import check_plain, logged
-from lit_sparse.studies.jobs.logged import SUMMARY, logged_by_program, summarized
+from lit_sparse.studies.jobs.logged import kind_and_name, logged_by_program, summarized
 from lit_sparse.studies.jobs.rows import Row, shown
 from lit_sparse.studies.pages.figures import draw
 from lit_sparse.studies.pages.tables import by_cell, markdown
@@ -149,8 +149,7 @@ def comparison(
         for line in lines:
             merged.setdefault(line.get("epoch", 0.0) + 1, {}).update(line)
         curves += [{key: shown(number) for key, number in point.items()} | where for point in _thinned(merged)]
-    summed = SUMMARY.fullmatch(value)
-    watched = summed[2] if summed else value
+    watched = kind_and_name(value)[1]
     title = f"best {watched}" if value == f"{mode}({watched})" else value
     columns = {title: Column(value, form=".4g", best=mode)} if value else {}
     columns |= {name: one for name, one in _columns(rows).items() if name != value}

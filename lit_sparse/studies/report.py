@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import base64
 import math
-import re
 import sys
 import warnings
 from collections.abc import Collection, Iterable, Sequence
@@ -34,7 +33,7 @@ from lit_sparse.studies.plan.presentation import Figure
 from lit_sparse.studies.plan.study import Study, changes
 from lit_sparse.studies.search.space import import_optuna
 from lit_sparse.studies.search.storage import stored_study
-from lit_sparse.studies.search.sweep import DIRECTIONS
+from lit_sparse.studies.search.sweep import directions_of
 from lit_sparse.studies.settings import config_file, settings_of, short_name
 
 __all__ = ["main", "page_of", "parser"]
@@ -234,7 +233,7 @@ def _monitor(
     monitors = {getattr(own.get(str(path)), "monitor", ("val/loss", "min")) for path in known}
     key, mode = monitors.pop() if len(monitors) == 1 and not asked else ("", "")
     if key not in logged:
-        modes = [direction[:3] for direction, names in DIRECTIONS.items() if re.search(names, metric)]
+        modes = [direction[:3] for direction in directions_of(metric)]
         key, mode = (metric, modes[0]) if len(modes) == 1 else ("", "")
     return (f"{mode}({key})", mode) if key else None
 

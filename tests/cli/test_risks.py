@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 
-from lit_sparse.cli import main
+from lit_sparse.cli import build_cli, main
 from lit_sparse.models import SupervisedOnlineAutoencoder
 from tests.conftest import CONFIGS, ROOT, Command, metrics_of
 from tests.support.stand_ins import write_table
@@ -31,6 +31,24 @@ def safe(**options: Any) -> dict[str, Any]:
 
 def group(**options: Any) -> dict[str, Any]:
     return {"class_path": "GroupDRO", "init_args": {"num_groups": 10, "step_size": 0.5, "group_key": "label", **options}}
+
+
+@pytest.mark.parametrize(
+    ("words", "kept"),
+    [
+        (["--model.risk=KLDRO"], "model.risk is KLDRO in place of SafeKLDRO. It keeps lam=0.5 of the config, and drops rho."),
+        (["--model.risk=KLDRO", "--model.risk.lam=0.5"], ""),
+        (["-c", "{model: {init_args: {risk: {class_path: KLDRO, init_args: {lam: 2}}}}}"], ""),
+        (["--model.risk=CVaR", "--model.risk.level=0.5"], ""),
+        (["--model.risk.rho=0.5"], ""),
+    ],
+)
+def test_a_note_tells_what_another_class_keeps(
+    words: list[str], kept: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build_cli(["fit", *SOAE, *overlay(tmp_path, safe()), *words])
+    notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
+    assert notes == ([f"note: {kept}"] if kept else [])
 
 
 def last(folder: Path, name: str) -> dict[str, Any]:

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -300,6 +301,23 @@ def test_bad_trials_are_pruned(prune: object, tmp_path: Path) -> None:
     assert len(sweep.study.trials[-1].intermediate_values) < 60, "it was stopped before its end"
 
 
+@pytest.mark.parametrize("metric", ["val/nelbo", "min(val/nelbo)", "last(val/nelbo)"])
+def test_a_metric_and_its_summaries_prune(metric: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = Sweep([CONFIG], {K: [2]}, [metric], ["minimize"], tmp_path / "bits", prune="median")
+    for _ in range(5):
+        done = {"value": 1.0, "intermediate_values": dict.fromkeys(range(4), 1.0)}
+        sweep.study.add_trial(optuna.create_trial(params={K: 2}, distributions=sweep.distributions, **done))
+    number = sweep.study.ask(sweep.distributions).number
+    lines = [{"epoch": float(epoch), name: 9.0 - epoch} for epoch in range(4) for name in ("train/loss", "val/nelbo")]
+    run = SimpleNamespace(log="log", begin=lambda: None, train=lambda _threads, _held, stops: stops(), logged=lambda: lines)
+    cells = SimpleNamespace(cells=["trial"])
+    monkeypatch.setattr(sweep, "runner", lambda _number: SimpleNamespace(study=cells, of=lambda _cell, _seed: run))
+    with (tmp_path / "lock").open("w") as lock:
+        sweep._finish(number, 1, lock)
+    assert sweep.study.trials[number].state == optuna.trial.TrialState.PRUNED
+    assert sweep.study.trials[number].intermediate_values == {0: 9.0, 1: 8.0, 2: 7.0, 3: 6.0}
+
+
 def test_hyperband_stops_trials(tmp_path: Path) -> None:
     sweep, stopped = Sweep([CONFIG], {K: [2]}, ["val/nelbo"], ["minimize"], tmp_path / "bits", prune="hyperband"), 0
     for number in range(12):  # each worse than all before
@@ -328,6 +346,7 @@ def test_a_failed_trial_is_named_at_once_and_leaves_the_others(tmp_path: Path, c
     [
         ({}, ["-c", "missing.yaml", "--metric", "val/nelbo"], "the name of a config but got 'missing.yaml'"),
         ({}, ["-c", CONFIG, "--metric", "val/entropy"], "--mode min or --mode max"),
+        ({}, ["-c", CONFIG, "--metric", "val/hit_rate"], "--mode min or --mode max"),
         ({}, ["-c", CONFIG, "--metric", "val/nelbo", "--storage", "nosql://x"], "cannot be used"),
         ({}, ["-c", CONFIG, "--metric", "val/nelbo", "--storage", "sqlite:////nowhere/x.db"], "cannot be used"),
         ({K: 3}, ["-c", CONFIG, "--metric", "val/nelbo"], "Expected a list of values, or numbers low and high"),

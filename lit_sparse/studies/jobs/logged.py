@@ -12,7 +12,7 @@ import pandas as pd
 from lit_sparse.runs.result_files import read_lines
 from lit_sparse.studies.plan.study import Study
 
-__all__ = ["SUMMARY", "by_age", "logged_by_program", "summarized"]
+__all__ = ["by_age", "kind_and_name", "logged_by_program", "summarized"]
 
 #: ``sum(train/NAME)`` and its like.
 SUMMARY = re.compile(r"(first|last|sum|min|max|count|argmax|argmin)\((.+)\)")
@@ -34,10 +34,20 @@ def by_age(folder: Path, pattern: str | None) -> list[Path]:
     return sorted(found, key=lambda path: (path.stat().st_mtime_ns, path))
 
 
+def kind_and_name(value: str) -> tuple[str, str]:
+    """Return the summary that a value asks for, ``last`` by default, and the logged name.
+
+    Example:
+        >>> kind_and_name("max(val/accuracy)"), kind_and_name("val/loss")
+        (('max', 'val/accuracy'), ('last', 'val/loss'))
+    """
+    given = SUMMARY.fullmatch(value)
+    return (given[1], given[2]) if given else ("last", value)
+
+
 def summarized(lines: Sequence[Mapping[str, float]], value: str) -> float | None:
     """Return the last logged value of a name, or a summary of all of them; None if nothing was logged."""
-    given = SUMMARY.fullmatch(value)
-    kind, name = (given[1], given[2]) if given else ("last", value)
+    kind, name = kind_and_name(value)
     found = [(line.get("epoch", 0.0) + 1, line[name]) for line in lines if name in line]
     if not found:
         return None

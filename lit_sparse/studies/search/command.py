@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ from lit_sparse.studies.pages.figures import draw_front
 from lit_sparse.studies.pages.tables import markdown
 from lit_sparse.studies.plan.load import check_names, study_of
 from lit_sparse.studies.plan.study import Study
-from lit_sparse.studies.search.sweep import DIRECTIONS, PROGRAM, Sweep
+from lit_sparse.studies.search.sweep import PROGRAM, Sweep, directions_of
 
 __all__ = ["main", "parser"]
 
@@ -31,7 +30,7 @@ __all__ = ["main", "parser"]
 def _direction(metric: str, mode: str | None) -> str:
     if mode is not None:
         return {"min": "minimize", "max": "maximize"}[mode]
-    found = [direction for direction, names in DIRECTIONS.items() if re.search(names, metric)]
+    found = directions_of(metric)
     if len(found) != 1:
         raise ConfigurationError(f"Expected --mode min or --mode max for {metric}, whose direction is not known.")
     return found[0]

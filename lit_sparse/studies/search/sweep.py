@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import reprlib
 import subprocess
 import time
@@ -20,7 +21,7 @@ from lit_sparse.runs.folders import experiment_name
 from lit_sparse.runs.status import check_plain
 from lit_sparse.studies.jobs.cluster import Cluster
 from lit_sparse.studies.jobs.engine import Runner
-from lit_sparse.studies.jobs.logged import summarized
+from lit_sparse.studies.jobs.logged import kind_and_name, summarized
 from lit_sparse.studies.jobs.processes import (
     JobFailedError,
     JobInterruptedError,
@@ -41,7 +42,7 @@ __all__ = ["Sweep"]
 
 #: Direction -> parts of the names of metrics that have it.
 DIRECTIONS = {
-    "minimize": r"loss|nelbo|nll|bits|rate|distortion|perplexity|classification|calls|error",
+    "minimize": r"loss|nelbo|nll|bits|(?<=/)rate(?!_)|distortion|perplexity|classification|calls|error",
     "maximize": r"success|accuracy|similarity|bleu|rouge",
 }
 #: Keys of the file of a program's space.
@@ -92,6 +93,10 @@ class Sweep:
             )
         if self.prune and self.folds > 1:
             raise ConfigurationError("Expected either --prune or --folds but got both: a trial's folds run one after another.")
+        if self.prune and len(self.metrics) > 1:
+            raise ConfigurationError(
+                "Expected one --metric with --prune but got two: no trial is worse than another in one of them."
+            )
         if self.base.program and self.folds > 1:
             raise ConfigurationError("Expected either a program or --folds but got both. Let an option divide its data.")
         if self.sampler == "grid" and not all(isinstance(values, list) for values in self.space.values()):
@@ -333,9 +338,11 @@ class Sweep:
 
         def stops() -> bool:
             nonlocal reported
-            points = [line for line in runs[0].logged() if self.metrics[0] in line]
-            for line in points[reported:]:
-                trial.report(line[self.metrics[0]], int(line.get("epoch", 0)))
+            lines, name = runs[0].logged(), kind_and_name(self.metrics[0])[1]
+            points = [place for place, line in enumerate(lines) if name in line]
+            for place in points[reported:]:
+                value = summarized(lines[: place + 1], self.metrics[0])
+                trial.report(math.nan if value is None else value, int(lines[place].get("epoch", 0)))
             reported = max(reported, len(points))
             return trial.should_prune()
 
@@ -384,3 +391,13 @@ class Sweep:
 def _mean(values: Sequence[float | None]) -> float | None:
     found = [value for value in values if value is not None]
     return sum(found) / len(found) if len(found) == len(values) else None
+
+
+def directions_of(metric: str) -> list[str]:
+    """Return the directions that words of a metric's name tell.
+
+    Example:
+        >>> directions_of("val/accuracy"), directions_of("val/rate"), directions_of("val/hit_rate")
+        (['maximize'], ['minimize'], [])
+    """
+    return [way for way, names in DIRECTIONS.items() if re.search(rf"(?<![a-z])(?:{names})(?![a-z])", metric)]
