@@ -67,15 +67,16 @@ class BatchTopK(KeepsDtype, SparseMapping):
     In evaluation each row is mapped by itself: scores above ``cutoff`` are kept, k per row on average. Since rows share a
     budget, there is no value.
 
-    The cutoff c solves :math:`E\, n(c) = k`, where n(c) is the number of scores of a row above c. Training finds it by stochastic
-    approximation. The t-th batch, of B rows with :math:`\bar n(c)` scores above c on average, moves it by
+    The cutoff c solves :math:`E\, n(c) = k`, where n(c) is the number of scores of a row above c. Training finds it by
+    stochastic approximation. The t-th batch, of B rows with :math:`\bar n(c)` scores above c on average, moves it by
 
     .. math:: \gamma_t \, s \, (\bar n(c) / k - 1), \qquad \gamma_t = (B / 8 t^2)^{1/3} \le 1
 
-    but not beyond the least score that the batch keeps. The steps add up to how far c moved, so the numbers are k on average,
-    which the mean of the least scores of batches does not ensure. The spread s, a running mean of how far kept scores are above c,
-    is how much c changes by if n changes by a factor of e. So c follows about :math:`1 / \gamma_t` batches, whatever the units
-    and the offset of the scores: fewer average over too few rows, and more lag behind scores that change.
+    but not beyond the least score that the batch keeps. As the steps add up to how far c moves, the excesses over k average
+    out, also in small batches, whose least kept scores have another mean. The spread s is a running mean of how far kept scores
+    lie above c, so a step of s changes n by about a factor of e, whatever the unit and the offset of the scores, and c follows
+    the last :math:`1 / \gamma_t` batches. This number balances the noise of too few rows, :math:`\propto (\gamma_t / B)^{1/2}`,
+    and the lag behind scores that change ever more slowly in a training, :math:`\propto 1 / (\gamma_t t)`.
 
     Args:
         k: how many entries stay per row, >= 1.
