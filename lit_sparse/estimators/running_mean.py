@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
-from typing_extensions import Self
 
 from lit_sparse.ground.distributed import reduce
+from lit_sparse.ground.kept_dtype import KeepsDtype
 
 __all__ = ["RunningMean"]
 
 
-class RunningMean(nn.Module):
+class RunningMean(KeepsDtype):
     """A checkpointed mean that is the same on all processes.
 
     Its state is parameters without a gradient, not buffers. DistributedDataParallel broadcasts buffers in every call, which
@@ -44,11 +42,3 @@ class RunningMean(nn.Module):
         total, count = reduce(torch.stack([torch.where(some, numbers, 0.0).double().sum(), some.double().sum()])).unbind()
         self.count.add_(count)
         self.value.add_(torch.where(count > 0, (total - count * self.value) / self.count.clamp_min(1.0), 0.0))
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move to another device with the model, but not to another dtype: counts need full precision."""
-        exact = {name: parameter.detach().clone() for name, parameter in self.named_parameters()}
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, parameter in self.named_parameters():
-            parameter.data = exact[name].to(parameter.device)
-        return self
