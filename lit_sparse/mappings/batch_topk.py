@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from lit_sparse.checks import check_count
+from lit_sparse.checks import Count, check_count, ranges
 from lit_sparse.ground.distributed import reduce, world_size
 from lit_sparse.mappings.base import SparseMapping
 from lit_sparse.mappings.hard_threshold.layer import hard_threshold
@@ -48,6 +48,7 @@ def batch_topk(scores: Tensor, k: int, *, dim: int = -1, mask: Tensor | None = N
     return along_last(scores, mask, dim, of_rows)
 
 
+@ranges(k=Count())
 class BatchTopK(SparseMapping):
     """The largest positive scores of a batch, k per row on average, as a layer.
 
@@ -78,7 +79,7 @@ class BatchTopK(SparseMapping):
 
     def __init__(self, k: int, *, dim: int = -1) -> None:
         super().__init__(dim=dim)
-        self.k = check_count("k", k)
+        self.k = k
         self.cutoff = nn.Parameter(torch.zeros(()), requires_grad=False)
 
     @classmethod
