@@ -18,8 +18,11 @@ from lit_sparse.ground.arguments import checked
 from lit_sparse.ground.torch_internals import can_read_values, is_fake
 
 __all__ = [
+    "EXAMPLES",
+    "FEATURES",
     "FLAG",
     "FLOATS",
+    "INPUTS",
     "INTEGER",
     "MOST_EXAMPLES",
     "MOST_FEATURES",
@@ -29,7 +32,6 @@ __all__ = [
     "POSITIVE",
     "SHAPE",
     "WIDTHS",
-    "Choice",
     "Count",
     "Learnable",
     "Number",
@@ -324,11 +326,11 @@ def _interval(low: float, high: float, open_low: bool = False, open_high: bool =
 
     Example:
         >>> _interval(0, 1, open_low=True), _interval(1, math.inf)
-        ('in (0, 1]', '>= 1')
+        ('(0, 1]', '>= 1')
     """
     if high == math.inf and low > -math.inf:
         return f"{'>' if open_low else '>='} {low:g}"
-    return f"in {'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
+    return f"{'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
 
 
 @dataclass(frozen=True)
@@ -371,15 +373,9 @@ class Learnable(Range):
         super().__init__(check, _interval(low, high, open_low))
 
 
-class Choice(Range):
-    """One of some words."""
-
-    def __init__(self, *allowed: str) -> None:
-        super().__init__(partial(check_choice, allowed=allowed))
-
-
 POSITIVE, INTEGER, FLAG = Range(check_positive, "> 0"), Range(check_integer), Range(check_flag)
-SHAPE, WIDTHS = Range(check_shape), Range(check_widths, f"each {_interval(1, MOST_FEATURES)}")
+FEATURES, INPUTS, EXAMPLES = Count(most=MOST_FEATURES), Count(most=MOST_INPUTS), Count(most=MOST_EXAMPLES)
+SHAPE, WIDTHS = Range(check_shape), Range(check_widths, f"{_interval(1, MOST_FEATURES)} each")
 
 
 def ranges(**declared: Range) -> Callable[[Made], Made]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from lit_sparse.checks import POSITIVE, Choice, check_choice, check_positive, ranges
+from lit_sparse.checks import POSITIVE, check_choice, check_positive, ranges
 from lit_sparse.mappings.base import SparseMapping
 from lit_sparse.mappings.row_function import RowFunction
 from lit_sparse.mappings.soft_sort.kernel import rank_product, rank_softly, sort_jacobian, sort_product, sort_softly
@@ -144,7 +144,7 @@ def soft_rank(
     return form.along(values, mask, dim, gamma=strength, options=(entropic,))
 
 
-@ranges(strength=POSITIVE, regularization=Choice(*FORMS))
+@ranges(strength=POSITIVE)
 class _SoftOrder(SparseMapping):
     """What both layers have in common."""
 
