@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -11,21 +14,35 @@ import torch
 from torch import Tensor
 
 from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.ground.arguments import checked
 from lit_sparse.ground.torch_internals import can_read_values, is_fake
 
 __all__ = [
+    "EXAMPLES",
+    "FEATURES",
+    "FLAG",
     "FLOATS",
+    "INPUTS",
+    "INTEGER",
     "MOST_EXAMPLES",
     "MOST_FEATURES",
     "MOST_INPUTS",
     "MOST_LAYERS",
     "MOST_SEED",
+    "POSITIVE",
+    "SHAPE",
+    "WIDTHS",
+    "Count",
+    "Learnable",
+    "Number",
+    "Range",
     "check_choice",
     "check_count",
     "check_dim",
     "check_flag",
     "check_indices",
     "check_integer",
+    "check_learnable",
     "check_mask",
     "check_number",
     "check_parameter",
@@ -34,9 +51,11 @@ __all__ = [
     "check_shape",
     "check_widths",
     "has_values",
+    "ranges",
 ]
 
-Choice = TypeVar("Choice", bound=str)
+Word = TypeVar("Word", bound=str)
+Made = TypeVar("Made", bound=type)
 #: Dtypes of scores.
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 #: Largest numbers of layers (Python objects), of features or draws, of numbers per example, and of generated examples.
@@ -149,7 +168,7 @@ def check_widths(name: str, values: Sequence[int], most: int = MOST_FEATURES) ->
     return tuple([check_count(name, value, most=most) for value in values])
 
 
-def check_choice(name: str, value: Choice, allowed: tuple[str, ...]) -> Choice:
+def check_choice(name: str, value: Word, allowed: tuple[str, ...]) -> Word:
     """Return a word from a tuple of allowed words.
 
     Raises:
@@ -220,6 +239,21 @@ def check_parameter(name: str, value: float | Tensor, low: float, high: float, *
     return check_number(name, value, low, high, open_low=open_low)
 
 
+def check_learnable(name: str, value: float | Tensor, low: float, high: float, *, open_low: bool = False) -> float | Tensor:
+    """Return a number within bounds, or a floating tensor of such numbers, both bounds of which are checked unless it is meta.
+
+    Raises:
+        ConfigurationError: for any other value.
+    """
+    value = check_parameter(name, value, low, high, open_low=open_low)
+    if isinstance(value, Tensor) and not value.is_meta:
+        values = value.detach()
+        if not bool(((values >= low) & (values <= high)).all()):
+            got = values.flatten()[:5].tolist()
+            raise ConfigurationError(f"Expected every `{name}` in {low:g} .. {high:g} but got {got}.")
+    return value
+
+
 def check_dim(dim: int, tensor: Tensor, what: str) -> int:
     """Return a dimension of a tensor.
 
@@ -285,3 +319,84 @@ def check_indices(indices: Tensor, size: int) -> Tensor:
         if least < 0 or most >= size:
             raise IndexError(f"Expected indices in 0 .. {size - 1} but got {least} .. {most}.")
     return indices
+
+
+def _interval(low: float, high: float, open_low: bool = False, open_high: bool = False) -> str:
+    """Return a range in words.
+
+    Example:
+        >>> _interval(0, 1, open_low=True), _interval(1, math.inf)
+        ('(0, 1]', '>= 1')
+    """
+    if high == math.inf and low > -math.inf:
+        return f"{'>' if open_low else '>='} {low:g}"
+    return f"{'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
+
+
+@dataclass(frozen=True)
+class Range:
+    """The values that an argument of a constructor may have, declared by :func:`ranges`.
+
+    Attributes:
+        check: function of the argument's name and value that returns the value, converted, or raises a ConfigurationError.
+        text: the range in the help of the command line; empty where the type says enough.
+    """
+
+    check: Callable[[str, Any], Any]
+    text: str = ""
+
+    def __call__(self, name: str, value: Any) -> Any:
+        """Return the value after the check."""
+        return self.check(name, value)
+
+
+class Count(Range):
+    """Integers in ``least .. most``; see :func:`check_count`."""
+
+    def __init__(self, least: int = 1, most: int | None = None) -> None:
+        super().__init__(partial(check_count, least=least, most=most), _interval(least, math.inf if most is None else most))
+
+
+class Number(Range):
+    """Numbers in ``low .. high``; see :func:`check_number`."""
+
+    def __init__(self, low: float, high: float, *, open_low: bool = False, open_high: bool = False) -> None:
+        bounds: Any = {"low": low, "high": high, "open_low": open_low, "open_high": open_high}
+        super().__init__(partial(check_number, **bounds), _interval(**bounds))
+
+
+class Learnable(Range):
+    """Numbers in ``low .. high``, or tensors of them; see :func:`check_learnable`."""
+
+    def __init__(self, low: float, high: float, *, open_low: bool = False) -> None:
+        check = partial(check_learnable, low=low, high=high, open_low=open_low)
+        super().__init__(check, _interval(low, high, open_low))
+
+
+POSITIVE, INTEGER, FLAG = Range(check_positive, "> 0"), Range(check_integer), Range(check_flag)
+FEATURES, INPUTS, EXAMPLES = Count(most=MOST_FEATURES), Count(most=MOST_INPUTS), Count(most=MOST_EXAMPLES)
+SHAPE, WIDTHS = Range(check_shape), Range(check_widths, f"{_interval(1, MOST_FEATURES)} each")
+
+
+def ranges(**declared: Range) -> Callable[[Made], Made]:
+    """Return a decorator that declares the ranges of arguments of a class's own constructor.
+
+    The constructor gets each argument that is given after its check, converted to a number of Python for example. None passes
+    where the annotation allows it. The class has the ranges as ``RANGES``, and the help of the command line shows them.
+
+    Example:
+        >>> @ranges(gamma=POSITIVE, k=Count(2))
+        ... class Part:
+        ...     def __init__(self, k: int, gamma: float = 1.0) -> None:
+        ...         self.k, self.gamma = k, gamma
+        >>> Part(1)
+        Traceback (most recent call last):
+        lit_sparse.errors.ConfigurationError: Expected argument `k` to be an integer of at least 2 but got 1.
+    """
+
+    def declare(kind: Made) -> Made:
+        kind.RANGES = declared  # type: ignore[attr-defined]
+        kind.__init__ = checked(vars(kind)["__init__"], {name: each.check for name, each in declared.items()})  # type: ignore[misc]
+        return kind
+
+    return declare

@@ -78,8 +78,8 @@ def export_onnx(
 
     Raises:
         MissingExtraError: if the packages of the extra ``onnx`` are not installed.
-        ConfigurationError: for an iterative mapping, which has no exact form in ONNX, an ``opset`` below 18, or options or shapes
-            that torch does not take.
+        ConfigurationError: for an iterative mapping, which has no exact form in ONNX, an ``opset`` below 18, or options or
+            shapes that torch does not take.
     """
     try:
         import onnx  # noqa: F401

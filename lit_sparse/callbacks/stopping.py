@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lit_sparse.checks import check_count, check_positive
+from lit_sparse.checks import POSITIVE, Count, ranges
 from lit_sparse.lightning.choice import EarlyStopping, EarlyStoppingReason
 
 __all__ = ["RelativeChangeStopping"]
 
 
+@ranges(threshold=POSITIVE, patience=Count())
 class RelativeChangeStopping(EarlyStopping):
     """Stop when ``|now - before| <= threshold |before|`` of a logged value, so many epochs in a row.
 
@@ -38,9 +39,8 @@ class RelativeChangeStopping(EarlyStopping):
     """
 
     def __init__(self, monitor: str = "train/loss", threshold: float = 1e-3, patience: int = 3) -> None:
-        check_count("patience", patience)
         super().__init__(monitor, patience=patience, check_on_train_epoch_end=True)
-        self.threshold = check_positive("threshold", threshold)
+        self.threshold = threshold
 
     def _evaluate_stopping_criteria(self, current: Tensor) -> tuple[bool, str | None]:
         if not torch.isfinite(current):

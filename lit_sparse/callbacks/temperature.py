@@ -7,7 +7,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from lit_sparse.checks import check_count, check_number, check_positive
+from lit_sparse.checks import POSITIVE, Count, Number, ranges
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.estimators import GumbelSoftmax
 from lit_sparse.lightning.choice import pl, rank_zero_warn
@@ -18,6 +18,7 @@ __all__ = ["TemperatureAnnealing"]
 LUKEWARM = 0.95
 
 
+@ranges(rate=Number(0.0, math.inf, open_high=True), every=Count(), minimum=POSITIVE)
 class TemperatureAnnealing(pl.Callback):
     """Set the temperature of every Gumbel-softmax estimator to ``max(minimum, exp(-rate * step))`` every so many steps.
 
@@ -42,9 +43,9 @@ class TemperatureAnnealing(pl.Callback):
     """
 
     def __init__(self, rate: float = 1e-5, every: int = 500, minimum: float = 0.5) -> None:
-        self.rate = check_number("rate", rate, 0.0, math.inf, open_high=True)
-        self.every = self._every_n_train_steps = check_count("every", every)
-        self.minimum = check_positive("minimum", minimum)
+        self.rate = rate
+        self.every = self._every_n_train_steps = every
+        self.minimum = minimum
 
     def temperature(self, step: int) -> float:
         """Return the temperature at a step."""

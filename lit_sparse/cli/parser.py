@@ -28,13 +28,17 @@ class Parser(LightningArgumentParser):
     owner: Any = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        #: Option -> range of its values in the help.
+        self._ranges: dict[str, str] = {}
         super().__init__(*args, **{"allow_abbrev": False, "parser_mode": MODE, "usage": argparse.SUPPRESS, **kwargs})
 
     def add_class_arguments(self, theclass: Any, nested_key: str | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Add the arguments of a class, and note the class if this parser is of its arguments alone."""
+        """Add the arguments of a class with their ranges, and note the class if this parser is of its arguments alone."""
         if nested_key is None:
             self.owner = theclass
         added = super().add_class_arguments(theclass, nested_key, *args, **kwargs)
+        declared = {name: each for kind in reversed(theclass.__mro__) for name, each in vars(kind).get("RANGES", {}).items()}
+        self._ranges |= {f"{nested_key}.{name}" if nested_key else name: each.text for name, each in declared.items()}
         for action in self._actions:
             if hasattr(action, "_typehint"):
                 action._typehint = _integers_first(action._typehint)
@@ -66,7 +70,7 @@ class Parser(LightningArgumentParser):
         raise ConfigurationError(explained(self, message, ex, self.owner, self.imports)) from ex
 
     def format_help(self, *args: Any) -> str:
-        """Return the help with groups, only this package's classes, and one line about the help of classes."""
+        """Return the help with groups, ranges, only this package's classes, and one line about the help of classes."""
         if self.usage != argparse.SUPPRESS:  # of a command, not of a class
             self._action_groups = grouped(self._action_groups, self._actions)
         for action in self._actions:
@@ -74,7 +78,7 @@ class Parser(LightningArgumentParser):
             if action.dest.endswith(".help"):
                 action.help = argparse.SUPPRESS
             elif hasattr(action, "extra_help") and "extra_help" not in vars(action):
-                action.extra_help = _own_classes(action.extra_help())
+                action.extra_help = _extra_help(action.extra_help(), self._ranges.get(action.dest))
         text = super().format_help(*args)
         return f"{text}\n--NAME.help CLASS lists the options of a class for an option, as in --model.help SignalingGame.\n"
 
@@ -107,10 +111,10 @@ def _integers_first(hint: Any) -> Any:
     return reduce(or_, inner) if is_union else origin[tuple(inner)]
 
 
-def _own_classes(listed: str) -> Any:
-    """Return a function that gives the short names of the classes of this package in jsonargparse's list."""
+def _extra_help(listed: str, declared: str | None) -> Any:
+    """Return a function that gives an option's range, and the short names of this package's classes in jsonargparse's list."""
     names = listed.partition(": ")[2].split(", ")
     own = [name.rpartition(".")[2] for name in names if name.startswith("lit_sparse.")]
     if any(name.startswith("torch.nn.") for name in names):
         own = ["any module by its full path, as in lit_sparse.nn.MLP"]
-    return lambda: f", known: {', '.join(own)}" if own else ""
+    return lambda: (f", range: {declared}" if declared else "") + (f", known: {', '.join(own)}" if own else "")

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_sparse.checks import check_count
+from lit_sparse.checks import Count, check_count, ranges
 from lit_sparse.errors import ConfigurationError, DataError, full_name
 
 __all__ = ["Examples"]
 
 
+@ranges(size=Count(0))
 class Examples:
     """N examples that can be fetched as batches, in any order.
 
@@ -28,8 +29,7 @@ class Examples:
     """
 
     def __init__(self, fetch: Callable[[Tensor], Any], size: int) -> None:
-        self.fetch = fetch
-        self.size = check_count("size", size, 0)
+        self.fetch, self.size = fetch, size
 
     @classmethod
     def of(cls, **tensors: Tensor) -> Examples:

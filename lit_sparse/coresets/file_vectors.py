@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_sparse.checks import check_count, check_indices
+from lit_sparse.checks import Count, check_count, check_indices, ranges
 from lit_sparse.coresets.vectors import MOST_GATHERED, DenseVectors, Vectors
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.ground.files import replaced
@@ -106,6 +106,7 @@ class _Rows(_RowWise):
         return self._some(torch.arange(self.shape[0]))
 
 
+@ranges(first=Count(0))
 class FileVectors(_RowWise):
     """Vectors in a ``.npy`` file, read in blocks. Memory does not grow with the file.
 
@@ -147,7 +148,7 @@ class FileVectors(_RowWise):
         weakref.finalize(self, self._file.close)
         self._matrix, self._mapping, self._start = _mapped(self._file, repr(str(path)))
         size = len(self._matrix)
-        self.first = check_count("first", first, 0)
+        self.first = first
         self.last = size if last is None else check_count("last", last, 0)
         if not self.first <= self.last <= size:
             raise ConfigurationError(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_sparse.checks import check_choice, check_count, check_number, check_positive
+from lit_sparse.checks import POSITIVE, Count, Number, ranges
 from lit_sparse.coresets.exchange import exchanged
 from lit_sparse.coresets.pursuit import nonnegative_least_squares
 from lit_sparse.coresets.selector import CoresetSelector, Selection, largest
@@ -79,6 +79,7 @@ class _Search:
             setattr(self, name, _Point(everywhere, made.to(self.best.made), support))
 
 
+@ranges(max_iter=Count(), tol=Number(0.0, 1.0), step_scale=POSITIVE, batch=Number(0.0, 1.0, open_low=True))
 class IHT(CoresetSelector):
     """Repeats gradient steps, each followed by keeping the k largest positive weights.
 
@@ -123,12 +124,8 @@ class IHT(CoresetSelector):
         progress: bool = False,
     ) -> None:
         super().__init__(refit=refit, progress=progress)
-        self.max_iter = check_count("max_iter", max_iter)
-        self.tol = check_number("tol", tol, 0.0, 1.0)
-        self.step = check_choice("step", step, ("optimal", "constant"))
-        self.step_scale = check_positive("step_scale", step_scale)
-        self.polish = polish
-        self.batch = check_number("batch", batch, 0.0, 1.0, open_low=True)
+        self.max_iter, self.tol, self.step, self.step_scale = max_iter, tol, step, step_scale
+        self.polish, self.batch = polish, batch
 
     @override
     def select(self, vectors: Vectors, k: int, generator: torch.Generator) -> Selection:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lit_sparse.checks import check_number, check_positive
+from lit_sparse.checks import POSITIVE, Number, ranges
 from lit_sparse.coresets.examples import Examples
 from lit_sparse.coresets.projections import Projection, entry, fitted
 from lit_sparse.errors import CheckpointError, ConfigurationError, DataError, full_name
@@ -19,6 +19,7 @@ from lit_sparse.runs.checkpoint_files import load_module
 __all__ = ["LastLayerGradients"]
 
 
+@ranges(temperature=POSITIVE, damping=Number(0.0, 1e6, open_low=True))
 class LastLayerGradients(Projection):
     r"""Whitened gradients of the cross-entropy in the weights of a classifier's last linear layer.
 
@@ -66,13 +67,8 @@ class LastLayerGradients(Projection):
     ) -> None:
         if (checkpoint is None) == (model is None):
             raise ConfigurationError("Expected either `checkpoint` or `model` of a trained classifier but got both or neither.")
-        self.checkpoint = checkpoint
-        self.model = model
-        self.layer = layer
-        self.temperature = check_positive("temperature", temperature)
-        self.damping = None if damping is None else check_number("damping", damping, 0.0, 1e6, open_low=True)
-        self.true_class = true_class
-        self.label = label
+        self.checkpoint, self.model, self.layer, self.temperature = checkpoint, model, layer, temperature
+        self.damping, self.true_class, self.label = damping, true_class, label
         self._network: nn.Module | None = None
         self._whitening: Tensor | None = None
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as nnf
 from typing_extensions import override
 
-from lit_sparse.checks import check_positive
+from lit_sparse.checks import POSITIVE, ranges
 from lit_sparse.errors import DataError
 from lit_sparse.ground.arguments import shown_arguments
 
@@ -45,6 +45,7 @@ class Likelihood(nn.Module, ABC):
         return shown_arguments(self)
 
 
+@ranges(variance=POSITIVE)
 class NormalLikelihood(Likelihood):
     """Normal distribution with the predictor as its mean.
 
@@ -58,7 +59,7 @@ class NormalLikelihood(Likelihood):
 
     def __init__(self, variance: float = 1.0) -> None:
         super().__init__()
-        self.variance = check_positive("variance", variance)
+        self.variance = variance
 
     @override
     def log_prob(self, eta: Tensor, target: Tensor) -> Tensor:

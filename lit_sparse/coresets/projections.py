@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_sparse.checks import FLOATS, MOST_FEATURES, check_count, check_number, check_positive
+from lit_sparse.checks import FLOATS, MOST_FEATURES, POSITIVE, Count, Number, ranges
 from lit_sparse.coresets.examples import Examples
 from lit_sparse.coresets.likelihoods import Likelihood
 from lit_sparse.coresets.posteriors import GaussianPosterior, gaussian_mean_posterior, laplace_posterior
@@ -124,6 +124,7 @@ class Projection(VectorSource, ABC):
         )
 
 
+@ranges(num_samples=Count(2, MOST_FEATURES), prior_mean=Number(-1e30, 1e30), prior_variance=POSITIVE)
 class LogLikelihoodVectors(Projection):
     """Centred log-likelihoods of a regression at samples from the Laplace posterior of all examples.
 
@@ -159,13 +160,8 @@ class LogLikelihoodVectors(Projection):
         target: str = "target",
         seed: int = 0,
     ) -> None:
-        self.likelihood = likelihood
-        self.num_samples = check_count("num_samples", num_samples, 2, MOST_FEATURES)
-        self.prior_mean = check_number("prior_mean", prior_mean, -1e30, 1e30)
-        self.prior_variance = check_positive("prior_variance", prior_variance)
-        self.features = features
-        self.target = target
-        self.seed = seed
+        self.likelihood, self.num_samples, self.prior_mean = likelihood, num_samples, prior_mean
+        self.prior_variance, self.features, self.target, self.seed = prior_variance, features, target, seed
         self.posterior: GaussianPosterior | None = None
         self._thetas: Tensor | None = None
 

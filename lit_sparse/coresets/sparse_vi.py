@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_sparse.checks import check_count
+from lit_sparse.checks import Count, ranges
 from lit_sparse.coresets.examples import Examples
 from lit_sparse.coresets.projections import Projection
 from lit_sparse.coresets.selector import CoresetSelector, Selection
@@ -25,6 +25,7 @@ DECAY, DECAY_2 = 0.9, 0.99
 Resample = Callable[[Tensor, Tensor, torch.Generator], Tensor | Vectors]
 
 
+@ranges(updates=Count())
 class SparseVI(CoresetSelector):
     """Greedy selection with vectors that are resampled from the posterior of the coreset in every step: slow by design.
 
@@ -59,8 +60,7 @@ class SparseVI(CoresetSelector):
     ) -> None:
         super().__init__(refit=refit, progress=progress)
         self.rounds: list[tuple[Tensor, Tensor]] = []
-        self.resample = resample
-        self.updates = check_count("updates", updates)
+        self.resample, self.updates = resample, updates
 
     def prepared(self, projection: Projection, examples: Examples) -> SparseVI:
         """Return a selector that resamples from a projection's posteriors, unless ``resample`` was given."""

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from lit_sparse.checks import check_count
+from lit_sparse.checks import Count, ranges
 from lit_sparse.coresets.vectors import Vectors
 from lit_sparse.errors import CheckpointError, ConfigurationError
 from lit_sparse.ground.files import replaced
@@ -114,6 +114,7 @@ def length_of(found: Any) -> int:
     return len(found) if isinstance(found, list) or (isinstance(found, Tensor) and found.dim()) else 0
 
 
+@ranges(every=Count())
 class SelectionState:
     """A file in which a selection writes its state every so many passes through the data.
 
@@ -127,7 +128,7 @@ class SelectionState:
 
     def __init__(self, path: str | Path, *, every: int = 10) -> None:
         self.path = Path(path)
-        self.every = check_count("every", every)
+        self.every = every
         self._loops = self._steps = 0
 
     def open(self, vectors: Vectors, problem: dict[str, Any], generator: torch.Generator) -> None:

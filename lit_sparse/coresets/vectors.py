@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_sparse.checks import FLOATS, check_count, check_indices, check_result
+from lit_sparse.checks import FLOATS, Count, check_indices, check_result, ranges
 from lit_sparse.errors import ConfigurationError, DataError, full_name
 from lit_sparse.ground.distributed import is_first
 from lit_sparse.kernels.row_sums import add_exactly, row_products, row_sum
@@ -203,6 +203,7 @@ class DenseVectors(Vectors):
         return norms, total
 
 
+@ranges(size=Count(0), block_size=Count())
 class BlockVectors(Vectors):
     """Vectors that are computed, or read, in blocks on each access.
 
@@ -231,12 +232,12 @@ class BlockVectors(Vectors):
         device: torch.device | str = "cpu",
     ) -> None:
         self._rows = rows
-        self.block_size = check_count("block_size", block_size)
+        self.block_size = block_size
         try:
             self.device = torch.device(device)
         except (RuntimeError, TypeError) as error:
             raise ConfigurationError(f"Expected argument `device` to be one of torch but got {device!r}.") from error
-        self.shape = (check_count("size", size, 0), 0)
+        self.shape = (size, 0)
         first = rows(torch.zeros(min(1, size), dtype=torch.int64, device=self.device))
         DenseVectors(first)  # validates it
         self.shape = (size, first.shape[1])

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_sparse.checks import check_count
+from lit_sparse.checks import Count, ranges
 from lit_sparse.coresets import FileVectors
 from lit_sparse.data.base import ResumableDataModule
 from lit_sparse.data.loader import Batch
@@ -39,6 +39,7 @@ AROUND = 5
 Examples = tuple[list[FileVectors], Tensor, Tensor]
 
 
+@ranges(max_length=Count(), max_texts=Count())
 class ActivationDataModule(ResumableDataModule):
     """Activations of a module of a Hugging Face model, one example per token of a text.
 
@@ -96,8 +97,7 @@ class ActivationDataModule(ResumableDataModule):
         if isinstance(columns, str) or not columns:
             raise ConfigurationError(f"Expected `columns` to be a list of columns with text but got {columns!r}.")
         self.columns = tuple(columns)
-        self.max_length = check_count("max_length", max_length)
-        self.max_texts = None if max_texts is None else check_count("max_texts", max_texts)
+        self.max_length, self.max_texts = max_length, max_texts
         self._examples: dict[Split, Examples] = {}
         self._tokenizer: Any = None
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DistributedSampler, Sampler
 from typing_extensions import Self
 
-from lit_sparse.checks import MOST_SEED, check_count, check_indices, check_integer
+from lit_sparse.checks import MOST_SEED, Count, check_indices, check_integer, ranges
 from lit_sparse.data.fetched import batches_of, fetched, seeded
 from lit_sparse.data.loader import Batch, EpochLoader
 from lit_sparse.data.splits import Split, in_batches, shuffled
@@ -29,6 +29,13 @@ __all__ = ["ResumableDataModule"]
 ROWS_PER_FETCH = 1024
 
 
+@ranges(
+    batch_size=Count(),
+    eval_batch_size=Count(),
+    num_workers=Count(0),
+    seed=Count(-MOST_SEED, MOST_SEED),
+    updates_per_batch=Count(),
+)
 class ResumableDataModule(pl.LightningDataModule, ABC):
     """Base of data modules: a subclass defines the number of examples and makes batches from their indices.
 
@@ -84,18 +91,7 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
     ) -> None:
         super().__init__()
         check_pairing()
-        for name, value, least in (
-            ("batch_size", batch_size, 1),
-            ("eval_batch_size", eval_batch_size, 1),
-            ("num_workers", num_workers, 0),
-            ("updates_per_batch", updates_per_batch, 1),
-        ):
-            check_count(name, value, least)
-        check_count("seed", seed, -MOST_SEED, MOST_SEED)
-        self.batch_size = batch_size
-        self.eval_batch_size = eval_batch_size
-        self.num_workers = num_workers
-        self.seed = seed
+        self.batch_size, self.eval_batch_size, self.num_workers, self.seed = batch_size, eval_batch_size, num_workers, seed
         if fold is not None and not (self.has_folds and len(fold) == 2 and fold[1] >= 2 and 0 <= fold[0] < fold[1]):
             wanted = "such as [0, 2] or [1, 2]" if self.has_folds else f"to be null for {type(self).__name__}"
             raise ConfigurationError(f"Expected argument `fold` {wanted} but got {list(fold)}. Change it.")

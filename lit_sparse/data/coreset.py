@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_sparse.checks import check_number
+from lit_sparse.checks import Number, ranges
 from lit_sparse.coresets import (
     Coreset,
     CoresetSelector,
@@ -59,6 +59,7 @@ FORWARDED = frozenset(
 )
 
 
+@ranges(k=Number(0.0, 1e18, open_low=True))
 class CoresetDataModule(ResumableDataModule):
     """Train on a coreset of the training examples of another data module, selected when training begins.
 
@@ -128,7 +129,7 @@ class CoresetDataModule(ResumableDataModule):
             )
         self.base = base
         self._selector = selector
-        self._k = None if k is None else check_number("k", k, 0.0, 1e18, open_low=True)
+        self._k = k
         if k is not None and k >= 1 and k != int(k):
             raise ConfigurationError(f"Expected argument `k` to be a fraction below 1 or a whole number but got {k}. Round it.")
         self._vectors: Any = vectors

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from lit_sparse.checks import check_count
+from lit_sparse.checks import Count, ranges
 from lit_sparse.errors import CheckpointError, ConfigurationError
 
 __all__ = ["Batch", "BatchIndices", "EpochLoader", "Fetch"]
@@ -33,6 +33,7 @@ class _Epoch(NamedTuple):
     batches: Sequence[Tensor]
 
 
+@ranges(num_workers=Count(0), prefetch_factor=Count(), rows_per_fetch=Count(0))
 class EpochLoader:
     """Iterate over batches; each ``iter`` is the next epoch.
 
@@ -70,19 +71,17 @@ class EpochLoader:
         prefetch_factor: int | None = None,
         rows_per_fetch: int = 0,
     ) -> None:
-        self.batch_indices = batch_indices
-        self.fetch = fetch
-        self.num_workers = check_count("num_workers", num_workers, 0)
+        self.batch_indices, self.fetch, self.num_workers = batch_indices, fetch, num_workers
         self.pin_memory = pin_memory
         self.persistent_workers = persistent_workers
-        self.prefetch_factor = None if prefetch_factor is None else check_count("prefetch_factor", prefetch_factor)
+        self.prefetch_factor = prefetch_factor
         if not num_workers and (persistent_workers or prefetch_factor is not None):
             raise ConfigurationError(
                 "Expected `num_workers` of at least 1 with `persistent_workers` or `prefetch_factor` but got 0. Increase it, or"
                 " leave them out."
             )
         self._workers: tuple[list[Any], DataLoader[Any]] | None = None  # those that stay, unless an iterator has them
-        self.rows_per_fetch = check_count("rows_per_fetch", rows_per_fetch, 0)
+        self.rows_per_fetch = rows_per_fetch
         self.epoch = 0
         self.batch = 0  # number of batches of the epoch so far
         self._restored = False

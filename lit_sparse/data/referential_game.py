@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_sparse.checks import check_choice, check_count, check_number
+from lit_sparse.checks import Count, Number, ranges
 from lit_sparse.data.base import ResumableDataModule
 from lit_sparse.data.distinct import distinct
 from lit_sparse.data.images.base import STREAMS, ImageDataModule, Images
@@ -26,6 +26,7 @@ __all__ = ["ReferentialGameDataModule"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 
 
+@ranges(val_size=Number(0.0, 1e12, open_low=True), test_size=Number(0.0, 1e12, open_low=True), candidates=Count(2))
 class ReferentialGameDataModule(ResumableDataModule):
     """Each image of a split is the target of one game per epoch, among distractors of the same split.
 
@@ -91,13 +92,8 @@ class ReferentialGameDataModule(ResumableDataModule):
         self.path = path
         self.features = features
         self.labels = labels
-        self.attributes = attributes
-        self.parts = parts
-        self.val_size = check_number("val_size", val_size, 0.0, 1e12, open_low=True)
-        self.test_size = check_number("test_size", test_size, 0.0, 1e12, open_low=True)
-        self.candidates = check_count("candidates", candidates, 2)
-        self.distractors = check_choice("distractors", distractors, ("any", "other_classes", "same_class"))
-        self.normalize = normalize
+        self.attributes, self.parts, self.val_size, self.test_size = attributes, parts, val_size, test_size
+        self.candidates, self.distractors, self.normalize = candidates, distractors, normalize
         self._splits: dict[Split, _Split] = Splits()
         self._attributes: dict[Split, Tensor] = {}
         #: Names of the classes in ``label``, set by ``setup``; empty if unknown.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self, override
 
-from lit_sparse.checks import MOST_EXAMPLES, check_count, check_result
+from lit_sparse.checks import EXAMPLES, check_result, ranges
 from lit_sparse.data.base import ResumableDataModule
 from lit_sparse.data.loader import Batch
 from lit_sparse.data.readers.arrays import check_real, read_npy
@@ -27,6 +27,7 @@ __all__ = ["Points", "TransportDataModule"]
 STREAMS: dict[Split, int] = {"train": 0, "val": 2, "test": 4, "predict": 4}
 
 
+@ranges(samples=EXAMPLES, val_size=EXAMPLES, test_size=EXAMPLES)
 class TransportDataModule(ResumableDataModule):
     """Draw points of two measures: anew in each training epoch, fixed for validation and test.
 
@@ -73,11 +74,8 @@ class TransportDataModule(ResumableDataModule):
                     f"Expected argument `{name}` to be a Measure but got {type(measure).__name__}. Convert an array of points"
                     " by Points.of(array)."
                 )
-        self.source = source
-        self.target = target
-        self.samples = check_count("samples", samples, most=MOST_EXAMPLES)
-        self.val_size = check_count("val_size", val_size, most=MOST_EXAMPLES)
-        self.test_size = check_count("test_size", test_size, most=MOST_EXAMPLES)
+        self.source, self.target, self.samples, self.val_size = source, target, samples, val_size
+        self.test_size = test_size
 
     def setup(self, stage: str | None = None) -> None:
         """Read the points of files, and check that both measures have equally many coordinates."""

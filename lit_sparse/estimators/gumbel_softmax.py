@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self, override
 
-from lit_sparse.checks import check_positive
+from lit_sparse.checks import POSITIVE, ranges
 from lit_sparse.estimators.base import Expectation, Latent, LossFunction
 from lit_sparse.estimators.latents import LatentDistribution
 from lit_sparse.estimators.sampler import Evaluation, Sampler
@@ -15,6 +15,7 @@ from lit_sparse.mappings import SparseMapping
 __all__ = ["GumbelSoftmax"]
 
 
+@ranges(temperature=POSITIVE)
 class GumbelSoftmax(Sampler):
     """Decode a relaxed sample: the softmax of scores with Gumbel noise, or per bit the sigmoid with logistic noise.
 
@@ -56,7 +57,7 @@ class GumbelSoftmax(Sampler):
     ) -> None:
         super().__init__(latent, mapping, evaluation)
         # A checkpointed parameter, not a buffer: DDP broadcasts buffers in every call, also if calls are uneven.
-        initial = torch.tensor(check_positive("temperature", temperature), dtype=torch.float64)
+        initial = torch.tensor(temperature, dtype=torch.float64)
         self.temperature = nn.Parameter(initial, requires_grad=False)
         self.straight_through = straight_through
 

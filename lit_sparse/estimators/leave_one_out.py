@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self, override
 
-from lit_sparse.checks import MOST_FEATURES, check_count
+from lit_sparse.checks import MOST_FEATURES, Count, ranges
 from lit_sparse.estimators.base import Expectation, Latent, LossFunction
 from lit_sparse.estimators.latents import LatentDistribution
 from lit_sparse.estimators.sampler import Sampler, with_gradient_of
@@ -16,6 +16,7 @@ from lit_sparse.estimators.sampler import Sampler, with_gradient_of
 __all__ = ["LeaveOneOut"]
 
 
+@ranges(k=Count(2, MOST_FEATURES))  # the baseline needs at least one other sample
 class LeaveOneOut(Sampler):
     """Sample k values; the score-function gradient of each has the mean loss of the others as its baseline. Unbiased.
 
@@ -47,7 +48,7 @@ class LeaveOneOut(Sampler):
         **options: Any,
     ) -> None:
         super().__init__(latent, **options)
-        self.k = check_count("k", k, 2, MOST_FEATURES)  # the baseline needs at least one other sample
+        self.k = k
 
     @classmethod
     def examples(cls) -> list[Self]:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from typing_extensions import Self, override
 
-from lit_sparse.checks import check_choice
 from lit_sparse.estimators.base import Estimator, Expectation, LatentBatch, LossFunction
 from lit_sparse.mappings import SparseMapping
 
@@ -50,7 +49,7 @@ class Marginalize(Estimator):
 
     def __init__(self, mapping: SparseMapping | None = None, *, decode: Literal["support", "all"] = "support") -> None:
         super().__init__(mapping)
-        self.decode = check_choice("decode", decode, ("support", "all"))
+        self.decode = decode
         self.ragged = decode == "support"
 
     @classmethod

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 from typing_extensions import override
 
-from lit_sparse.checks import check_choice
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.estimators.base import Estimator, Expectation, Latent, LatentBatch, LossFunction
 from lit_sparse.estimators.latents import Bits, Categories, LatentDistribution, widened
@@ -61,8 +60,7 @@ class Sampler(Estimator):
         self, latent: Latent = "categorical", mapping: SparseMapping | None = None, evaluation: Evaluation = "most_probable"
     ) -> None:
         torch.nn.Module.__init__(self)
-        self.latent = check_choice("latent", latent, ("categorical", "bits"))
-        self.evaluation = check_choice("evaluation", evaluation, ("most_probable", "sample"))
+        self.latent, self.evaluation = latent, evaluation
         super().__init__(mapping)
         self._warned = False
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self, override
 
-from lit_sparse.checks import MOST_INPUTS, check_choice, check_count, check_widths
+from lit_sparse.checks import INPUTS, WIDTHS, ranges
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.estimators.base import Expectation, Latent, LossFunction
 from lit_sparse.estimators.latents import LatentDistribution
@@ -20,6 +20,7 @@ from lit_sparse.mappings import SparseMapping
 __all__ = ["ScoreFunction"]
 
 
+@ranges(context_features=INPUTS, hidden=WIDTHS)
 class ScoreFunction(Sampler):
     """Sample a value z; its loss is the estimate, and ``(loss - baseline) grad log pi(z)`` the gradient in the scores.
 
@@ -67,13 +68,12 @@ class ScoreFunction(Sampler):
         evaluation: Evaluation = "most_probable",
     ) -> None:
         super().__init__(latent, mapping, evaluation)
-        self.baseline = check_choice("baseline", baseline, ("mean", "self_critic", "learnt"))
-        self.hidden = check_widths("hidden", hidden)
+        self.baseline, self.hidden = baseline, hidden
         self.context_features: int | None = None
         self.mean = RunningMean() if baseline != "self_critic" else None
         self.network: nn.Module | None = None
         if context_features is not None:
-            self.set_context_features(check_count("context_features", context_features, most=MOST_INPUTS))
+            self.set_context_features(context_features)
 
     @classmethod
     def examples(cls) -> list[Self]:

@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 from typing_extensions import Self, override
 
-from lit_sparse.checks import check_choice
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.estimators.base import Estimator, Expectation, Latent, LossFunction
 from lit_sparse.mappings import SparseMAP
@@ -73,13 +72,11 @@ class SparseMAPMarginalize(Estimator):
         self.layer = SparseMAP(
             structure, potentials=potentials, learn_potentials=learn_potentials, gamma=gamma, max_iter=max_iter, tol=tol
         )
-        check_choice("decomposition", decomposition, ("active_set", "nested"))
         if decomposition == "nested" and not structure.has_nested:
             raise ConfigurationError(
                 f"Expected decomposition='active_set' for {structure!r} because only all bit vectors (BitVector) are nested."
             )
-        self.structure = structure
-        self.decomposition = decomposition
+        self.structure, self.decomposition = structure, decomposition
         self.learn_potentials = learn_potentials
         self.gamma = gamma
         self.max_iter = max_iter

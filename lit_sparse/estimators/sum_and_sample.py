@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self, override
 
-from lit_sparse.checks import MOST_FEATURES, check_count
+from lit_sparse.checks import FEATURES, ranges
 from lit_sparse.estimators.base import Expectation, Latent, LossFunction
 from lit_sparse.estimators.latents import LatentDistribution
 from lit_sparse.estimators.sampler import Sampler, with_gradient_of
@@ -16,6 +16,7 @@ from lit_sparse.estimators.sampler import Sampler, with_gradient_of
 __all__ = ["SumAndSample"]
 
 
+@ranges(k=FEATURES)
 class SumAndSample(Sampler):
     r"""Sum the loss over the k most probable values T, and sample a value z of the rest.
 
@@ -52,7 +53,7 @@ class SumAndSample(Sampler):
         **options: Any,
     ) -> None:
         super().__init__(latent, **options)
-        self.k = check_count("k", k, most=MOST_FEATURES)
+        self.k = k
 
     @classmethod
     def examples(cls) -> list[Self]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self, override
 
-from lit_sparse.checks import MOST_FEATURES, check_count
+from lit_sparse.checks import FEATURES, ranges
 from lit_sparse.estimators.base import Estimator, Expectation, Latent, LossFunction
 from lit_sparse.kernels.kbest import best_bits
 from lit_sparse.mappings.functional import sparsemax
@@ -16,6 +16,7 @@ from lit_sparse.mappings.functional import sparsemax
 __all__ = ["TopKMarginalize"]
 
 
+@ranges(k=FEATURES)
 class TopKMarginalize(Estimator):
     """Sum the loss over the support of top-k sparsemax on all 2^D bit vectors.
 
@@ -50,7 +51,7 @@ class TopKMarginalize(Estimator):
 
     def __init__(self, k: int) -> None:
         super().__init__()
-        self.k = check_count("k", k, most=MOST_FEATURES)
+        self.k = k
 
     @override
     def extra_repr(self) -> str:

@@ -107,21 +107,27 @@ def check_types(namespace: Mapping[str, Any]) -> None:
                 kind.__init__ = checked(init)  # type: ignore[misc]
 
 
-def checked(function: Function) -> Function:
+def checked(function: Function, ranges: Mapping[str, Callable[[str, Any], Any]] | None = None) -> Function:
     """Return a function that refuses arguments of other types than its annotations.
 
     The function itself runs first, so that its own messages count. Then, also if it has raised another error, each argument is
     compared with its annotation.
+
+    Args:
+        function: any function with annotations.
+        ranges: name of an argument -> function of the name and a value, which returns the value that the function gets in its
+            place, or raises a ConfigurationError. None passes where the annotation allows it, and so do defaults.
     """
     if hasattr(function, "checks_types"):
         return function
+    within = _within(function, ranges) if ranges else function
 
     @wraps(function)
     def called(*args: Any, **options: Any) -> Any:
         if torch.compiler.is_compiling():
-            return function(*args, **options)
+            return within(*args, **options)
         try:
-            result = function(*args, **options)
+            result = within(*args, **options)
         except LitSparseError:
             raise
         except Exception as error:
@@ -132,6 +138,22 @@ def checked(function: Function) -> Function:
 
     called.checks_types = True  # type: ignore[attr-defined]
     return called  # type: ignore[return-value]
+
+
+def _within(function: Callable[..., Any], ranges: Mapping[str, Callable[[str, Any], Any]]) -> Callable[..., Any]:
+    """Return a function whose arguments are checked by their ranges; see :func:`checked`."""
+    parameters = inspect.signature(function).parameters
+    positional = [name for name, parameter in parameters.items() if parameter.kind <= parameter.POSITIONAL_OR_KEYWORD]
+    optional = {name for name in ranges if "None" in str(parameters[name].annotation)}
+
+    def one(name: str, value: Any) -> Any:
+        return value if name not in ranges or (value is None and name in optional) else ranges[name](name, value)
+
+    def called(*args: Any, **options: Any) -> Any:
+        given = [one(name, value) for name, value in zip(positional, args, strict=False)]
+        return function(*given, *args[len(given) :], **{name: one(name, value) for name, value in options.items()})
+
+    return called
 
 
 def _compare(function: Any, args: tuple[Any, ...], options: dict[str, Any], cause: Exception | None = None) -> None:

@@ -6,13 +6,14 @@ import torch
 from torch import nn
 from typing_extensions import Self, override
 
-from lit_sparse.checks import check_number
+from lit_sparse.checks import Number, check_number, ranges
 from lit_sparse.mappings import Entmax
 from lit_sparse.mappings.base import SparseMapping
 
 __all__ = ["AnnealedEntmax"]
 
 
+@ranges(target=Number(1.0, 100.0, open_low=True))
 class AnnealedEntmax(Entmax):
     """Entmax that starts as softmax; its alpha is saved with the model's weights.
 
@@ -40,7 +41,7 @@ class AnnealedEntmax(Entmax):
 
     def __init__(self, target: float = 1.5, progress: float = 0.0, *, gamma: float = 1.0, dim: int = -1) -> None:
         SparseMapping.__init__(self, gamma=gamma, dim=dim)
-        self.target = check_number("target", target, 1.0, 100.0, open_low=True)
+        self.target = target
         self.alpha = nn.Parameter(torch.ones(()), requires_grad=False)  # in the state dict, and not trained
         self.set_progress(progress)
 

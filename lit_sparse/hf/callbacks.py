@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_sparse.checks import check_count, check_number
+from lit_sparse.checks import Count, Number, ranges
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.ground.distributed import gather_objects
 from lit_sparse.hf.annealed import AnnealedEntmax
@@ -34,6 +34,7 @@ def _ignore(*_args: Any, **_options: Any) -> None:
     """Handle an event by nothing."""
 
 
+@ranges(every=Count())
 class SparsityCallback(_Callback):
     """Log how sparse the attention of each layer and head is, to the Trainer's loggers.
 
@@ -63,9 +64,7 @@ class SparsityCallback(_Callback):
                 f"Expected a Trainer of transformers but got {full_name(trainer)}. Write"
                 " trainer.add_callback(SparsityCallback(trainer))."
             )
-        self.trainer = trainer
-        self.every = None if every is None else check_count("every", every)
-        self.per_head = per_head
+        self.trainer, self.every, self.per_head = trainer, every, per_head
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: nn.Module, **_options: Any) -> None:
         """Refuse a model without mappings."""
@@ -129,6 +128,7 @@ def _values(layers: list[Tensor | None], prefix: str, per_head: bool) -> dict[st
     return values
 
 
+@ranges(share=Number(0.0, 1.0, open_low=True))
 class AlphaAnnealing(_Callback):
     """Raise the alpha of annealed mappings from 1, softmax, to its target, linearly in the steps.
 
@@ -148,7 +148,7 @@ class AlphaAnnealing(_Callback):
     """
 
     def __init__(self, share: float = 0.5) -> None:
-        self.share = check_number("share", share, 0.0, 1.0, open_low=True)
+        self.share = share
 
     def progress(self, step: int, steps: int) -> float:
         """Return how far alpha is on its way at a step, in 0 .. 1."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from lit_sparse.checks import MOST_FEATURES, check_count
+from lit_sparse.checks import FEATURES, ranges
 from lit_sparse.errors import CheckpointError, ConfigurationError, full_name
 from lit_sparse.ground.files import replaced
 from lit_sparse.ground.stored import read_json
@@ -27,6 +27,7 @@ from lit_sparse.runs.torch_files import read_torch_file
 __all__ = ["SparseAttentionPooling"]
 
 
+@ranges(dim=FEATURES)
 class SparseAttentionPooling(nn.Module):
     """Average the vectors of tokens by ``mapping(token @ w + b)``; most tokens get a weight of exactly zero.
 
@@ -49,7 +50,7 @@ class SparseAttentionPooling(nn.Module):
 
     def __init__(self, dim: int, mapping: SparseMapping | None = None) -> None:
         super().__init__()
-        self.dim = check_count("dim", dim, most=MOST_FEATURES)
+        self.dim = dim
         self.mapping = Sparsemax() if mapping is None else mapping
         check_mapping(self.mapping)
         if not self.mapping.on_simplex:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from lit_sparse.checks import check_integer, check_parameter, check_positive
+from lit_sparse.checks import INTEGER, POSITIVE, check_learnable, ranges
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.ground.arguments import shown_arguments
 from lit_sparse.ground.torch_internals import can_read_values, must_decompose
@@ -22,6 +23,7 @@ from lit_sparse.mappings.masking import allowed_scores
 __all__ = ["SparseMapping", "Threshold", "check_mapping", "envelope", "warn_off_simplex", "with_slope"]
 
 
+@ranges(gamma=POSITIVE, dim=INTEGER)
 class SparseMapping(nn.Module, ABC):
     """A layer ``y = argmax_{y in C} <y, x> - gamma * Omega(y)`` along one dimension of the scores x.
 
@@ -55,8 +57,7 @@ class SparseMapping(nn.Module, ABC):
 
     def __init__(self, *, gamma: float = 1.0, dim: int = -1) -> None:
         super().__init__()
-        self.gamma = check_positive("gamma", gamma)
-        self.dim = check_integer("dim", dim)
+        self.gamma, self.dim = gamma, dim
 
     @abstractmethod
     def map(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
@@ -109,18 +110,15 @@ class SparseMapping(nn.Module, ABC):
         """Return instances that the shared tests run; override it when the constructor needs arguments."""
         return [cls(), cls(gamma=0.5)]
 
-    def keep_parameter(self, name: str, value: float | Tensor, low: float, high: float, *, open_low: bool = False) -> None:
+    def keep_parameter(
+        self, name: str, value: float | Tensor, low: float = -math.inf, high: float = math.inf, *, open_low: bool = False
+    ) -> None:
         """Keep a number, a parameter to learn, or a buffer as an attribute, with values in ``low .. high``.
 
         Raises:
             ConfigurationError: for a value outside of the range.
         """
-        checked = check_parameter(name, value, low, high, open_low=open_low)
-        if isinstance(checked, Tensor) and not checked.is_meta:
-            values = checked.detach()
-            if not bool(((values >= low) & (values <= high)).all()):
-                got = values.flatten()[:5].tolist()
-                raise ConfigurationError(f"Expected every `{name}` in {low:g} .. {high:g} but got {got}.")
+        checked = check_learnable(name, value, low, high, open_low=open_low)
         if isinstance(checked, Tensor) and not isinstance(checked, nn.Parameter):
             self.register_buffer(name, checked, persistent=False)
         else:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from lit_sparse.checks import check_count
+from lit_sparse.checks import Count, check_count, ranges
 from lit_sparse.ground.distributed import gather, gather_unequal, rank, world_size
 from lit_sparse.ground.kept_dtype import KeepsDtype
 from lit_sparse.mappings.base import SparseMapping
@@ -60,6 +60,7 @@ def _largest(x: Tensor, number: int) -> Tensor:
     return hard_threshold(_valid(x), number, nonneg=True).view(x.shape)
 
 
+@ranges(k=Count())
 class BatchTopK(KeepsDtype, SparseMapping):
     r"""The largest positive scores of a batch, k per row on average, as a layer.
 
@@ -100,7 +101,7 @@ class BatchTopK(KeepsDtype, SparseMapping):
 
     def __init__(self, k: int, *, dim: int = -1) -> None:
         super().__init__(dim=dim)
-        self.k = check_count("k", k)
+        self.k = k
         self.cutoff, self.spread, self.batches = (nn.Parameter(torch.zeros(()), requires_grad=False) for _ in range(3))
 
     @classmethod
@@ -128,7 +129,7 @@ class BatchTopK(KeepsDtype, SparseMapping):
         number = self.k * int(torch.stack(gather(torch.tensor(rows, device=x.device))).sum())
         valid = _valid(x)
         parts = gather_unequal(valid.topk(min(number, len(valid))).values)
-        kept = _largest(torch.cat(parts), number).split([len(part) for part in parts])
+        kept = torch.split(_largest(torch.cat(parts), number), [len(part) for part in parts])
         return int(kept[rank()].count_nonzero())
 
     @torch.no_grad()

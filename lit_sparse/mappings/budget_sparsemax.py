@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from lit_sparse.checks import check_number, check_positive
+from lit_sparse.checks import Number, check_number, check_positive, ranges
 from lit_sparse.kernels.budget_sparsemax import budget_product, map_budget
 from lit_sparse.mappings.base import SparseMapping
 from lit_sparse.mappings.row_function import RowFunction
@@ -53,6 +53,7 @@ def budget_sparsemax(scores: Tensor, k: float, *, gamma: float = 1.0, dim: int =
     return _BudgetSparsemax.along(scores, mask, dim, k, gamma=gamma, shift=False)
 
 
+@ranges(k=Number(0.0, math.inf))
 class BudgetSparsemax(SparseMapping):
     """Budget sparsemax as a layer: weights in [0, 1], of which a row has at most k in all.
 
@@ -79,7 +80,7 @@ class BudgetSparsemax(SparseMapping):
 
     def __init__(self, k: float, *, gamma: float = 1.0, dim: int = -1) -> None:
         super().__init__(gamma=gamma, dim=dim)
-        self.k = check_number("k", k, 0.0, math.inf)
+        self.k = k
 
     @classmethod
     def examples(cls) -> list[Self]:

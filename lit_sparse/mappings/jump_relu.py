@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self, override
 
-from lit_sparse.checks import check_count, check_parameter, check_positive, check_shape
+from lit_sparse.checks import POSITIVE, SHAPE, Count, check_parameter, ranges
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.distributed import reduce, world_size
 from lit_sparse.mappings.base import SparseMapping, with_slope
@@ -54,6 +54,7 @@ def mark_invalid(x: Tensor, y: Tensor) -> Tensor:
     return torch.where((x != -torch.inf) & ~(x < torch.inf).all(-1, keepdim=True), torch.nan, y)
 
 
+@ranges(k=Count(), shape=SHAPE, start=POSITIVE, bandwidth=POSITIVE)
 class JumpReLU(SparseMapping):
     """Scores above learnt thresholds, as a layer.
 
@@ -86,10 +87,7 @@ class JumpReLU(SparseMapping):
         self, k: int, *, shape: tuple[int, ...] = (), start: float = 1.0, bandwidth: float = 0.1, dim: int = -1
     ) -> None:
         super().__init__(dim=dim)
-        self.k = check_count("k", k)
-        self.shape = check_shape("shape", shape)
-        self.start = check_positive("start", start)
-        self.bandwidth = check_positive("bandwidth", bandwidth)
+        self.k, self.shape, self.start, self.bandwidth = k, shape, start, bandwidth
         self.weight = nn.Parameter(torch.full(self.shape, math.log(self.start) / SPEED))
 
     @property

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
-from lit_sparse.checks import check_integer, check_number
+from lit_sparse.checks import INTEGER, Number, ranges
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.ground.torch_internals import autocast_enabled, can_read_values
 from lit_sparse.kernels.row_kernel import HALVES
@@ -19,6 +19,7 @@ from lit_sparse.mappings.softmax import Softmax
 __all__ = ["FenchelYoungLoss"]
 
 
+@ranges(ignore_index=INTEGER, label_smoothing=Number(0.0, 1.0))
 class FenchelYoungLoss(nn.Module):
     """``L(x; q) = max_Omega(x) + gamma * Omega(q) - <q, x>``, zero exactly when the mapping of x is q.
 
@@ -71,11 +72,9 @@ class FenchelYoungLoss(nn.Module):
             raise ConfigurationError(f"Expected `weight` to be a floating tensor with one number per class but got {weight!r}.")
         if weight is not None and not weight.is_meta and not bool(((weight >= 0) & (weight < torch.inf)).all()):
             raise ConfigurationError(f"Expected `weight` to be finite and not negative but got {weight!r}.")
-        self.mapping = mapping
-        self.ignore_index = check_integer("ignore_index", ignore_index)
+        self.mapping, self.ignore_index = mapping, ignore_index
         self.register_buffer("weight", weight)
-        self.reduction = reduction
-        self.label_smoothing = check_number("label_smoothing", label_smoothing, 0.0, 1.0)
+        self.reduction, self.label_smoothing = reduction, label_smoothing
 
     def forward(self, scores: Tensor, target: Tensor) -> Tensor:
         """Return the loss of scores against class labels or probabilities.

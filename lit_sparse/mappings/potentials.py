@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_sparse.checks import check_count, check_positive
+from lit_sparse.checks import POSITIVE, Count, ranges
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings.base import SparseMapping, envelope, with_slope
 from lit_sparse.structures import FactorGraph, Structure
@@ -38,6 +38,7 @@ def warn_of_iterations(text: str) -> None:
     warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
+@ranges(max_iter=Count(), tol=POSITIVE)
 class PotentialMapping(SparseMapping):
     """Base class of the iterative mappings onto structures.
 
@@ -72,9 +73,7 @@ class PotentialMapping(SparseMapping):
         tol: float,
     ) -> None:
         super().__init__(gamma=gamma, dim=dim)
-        self.learn_potentials = learn_potentials
-        self.max_iter = check_count("max_iter", max_iter)
-        self.tol = check_positive("tol", tol)
+        self.learn_potentials, self.max_iter, self.tol = learn_potentials, max_iter, tol
         self.ordered = domain.ordered
         self._warned = False
         if learn_potentials:

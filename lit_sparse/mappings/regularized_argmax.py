@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vjp
 from typing_extensions import Self, override
 
-from lit_sparse.checks import check_count, check_positive
+from lit_sparse.checks import POSITIVE, Count, check_count, check_positive, ranges
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.torch_internals import on_batches
 from lit_sparse.kernels.row_kernel import HALVES
@@ -161,6 +161,7 @@ def regularized_argmax(
     return y
 
 
+@ranges(max_iter=Count(), tol=POSITIVE)
 class RegularizedArgmax(SparseMapping):
     """The mapping of any smooth convex Omega, as a layer: for regularizers that have no formula of their own.
 
@@ -205,8 +206,7 @@ class RegularizedArgmax(SparseMapping):
     ) -> None:
         super().__init__(gamma=gamma, dim=dim)
         self.omega = _check_omega(omega)
-        self.max_iter = check_count("max_iter", max_iter)
-        self.tol = check_positive("tol", tol)
+        self.max_iter, self.tol = max_iter, tol
 
     @classmethod
     def examples(cls) -> list[Self]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self, override
 
-from lit_sparse.checks import check_count, check_number, check_positive
+from lit_sparse.checks import Count, Number, check_count, check_positive, ranges
 from lit_sparse.mappings.base import SparseMapping, Threshold
 from lit_sparse.mappings.entmax.layer import LARGEST, entmax, tsallis
 from lit_sparse.mappings.masking import allowed_scores
@@ -41,6 +41,7 @@ def topk_sparsemax(scores: Tensor, k: int, *, gamma: float = 1.0, dim: int = -1,
     return Project.along(scores, mask, dim, gamma=gamma, options=(k,))
 
 
+@ranges(k=Count())
 class TopKSparsemax(SparseMapping):
     """Sparsemax over the k largest scores, as a layer.
 
@@ -63,7 +64,7 @@ class TopKSparsemax(SparseMapping):
 
     def __init__(self, k: int, *, gamma: float = 1.0, dim: int = -1) -> None:
         super().__init__(gamma=gamma, dim=dim)
-        self.k = check_count("k", k)
+        self.k = k
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -115,6 +116,7 @@ def topk_entmax(
     return entmax(x, alpha, gamma=gamma, dim=dim, mask=above | (equal & first) | invalid)
 
 
+@ranges(k=Count(), alpha=Number(1.0, LARGEST, open_low=True))
 class TopKEntmax(SparseMapping):
     """alpha-entmax over the k largest scores, as a layer; with alpha = 2 it is :class:`TopKSparsemax`.
 
@@ -135,8 +137,7 @@ class TopKEntmax(SparseMapping):
 
     def __init__(self, k: int, alpha: float = 1.5, *, gamma: float = 1.0, dim: int = -1) -> None:
         super().__init__(gamma=gamma, dim=dim)
-        self.k = check_count("k", k)
-        self.alpha = check_number("alpha", alpha, 1.0, LARGEST, open_low=True)
+        self.k, self.alpha = k, alpha
 
     @classmethod
     def examples(cls) -> list[Self]:

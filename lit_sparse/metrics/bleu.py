@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_sparse.checks import MOST_LAYERS, check_count
+from lit_sparse.checks import MOST_LAYERS, Count, check_count, ranges
 from lit_sparse.errors import ConfigurationError, DataError, MissingExtraError, did_you_mean
 from lit_sparse.ground.arguments import checked
 from lit_sparse.metrics.text import TextMetric, check_name, check_texts
@@ -105,6 +105,7 @@ class Bleu(TextMetric):
         return _moses(self.language) if self.tokenize == "moses" else str
 
 
+@ranges(word_order=Count(0, MOST_LAYERS))
 class ChrF(TextMetric):
     """Corpus chrF between 0 and 100, equal to ``sacrebleu.metrics.CHRF().corpus_score``.
 
@@ -131,9 +132,8 @@ class ChrF(TextMetric):
     """
 
     def __init__(self, word_order: int = 0, lowercase: bool = False, name: str = "chrf", **options: Any) -> None:
-        super().__init__(3 * (6 + check_count("word_order", word_order, 0, MOST_LAYERS)), **options)
-        self.word_order = word_order
-        self.lowercase = lowercase
+        super().__init__(3 * (6 + word_order), **options)
+        self.word_order, self.lowercase = word_order, lowercase
         self.name = check_name("name", name)
 
     def statistics(self, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Tensor:

@@ -7,13 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_sparse.checks import MOST_INPUTS, check_count
+from lit_sparse.checks import INPUTS, ranges
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.metrics.exact_metric import ExactMetric
 
 __all__ = ["CountHistogram", "DecoderCalls", "SupportSize"]
 
 
+@ranges(max_count=INPUTS)
 class CountHistogram(ExactMetric):
     """Integer histogram of one count per decision, with exact percentiles over any number of processes.
 
@@ -37,7 +38,7 @@ class CountHistogram(ExactMetric):
 
     def __init__(self, max_count: int = 1024, **options: Any) -> None:
         super().__init__(**options)
-        self.max_count = check_count("max_count", max_count, most=MOST_INPUTS)
+        self.max_count = max_count
         self.add_state("counts", torch.zeros(max_count + 1, dtype=torch.int64), dist_reduce_fx="sum")
         self.add_state("total", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
 

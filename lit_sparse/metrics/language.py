@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from lit_sparse.checks import MOST_FEATURES, MOST_INPUTS, check_choice, check_count
+from lit_sparse.checks import FEATURES, INPUTS, MOST_INPUTS, Count, check_choice, ranges
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.arguments import checked
 from lit_sparse.ground.directions import directions
@@ -226,6 +226,7 @@ def _check_range(what: str, values: Tensor, size: int | None) -> None:
         raise ConfigurationError(f"Expected {what} in 0 .. {'' if size is None else size - 1} but got {least} .. {most}.")
 
 
+@ranges(vocabulary=INPUTS, classes=FEATURES)
 class MessageCounts(ExactMetric):
     """Counts of the symbols sent for inputs of each class, summed over processes.
 
@@ -248,8 +249,6 @@ class MessageCounts(ExactMetric):
 
     def __init__(self, vocabulary: int, classes: int = 256, **options: Any) -> None:
         super().__init__(**options)
-        check_count("vocabulary", vocabulary, most=MOST_INPUTS)
-        check_count("classes", classes, most=MOST_FEATURES)
         self.add_state("counts", torch.zeros(classes, vocabulary, dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, messages: Tensor, labels: Tensor) -> None:
@@ -284,6 +283,7 @@ class MessageCounts(ExactMetric):
         }
 
 
+@ranges(features=INPUTS, attributes=Count(least=0, most=MOST_INPUTS), length=INPUTS, examples=INPUTS)
 class MessageStructure(ExactMetric):
     """Topographic similarity, and posdis and bosdis if attributes are known, of the first examples of a split.
 
@@ -328,11 +328,7 @@ class MessageStructure(ExactMetric):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.input_distance = check_choice("input_distance", input_distance, get_args(InputDistance))
-        self.message_distance = check_choice("message_distance", message_distance, get_args(MessageDistance))
-        for name, value in (("features", features), ("length", length), ("examples", examples)):
-            check_count(name, value, most=MOST_INPUTS)
-        check_count("attributes", attributes, least=0, most=MOST_INPUTS)
+        self.input_distance, self.message_distance = input_distance, message_distance
         self.add_state("inputs", torch.zeros(examples, features), dist_reduce_fx="sum")
         self.add_state("attributes", torch.zeros(examples, attributes, dtype=torch.int64), dist_reduce_fx="sum")
         self.add_state("messages", torch.zeros(examples, length, dtype=torch.int64), dist_reduce_fx="sum")

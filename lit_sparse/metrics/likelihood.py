@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_sparse.checks import check_count
+from lit_sparse.checks import Count, ranges
 from lit_sparse.errors import DataError
 from lit_sparse.metrics.exact_metric import ExactMetric
 
 __all__ = ["BitsPerDim"]
 
 
+@ranges(dimensions=Count())
 class BitsPerDim(ExactMetric):
     """Bits per dimension, ``-log2 p(x) / dimensions``: the mean over examples, and its standard error.
 
@@ -43,7 +44,7 @@ class BitsPerDim(ExactMetric):
 
     def __init__(self, dimensions: int, **options: Any) -> None:
         super().__init__(**options)
-        self.dimensions = check_count("dimensions", dimensions)
+        self.dimensions = dimensions
         self.add_state("total", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("variance", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("count", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_sparse.checks import check_positive
+from lit_sparse.checks import POSITIVE, ranges
 from lit_sparse.metrics.exact_metric import ExactMetric
 
 __all__ = ["LogMeanExp"]
 
 
+@ranges(lam=POSITIVE)
 class LogMeanExp(ExactMetric):
     """``lam log mean exp(loss / lam)`` over all examples, in float64, for any batches and any number of processes.
 
@@ -39,7 +40,7 @@ class LogMeanExp(ExactMetric):
 
     def __init__(self, lam: float, **options: Any) -> None:
         super().__init__(**options)
-        self.lam = check_positive("lam", lam)
+        self.lam = lam
         self.add_state("log_total", torch.tensor(-math.inf, dtype=torch.float64), dist_reduce_fx=_joined)
         self.add_state("count", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lit_sparse.checks import MOST_FEATURES, check_choice, check_count
+from lit_sparse.checks import FEATURES, ranges
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.metrics.exact_metric import ExactMetric
 
@@ -47,6 +47,7 @@ class MeanOverExamples(ExactMetric):
         return self.total / self.count
 
 
+@ranges(max_groups=FEATURES)
 class GroupMeans(ExactMetric):
     """Mean of one number per example in each group of examples, and the worst of these means.
 
@@ -72,9 +73,7 @@ class GroupMeans(ExactMetric):
 
     def __init__(self, value: str, worst: Literal["max", "min"], max_groups: int = 1024, **options: Any) -> None:
         super().__init__(**options)
-        self.value = value
-        self.worst = check_choice("worst", worst, ("max", "min"))
-        self.max_groups = check_count("max_groups", max_groups, most=MOST_FEATURES)
+        self.value, self.worst, self.max_groups = value, worst, max_groups
         self.add_state("totals", torch.zeros(max_groups, dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("counts", torch.zeros(max_groups, dtype=torch.int64), dist_reduce_fx="sum")
 

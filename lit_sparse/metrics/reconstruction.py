@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_sparse.checks import MOST_INPUTS, check_count
+from lit_sparse.checks import INPUTS, ranges
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.metrics.exact_metric import ExactMetric
 
@@ -21,6 +21,7 @@ def _check_rows(width: int, **rows: Tensor) -> None:
         raise ConfigurationError(f"Expected {' and '.join(rows)} of one shape (B, {width}) but got {shapes}.")
 
 
+@ranges(features=INPUTS)
 class ExplainedVariance(ExactMetric):
     """Fraction of the variance of vectors that their reconstructions explain, ``1 - sum ||x - made||^2 / sum ||x - mean||^2``.
 
@@ -47,7 +48,7 @@ class ExplainedVariance(ExactMetric):
 
     def __init__(self, features: int, **options: Any) -> None:
         super().__init__(**options)
-        self.features = check_count("features", features, most=MOST_INPUTS)
+        self.features = features
         for name, shape in (("error", ()), ("squares", ()), ("total", (features,))):
             self.add_state(name, torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("count", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
@@ -70,6 +71,7 @@ class ExplainedVariance(ExactMetric):
         return 1 - self.error / (self.squares - self.total.square().sum() / self.count)
 
 
+@ranges(width=INPUTS)
 class DeadFraction(ExactMetric):
     """Fraction of units that are active for no example.
 
@@ -93,7 +95,7 @@ class DeadFraction(ExactMetric):
 
     def __init__(self, width: int, **options: Any) -> None:
         super().__init__(**options)
-        self.width = check_count("width", width, most=MOST_INPUTS)
+        self.width = width
         self.add_state("active", torch.zeros(width, dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, activity: Tensor) -> None:

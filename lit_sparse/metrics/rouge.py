@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_sparse.checks import check_choice, check_count, check_number
+from lit_sparse.checks import Count, Number, ranges
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.metrics.text import TextMetric, check_name
 
@@ -155,6 +155,7 @@ def combine(found: Sequence[Overlap], references: str) -> RougeScore:
     return RougeScore(*(sum(column) / len(scores) for column in zip(*scores, strict=True)))
 
 
+@ranges(truncate_bytes=Count(), weight=Number(1.0, 10.0))
 class Rouge(TextMetric):
     """ROUGE: the mean over inputs of F1, precision and recall, between 0 and 100.
 
@@ -210,12 +211,10 @@ class Rouge(TextMetric):
         self_types = _check_types(types)
         super().__init__(3 * len(self_types), torch.float64, **options)
         self.types = self_types
-        self.truncate_bytes = None if truncate_bytes is None else check_count("truncate_bytes", truncate_bytes)
-        self.references = check_choice("references", references, ("average", "best", "pooled"))
-        self.use_stemmer = use_stemmer
-        self.weight = check_number("weight", weight, 1.0, 10.0)
+        self.truncate_bytes, self.references, self.use_stemmer = truncate_bytes, references, use_stemmer
+        self.weight = weight
         self.name = f"rouge{truncate_bytes or ''}" if name is None else check_name("name", name)
-        self.tokenizer = check_choice("tokenizer", tokenizer, ("rouge_score", "spaces"))
+        self.tokenizer = tokenizer
         self._warned = False
         if use_stemmer and tokenizer == "spaces":
             raise ConfigurationError("`use_stemmer=True` needs `tokenizer='rouge_score'`, whose words are English.")

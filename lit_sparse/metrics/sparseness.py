@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_sparse.checks import check_dim, check_integer
+from lit_sparse.checks import INTEGER, check_dim, ranges
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.arguments import checked
 from lit_sparse.metrics.exact_metric import ExactMetric
@@ -48,6 +48,7 @@ def hoyer_sparseness(x: Tensor, dim: int | tuple[int, ...] = -1) -> Tensor:
     return sparseness
 
 
+@ranges(dim=INTEGER)
 class HoyerSparseness(ExactMetric):
     """Mean Hoyer sparseness of vectors; it leaves out zero vectors and vectors of size 0 or 1, whose sparseness is undefined.
 
@@ -67,7 +68,7 @@ class HoyerSparseness(ExactMetric):
 
     def __init__(self, dim: int = -1, **options: Any) -> None:
         super().__init__(**options)
-        self.dim = check_integer("dim", dim)
+        self.dim = dim
         self.add_state("total", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("count", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
 

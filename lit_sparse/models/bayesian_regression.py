@@ -10,16 +10,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from typing_extensions import override
 
-from lit_sparse.checks import (
-    MOST,
-    MOST_EXAMPLES,
-    MOST_INPUTS,
-    check_choice,
-    check_count,
-    check_number,
-    check_positive,
-    check_result,
-)
+from lit_sparse.checks import EXAMPLES, INPUTS, MOST, POSITIVE, Count, Number, check_result, ranges
 from lit_sparse.coresets import GaussianPosterior, Likelihood, LogisticLikelihood
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.distributed import reduce
@@ -33,6 +24,7 @@ __all__ = ["BayesianRegression"]
 FITS = ("map", "laplace", "variational")
 
 
+@ranges(in_features=INPUTS, prior_mean=Number(-MOST, MOST), prior_variance=POSITIVE, num_samples=EXAMPLES, examples=Count())
 class BayesianRegression(LitSparseModule):
     """Linear predictor with a normal prior and posterior of its coefficients theta.
 
@@ -95,12 +87,8 @@ class BayesianRegression(LitSparseModule):
             )
         self.likelihood = likelihood
         self._classes = isinstance(likelihood, LogisticLikelihood)
-        self.in_features = check_count("in_features", in_features, most=MOST_INPUTS)
-        self.fit = check_choice("fit", fit, FITS)
-        self.prior_mean = check_number("prior_mean", prior_mean, -MOST, MOST)
-        self.prior_variance = check_positive("prior_variance", prior_variance)
-        self.num_samples = check_count("num_samples", num_samples, most=MOST_EXAMPLES)
-        self.examples = None if examples is None else check_count("examples", examples)
+        self.in_features, self.fit, self.prior_mean = in_features, fit, prior_mean
+        self.prior_variance, self.num_samples, self.examples = prior_variance, num_samples, examples
         self.sample_seed = sample_seed
         self.mean = nn.Parameter(torch.full((in_features,), self.prior_mean))
         if fit == "variational":

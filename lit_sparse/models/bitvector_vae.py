@@ -11,7 +11,7 @@ from torch import Tensor
 from torchmetrics import Metric
 from typing_extensions import override
 
-from lit_sparse.checks import MOST_EXAMPLES, MOST_FEATURES, MOST_INPUTS, check_count, check_widths
+from lit_sparse.checks import FEATURES, INPUTS, MOST_EXAMPLES, MOST_FEATURES, WIDTHS, Count, ranges
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.estimators import Estimator, Expectation, LatentBatch, Sampler, marginal_likelihood
 from lit_sparse.metrics import BitsPerDim
@@ -25,6 +25,15 @@ __all__ = ["BitVectorVAE"]
 DRAWN = 16
 
 
+@ranges(
+    in_features=INPUTS,
+    bits=FEATURES,
+    encoder_hidden=WIDTHS,
+    decoder_hidden=WIDTHS,
+    pixel_features=FEATURES,
+    levels=Count(2, MOST_FEATURES),
+    importance_samples=Count(2, MOST_EXAMPLES),
+)
 class BitVectorVAE(LitSparseModule):
     """A generative model of grey images from D bits, summed out over the sparse support of the posterior.
 
@@ -93,15 +102,12 @@ class BitVectorVAE(LitSparseModule):
                 f"Expected an estimator over bit vectors but got {type(estimator).__name__} over categories. Use another, such"
                 " as TopKMarginalize."
             )
-        self.in_features = check_count("in_features", in_features, most=MOST_INPUTS)
-        self.bits = check_count("bits", bits, most=MOST_FEATURES)
-        self.pixel_features = check_count("pixel_features", pixel_features, most=MOST_FEATURES)
-        self.levels = check_count("levels", levels, 2, MOST_FEATURES)
-        self.importance_samples = check_count("importance_samples", importance_samples, 2, MOST_EXAMPLES)
+        self.in_features, self.bits, self.pixel_features = in_features, bits, pixel_features
+        self.levels, self.importance_samples = levels, importance_samples
         self.estimator = estimator.set_context_features(in_features)
         self.sample_seed = sample_seed
-        self.encoder = MLP([in_features, *check_widths("encoder_hidden", encoder_hidden), bits])
-        self.decoder = MLP([bits, *check_widths("decoder_hidden", decoder_hidden), in_features * pixel_features])
+        self.encoder = MLP([in_features, *encoder_hidden, bits])
+        self.decoder = MLP([bits, *decoder_hidden, in_features * pixel_features])
         self.likelihood = SharedCategorical(pixel_features, levels)
 
     def forward(self, pixels: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch.nn import functional as nnf
 from torchmetrics import Metric
 from typing_extensions import override
 
-from lit_sparse.checks import MOST_FEATURES, check_count
+from lit_sparse.checks import FEATURES, ranges
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.lightning.choice import rank_zero_info
 from lit_sparse.mappings import SparseMapping
@@ -34,6 +34,7 @@ class _HasVectors(Protocol):
     def vectors(self) -> tuple[Tensor, Tensor] | None: ...
 
 
+@ranges(vector_size=FEATURES)
 class EntailmentClassifier(TextModule):
     """Classify whether a hypothesis follows from a premise, with one attention to the premise by any mapping.
 
@@ -91,7 +92,7 @@ class EntailmentClassifier(TextModule):
         check_parts(mapping=(mapping, SparseMapping))
         self.mapping = mapping
         self.labels = check_labels(labels)
-        self.vector_size = check_count("vector_size", vector_size, most=MOST_FEATURES)
+        self.vector_size = vector_size
         self.network = EntailmentNetwork(mapping, vector_size, width, len(self.labels), dropout, gate_bias)
 
     def make_layers(self) -> None:

@@ -9,7 +9,7 @@ from torch.nn import functional as nnf
 from torchmetrics import Metric
 from typing_extensions import override
 
-from lit_sparse.checks import MOST_FEATURES, MOST_INPUTS, check_count
+from lit_sparse.checks import INPUTS, MOST_FEATURES, Count, ranges
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, mean_metrics
 from lit_sparse.models.data_protocols import ask, check_features, check_keys, check_labels, rows_of
@@ -18,6 +18,7 @@ from lit_sparse.nn import ConvNet
 __all__ = ["RobustClassifier"]
 
 
+@ranges(in_features=INPUTS, classes=Count(2, MOST_FEATURES))
 class RobustClassifier(LitSparseModule):
     """Image classifier that minimizes a risk of the cross-entropies.
 
@@ -59,8 +60,7 @@ class RobustClassifier(LitSparseModule):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.in_features = check_count("in_features", in_features, most=MOST_INPUTS)
-        self.classes = check_count("classes", classes, 2, MOST_FEATURES)
+        self.in_features, self.classes = in_features, classes
         if network is None and in_features != 784:
             raise ConfigurationError(
                 f"Expected argument `network` for images of {in_features} numbers but got the default for 28 x 28 pixels. For"

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from typing_extensions import override
 
-from lit_sparse.checks import MOST_INPUTS, check_choice, check_count, check_positive
+from lit_sparse.checks import INPUTS, POSITIVE, ranges
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.metrics import LogMeanExp
 from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, mean_metrics
@@ -18,6 +18,7 @@ from lit_sparse.models.data_protocols import ask, check_entries, has_rows
 __all__ = ["RobustRegressor"]
 
 
+@ranges(in_features=INPUTS, lam=POSITIVE)
 class RobustRegressor(LitSparseModule):
     """Predict a number from features by any network, by default a linear model.
 
@@ -61,9 +62,7 @@ class RobustRegressor(LitSparseModule):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.in_features = check_count("in_features", in_features, most=MOST_INPUTS)
-        self.initialization = check_choice("initialization", initialization, ("least_squares", "zeros"))
-        self.lam = check_positive("lam", lam)
+        self.in_features, self.initialization, self.lam = in_features, initialization, lam
         self.linear = network is None
         if network is None:
             network = nn.Linear(in_features, 1, bias=False)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import lr_scheduler
 
-from lit_sparse.checks import check_count
+from lit_sparse.checks import Count, ranges
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.lightning.choice import LRSchedulerCallable, pl, rank_zero_warn
 from lit_sparse.models.updates import estimated_updates
@@ -25,6 +25,7 @@ ENDS: dict[type[lr_scheduler.LRScheduler], str] = {
 }
 
 
+@ranges(warmup_steps=Count(0))
 class StepwiseLR(lr_scheduler.LRScheduler):
     """Change the learning rate after each optimizer step: a linear warm-up, then another scheduler.
 
@@ -64,8 +65,7 @@ class StepwiseLR(lr_scheduler.LRScheduler):
     def __init__(
         self, optimizer: torch.optim.Optimizer, scheduler: LRSchedulerCallable | None = None, warmup_steps: int = 0
     ) -> None:
-        self.optimizer = optimizer
-        self.warmup_steps = check_count("warmup_steps", warmup_steps, 0)
+        self.optimizer, self.warmup_steps = optimizer, warmup_steps
         self.scheduler = None if scheduler is None else built_scheduler(scheduler, optimizer)
         if isinstance(self.scheduler, lr_scheduler.ReduceLROnPlateau):
             raise ConfigurationError(

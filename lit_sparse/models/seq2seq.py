@@ -11,7 +11,7 @@ from torch.nn import functional as nnf
 from torchmetrics import Metric
 from typing_extensions import override
 
-from lit_sparse.checks import MOST_FEATURES, check_choice, check_count, check_number, check_result
+from lit_sparse.checks import FEATURES, MOST_FEATURES, Count, Number, check_result, ranges
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.lightning.choice import AGREED
 from lit_sparse.mappings import FenchelYoungLoss, SparseMapping
@@ -25,6 +25,15 @@ from lit_sparse.nn.output_layer.losses import layer_losses
 __all__ = ["Seq2Seq"]
 
 
+@ranges(
+    label_smoothing=Number(0.0, 1.0),
+    init_range=Number(0.0, 1.0, open_low=True),
+    beam_size=FEATURES,
+    n_best=FEATURES,
+    length_penalty=Number(0.0, 10.0),
+    max_output=FEATURES,
+    validation_beam_size=Count(0, MOST_FEATURES),
+)
 class Seq2Seq(GeneratingModule):
     """Generate a sequence from another one, with attention by any mapping.
 
@@ -101,18 +110,14 @@ class Seq2Seq(GeneratingModule):
         self.body = (RecurrentBody() if body is None else body).bind(mapping)
         self.output_mapping = output_mapping
         self.tied_embeddings = tied_embeddings
-        self.label_smoothing = check_number("label_smoothing", label_smoothing, 0.0, 1.0)
-        self.loss_normalization = check_choice("loss_normalization", loss_normalization, ("sentence", "token"))
-        self.init_range = None if init_range is None else check_number("init_range", init_range, 0.0, 1.0, open_low=True)
-        self.beam_size = check_count("beam_size", beam_size, most=MOST_FEATURES)
-        self.n_best = check_count("n_best", n_best, most=MOST_FEATURES)
+        self.label_smoothing, self.loss_normalization = label_smoothing, loss_normalization
+        self.init_range, self.beam_size, self.n_best = init_range, beam_size, n_best
         if n_best > beam_size:
             raise ConfigurationError(f"Expected `n_best` <= `beam_size`={beam_size} but got {n_best}. Increase `beam_size`.")
-        self.length_penalty = check_number("length_penalty", length_penalty, 0.0, 10.0)
-        self.max_output = check_count("max_output", max_output, most=MOST_FEATURES)
+        self.length_penalty, self.max_output = length_penalty, max_output
         self.replace_unknown = replace_unknown
         self.metrics = check_keys([Bleu(), ChrF()] if metrics is None else metrics)
-        self.validation_beam_size = check_count("validation_beam_size", validation_beam_size, 0, MOST_FEATURES)
+        self.validation_beam_size = validation_beam_size
         self.fenchel_young = (
             None
             if output_mapping is None

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from typing_extensions import override
 
-from lit_sparse.checks import MOST, MOST_FEATURES, MOST_INPUTS, check_choice, check_count, check_number
+from lit_sparse.checks import FEATURES, INPUTS, MOST, Number, ranges
 from lit_sparse.estimators import Estimator, Expectation, LatentBatch, RunningMean, Sampler, with_gradient_of
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, mean_metrics
@@ -21,6 +21,7 @@ from lit_sparse.random import seeded_uniform
 __all__ = ["SignalingGame"]
 
 
+@ranges(in_features=INPUTS, vocabulary=FEATURES, entropy_weight=Number(-MOST, MOST))
 class SignalingGame(LitSparseModule):
     """A sender maps an image to a symbol, and a receiver picks the image among candidates, given the symbol.
 
@@ -90,14 +91,11 @@ class SignalingGame(LitSparseModule):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.mapping = mapping
-        self.in_features = check_count("in_features", in_features, most=MOST_INPUTS)
-        self.vocabulary = check_count("vocabulary", vocabulary, most=MOST_FEATURES)
+        self.mapping, self.in_features, self.vocabulary = mapping, in_features, vocabulary
         self.estimator = estimator.bind(mapping).set_context_features(in_features)
         self.sender = Sender(in_features, vocabulary, bias=sender_bias) if sender is None else sender
         self.receiver = Receiver(in_features, vocabulary, init=receiver_init) if receiver is None else receiver
-        self.entropy_weight = check_number("entropy_weight", entropy_weight, -MOST, MOST)
-        self.loss = check_choice("loss", loss, ("nll", "success"))
+        self.entropy_weight, self.loss = entropy_weight, loss
         self.mean_error = RunningMean() if loss == "success" else None
 
     def forward(self, images: Tensor) -> Tensor:

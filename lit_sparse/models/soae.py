@@ -12,7 +12,7 @@ from torch.nn import functional as nnf
 from torchmetrics import Metric
 from typing_extensions import override
 
-from lit_sparse.checks import MOST_FEATURES, MOST_INPUTS, check_count, check_number, check_result
+from lit_sparse.checks import FEATURES, INPUTS, MOST_FEATURES, Count, Number, check_result, ranges
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.lightning.choice import OptimizerCallable, rank_zero_info
 from lit_sparse.mappings import SparseMapping
@@ -47,6 +47,13 @@ class _Evaluation:
     correlation: Tensor | None
 
 
+@ranges(
+    in_features=INPUTS,
+    width=FEATURES,
+    classes=Count(2, MOST_FEATURES),
+    supervision_epochs=Number(0.0, 1e6),
+    output_std=Number(0.0, 1e3),
+)
 class SupervisedOnlineAutoencoder(LitSparseModule):
     """A classifier with one hidden layer whose units also reconstruct the input.
 
@@ -114,19 +121,16 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
         **options: Any,
     ) -> None:
         super().__init__(optimizer=optimizer, **options)
-        self.supervision_epochs = check_number("supervision_epochs", supervision_epochs, 0.0, 1e6)
+        self.supervision_epochs = supervision_epochs
         if getattr(mapping, "dim", -1) not in (-1, 1):
             raise ConfigurationError(f"Expected `mapping` over the last dimension but got {mapping!r}. Set its dim to -1.")
-        self.mapping = mapping
-        self.in_features = check_count("in_features", in_features, most=MOST_INPUTS)
-        self.width = check_count("width", width, most=MOST_FEATURES)
-        self.classes = check_count("classes", classes, 2, MOST_FEATURES)
+        self.mapping, self.in_features, self.width, self.classes = mapping, in_features, width, classes
         if initial_bases is not None and not isinstance(initial_bases, InitialBases):
             raise ConfigurationError(
                 f"Expected `initial_bases` to be a lit_sparse.nn.InitialBases or None but got {initial_bases!r}. Build one."
             )
         self.initial_bases = SampleBases() if initial_bases is None else initial_bases
-        self.output_std = check_number("output_std", output_std, 0.0, 1e3)
+        self.output_std = output_std
         if sparse_gradient and not isinstance(mapping, SparseMapping):
             raise ConfigurationError(
                 f"Expected a sparse mapping with `sparse_gradient` but got {mapping!r}. Leave out `sparse_gradient`."

@@ -10,7 +10,7 @@ from torch.nn import functional as nnf
 from torchmetrics import Metric
 from typing_extensions import override
 
-from lit_sparse.checks import MOST_FEATURES, MOST_INPUTS, check_count, check_number, check_result
+from lit_sparse.checks import FEATURES, INPUTS, Count, Number, check_result, ranges
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.ground.distributed import reduce, world_size
 from lit_sparse.lightning.choice import OptimizerCallable
@@ -35,6 +35,7 @@ class HasPenalty(Protocol):
         """Return a scalar for scores (B, width)."""
 
 
+@ranges(in_features=INPUTS, width=FEATURES, dead_after=Count(), auxiliary_weight=Number(0.0, 1e3))
 class SparseAutoencoder(LitSparseModule):
     r"""Reconstructs activations of a network as sparse combinations of learnt directions.
 
@@ -103,11 +104,8 @@ class SparseAutoencoder(LitSparseModule):
         check_mapping(mapping)
         if getattr(mapping, "dim", -1) != -1:
             raise ConfigurationError(f"Expected `mapping` over the last dimension but got {mapping!r}. Set its dim to -1.")
-        self.mapping = mapping
-        self.in_features = check_count("in_features", in_features, most=MOST_INPUTS)
-        self.width = check_count("width", width, most=MOST_FEATURES)
-        self.dead_after = check_count("dead_after", dead_after)
-        self.auxiliary_weight = check_number("auxiliary_weight", auxiliary_weight, 0.0, 1e3)
+        self.mapping, self.in_features, self.width = mapping, in_features, width
+        self.dead_after, self.auxiliary_weight = dead_after, auxiliary_weight
         self.encoder = nn.Linear(in_features, width)
         self.decoder = nn.Parameter(nnf.normalize(torch.randn(width, in_features), dim=-1))
         self.bias = nn.Parameter(torch.zeros(in_features))

@@ -12,7 +12,7 @@ from torch.nn import functional as nnf
 from torchmetrics import Metric
 from typing_extensions import override
 
-from lit_sparse.checks import MOST_FEATURES, MOST_INPUTS, check_count, check_number, check_widths
+from lit_sparse.checks import FEATURES, INPUTS, MOST_FEATURES, WIDTHS, Count, Number, ranges
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.estimators import Estimator, LatentBatch
 from lit_sparse.ground.distributed import world_size
@@ -33,6 +33,15 @@ DRAWN = 16
 Rows: TypeAlias = tuple[Tensor, Tensor, Tensor]
 
 
+@ranges(
+    in_features=INPUTS,
+    classes=FEATURES,
+    style_features=Count(0, MOST_FEATURES),
+    classifier_hidden=WIDTHS,
+    inference_hidden=WIDTHS,
+    generator_hidden=WIDTHS,
+    unlabelled_weight=Number(0.0, math.inf, open_high=True),
+)
 class SemiSupervisedVAE(LitSparseModule):
     """A generative model of images with few labels; the class of the other images is summed out or sampled.
 
@@ -96,17 +105,14 @@ class SemiSupervisedVAE(LitSparseModule):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.mapping = mapping
-        self.in_features = check_count("in_features", in_features, most=MOST_INPUTS)
-        self.classes = check_count("classes", classes, most=MOST_FEATURES)
-        self.style_features = check_count("style_features", style_features, 0, MOST_FEATURES)
+        self.mapping, self.in_features, self.classes = mapping, in_features, classes
+        self.style_features = style_features
         self.estimator = estimator.bind(mapping).set_context_features(in_features)
-        self.unlabelled_weight = check_number("unlabelled_weight", unlabelled_weight, 0.0, math.inf, open_high=True)
-        self.sample_seed = sample_seed
-        self.classifier = MLP([in_features, *check_widths("classifier_hidden", classifier_hidden), classes])
+        self.unlabelled_weight, self.sample_seed = unlabelled_weight, sample_seed
+        self.classifier = MLP([in_features, *classifier_hidden, classes])
         seen, known = in_features + classes, style_features + classes
-        self.inference = MLP([seen, *check_widths("inference_hidden", inference_hidden), 2 * style_features])
-        self.generator = MLP([known, *check_widths("generator_hidden", generator_hidden), in_features])
+        self.inference = MLP([seen, *inference_hidden, 2 * style_features])
+        self.generator = MLP([known, *generator_hidden, in_features])
         self.classification_loss = FenchelYoungLoss(mapping, reduction="none")
 
     def forward(self, pixels: Tensor) -> Tensor:

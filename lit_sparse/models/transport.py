@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_sparse.checks import MOST_FEATURES, check_choice, check_count, check_number, check_positive, check_result
+from lit_sparse.checks import FEATURES, POSITIVE, Number, check_result, ranges
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.ground.distributed import gather_unequal
 from lit_sparse.lightning.choice import AGREED, LRSchedulerCallable, OptimizerCallable
@@ -31,6 +31,7 @@ __all__ = ["EntropicTransport"]
 OBJECTIVES = ("safe", "dual")
 
 
+@ranges(dim=FEATURES, eps=POSITIVE, rho=Number(0.0, 1.0, open_low=True))
 class EntropicTransport(LitSparseModule):
     """Transport plan from a source to a target measure, with minimal squared distance plus eps times a divergence.
 
@@ -96,10 +97,8 @@ class EntropicTransport(LitSparseModule):
         super().__init__(optimizer=optimizer, lr_scheduler=lr_scheduler, initial_weights=initial_weights)
         if potentials is not None and not isinstance(potentials, Potentials):
             raise ConfigurationError(f"Expected argument `potentials` to be Potentials but got {potentials!r}. Build them.")
-        self.dim = check_count("dim", dim, most=MOST_FEATURES)
-        self.eps = check_positive("eps", eps)
-        self.rho = check_number("rho", rho, 0.0, 1.0, open_low=True)
-        self.form: TransportObjective = check_choice("objective", objective, OBJECTIVES)
+        self.dim, self.eps, self.rho = dim, eps, rho
+        self.form: TransportObjective = objective
         self.potentials = (MLPPotentials() if potentials is None else potentials).build(dim)
         if isinstance(self.potentials, KernelPotentials) and lr_scheduler is not None:
             raise ConfigurationError(

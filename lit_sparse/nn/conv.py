@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from lit_sparse.checks import MOST_FEATURES, check_count, check_widths
+from lit_sparse.checks import FEATURES, WIDTHS, ranges
 from lit_sparse.errors import ConfigurationError
 
 __all__ = ["ConvNet"]
 
 
+@ranges(height=FEATURES, width=FEATURES, outputs=FEATURES, channels=WIDTHS, hidden=FEATURES, colors=FEATURES)
 class ConvNet(nn.Module):
     """Convolutions of 3 x 3 with ReLU and max-pooling of 2 x 2, then a hidden layer and scores.
 
@@ -42,12 +43,8 @@ class ConvNet(nn.Module):
         colors: int = 1,
     ) -> None:
         super().__init__()
-        self.height = check_count("height", height, most=MOST_FEATURES)
-        self.width = check_count("width", width, most=MOST_FEATURES)
-        self.outputs = check_count("outputs", outputs, most=MOST_FEATURES)
-        self.channels = check_widths("channels", channels)
-        self.hidden = check_count("hidden", hidden, most=MOST_FEATURES)
-        self.colors = check_count("colors", colors, most=MOST_FEATURES)
+        self.height, self.width, self.outputs, self.channels = height, width, outputs, channels
+        self.hidden, self.colors = hidden, colors
         layers: list[nn.Module] = []
         for before, after in zip((self.colors, *self.channels), self.channels, strict=False):
             layers += [nn.Conv2d(before, after, 3), nn.ReLU(), nn.MaxPool2d(2)]

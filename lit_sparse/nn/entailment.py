@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from lit_sparse.checks import MOST_FEATURES, check_count, check_number
+from lit_sparse.checks import FEATURES, Number, ranges
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.mappings.base import check_mapping, warn_off_simplex
 from lit_sparse.nn.encoder_decoder.base import length_mask
@@ -14,6 +14,13 @@ from lit_sparse.nn.encoder_decoder.padded_rows import run_recurrent
 __all__ = ["EntailmentNetwork"]
 
 
+@ranges(
+    features=FEATURES,
+    width=FEATURES,
+    classes=FEATURES,
+    dropout=Number(0.0, 1.0, open_high=True),
+    gate_bias=Number(-100.0, 100.0),
+)
 class EntailmentNetwork(nn.Module):
     r"""Class scores from the word vectors of a premise and a hypothesis, by attention with any mapping.
 
@@ -66,12 +73,8 @@ class EntailmentNetwork(nn.Module):
         super().__init__()
         check_mapping(mapping)
         warn_off_simplex(mapping)
-        self.mapping = mapping
-        self.features = check_count("features", features, most=MOST_FEATURES)
-        self.width = check_count("width", width, most=MOST_FEATURES)
-        self.classes = check_count("classes", classes, most=MOST_FEATURES)
-        self.dropout = check_number("dropout", dropout, 0.0, 1.0, open_high=True)
-        self.gate_bias = check_number("gate_bias", gate_bias, -100.0, 100.0)
+        self.mapping, self.features, self.width, self.classes = mapping, features, width, classes
+        self.dropout, self.gate_bias = dropout, gate_bias
         self.project = nn.Linear(features, width)
         self.premise = nn.GRU(width, width, batch_first=True)
         self.hypothesis = nn.GRU(width, width, batch_first=True)

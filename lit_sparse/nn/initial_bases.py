@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lit_sparse.checks import check_count, check_number, check_positive
+from lit_sparse.checks import POSITIVE, Count, Number, ranges
 from lit_sparse.errors import DataError
 from lit_sparse.mappings.functional import hoyer_projection
 
@@ -33,6 +33,7 @@ class InitialBases(nn.Module, ABC):
         """
 
 
+@ranges(std=POSITIVE)
 class NoiseBases(InitialBases):
     """Small Gaussian noise.
 
@@ -42,13 +43,14 @@ class NoiseBases(InitialBases):
 
     def __init__(self, std: float = 0.01) -> None:
         super().__init__()
-        self.std = check_positive("std", std)
+        self.std = std
 
     @override
     def forward(self, examples: Tensor, width: int, generator: torch.Generator) -> Tensor:
         return self.std * torch.randn(width, examples.shape[1], generator=generator, dtype=examples.dtype)
 
 
+@ranges(norm=POSITIVE)
 class SampleBases(InitialBases):
     """Random training examples, scaled to a norm; those without any feature are left out.
 
@@ -58,7 +60,7 @@ class SampleBases(InitialBases):
 
     def __init__(self, norm: float = 1.0) -> None:
         super().__init__()
-        self.norm = check_positive("norm", norm)
+        self.norm = norm
 
     @override
     def examples(self, width: int) -> int:
@@ -77,6 +79,7 @@ class SampleBases(InitialBases):
         return bases
 
 
+@ranges(activity=Number(0.0, 1.0), connectivity=Number(0.0, 1.0), closeness=Number(0.0, 1e6), size=Count(2), rounds=Count())
 class SparseCodingBases(InitialBases):
     """Bases of a sparse code of training examples, in which each unit is active for few examples.
 
@@ -104,11 +107,8 @@ class SparseCodingBases(InitialBases):
         rounds: int = 30,
     ) -> None:
         super().__init__()
-        self.activity = check_number("activity", activity, 0.0, 1.0)
-        self.connectivity = check_number("connectivity", connectivity, 0.0, 1.0)
-        self.closeness = check_number("closeness", closeness, 0.0, 1e6)
-        self.size = check_count("size", size, 2)
-        self.rounds = check_count("rounds", rounds)
+        self.activity, self.connectivity, self.closeness = activity, connectivity, closeness
+        self.size, self.rounds = size, rounds
 
     @override
     def examples(self, width: int) -> int:

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from lit_sparse.checks import MOST_INPUTS, check_choice, check_count, check_positive
+from lit_sparse.checks import INPUTS, POSITIVE, ranges
 
 __all__ = ["Receiver", "Sender"]
 
@@ -15,6 +15,7 @@ __all__ = ["Receiver", "Sender"]
 CACHED = 1 << 19
 
 
+@ranges(features=INPUTS, vocabulary=INPUTS, embedding=INPUTS, filters=INPUTS, scale=POSITIVE)
 class Sender(nn.Module):
     """Scores the symbols of a vocabulary for an image: linear, two 1 x 1 convolutions with sigmoids, linear.
 
@@ -46,15 +47,12 @@ class Sender(nn.Module):
         bias: bool = True,
     ) -> None:
         super().__init__()
-        sizes = {"features": features, "vocabulary": vocabulary, "embedding": embedding, "filters": filters}
-        self.features, self.vocabulary, self.embedding, self.filters = (
-            check_count(name, size, most=MOST_INPUTS) for name, size in sizes.items()
-        )
+        self.features, self.vocabulary, self.embedding, self.filters = features, vocabulary, embedding, filters
         self.embed = nn.Linear(features, embedding, bias=False)
         self.widen = nn.Linear(1, filters, bias)  # a 1 x 1 convolution over the embedded features, as is the next
         self.narrow = nn.Linear(filters, 1, bias)
         self.score = nn.Linear(embedding, vocabulary, bias)
-        self.scale, self.bias = check_positive("scale", scale), bias
+        self.scale, self.bias = scale, bias
 
     def forward(self, image: Tensor) -> Tensor:
         """Return scores (B, V) of the symbols for images (B, F)."""
@@ -66,6 +64,7 @@ class Sender(nn.Module):
         return scores / self.scale
 
 
+@ranges(features=INPUTS, vocabulary=INPUTS, embedding=INPUTS)
 class Receiver(nn.Module):
     """Scores candidate images for a symbol: the inner products of the symbol's and the images' embeddings.
 
@@ -93,11 +92,7 @@ class Receiver(nn.Module):
         self, features: int, vocabulary: int = 256, embedding: int = 256, init: Literal["normal", "linear"] = "normal"
     ) -> None:
         super().__init__()
-        self.init = check_choice("init", init, ("normal", "linear"))
-        sizes = {"features": features, "vocabulary": vocabulary, "embedding": embedding}
-        self.features, self.vocabulary, self.embedding = (
-            check_count(name, size, most=MOST_INPUTS) for name, size in sizes.items()
-        )
+        self.features, self.vocabulary, self.embedding, self.init = features, vocabulary, embedding, init
         self.see = nn.Linear(features, embedding, bias=False)
         self.hear = nn.Linear(vocabulary, embedding, bias=False)  # an embedding, of one-hot messages and of relaxed ones
         if init == "normal":

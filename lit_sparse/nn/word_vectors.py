@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_sparse.checks import MOST_FEATURES, MOST_INPUTS, check_count
+from lit_sparse.checks import FEATURES, INPUTS, check_count, ranges
 from lit_sparse.errors import ConfigurationError
 
 __all__ = ["WordVectors"]
 
 
+@ranges(words=INPUTS, features=FEATURES)
 class WordVectors(nn.Embedding):
     """Embedding that is trained unless :meth:`fix` sets its vectors permanently.
 
@@ -39,8 +40,6 @@ class WordVectors(nn.Embedding):
     fixed: Tensor
 
     def __init__(self, words: int, features: int, padding: int) -> None:
-        check_count("words", words, most=MOST_INPUTS)
-        check_count("features", features, most=MOST_FEATURES)
         self.padding = check_count("padding", padding, 0, words - 1)
         super().__init__(words, features, padding_idx=padding)
         self.register_buffer("fixed", torch.tensor(False))

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lit_sparse.checks import check_choice, check_count, check_flag, check_positive
+from lit_sparse.checks import POSITIVE, Count, check_count, check_flag, ranges
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.ground.arguments import check_types
 from lit_sparse.ground.torch_internals import on_batches
@@ -119,7 +119,7 @@ class _DecisionLoss(nn.Module, ABC):
             raise ConfigurationError(f"Expected minimize={_minimizes(problem)}, as the model has it, but got {minimize!r}.")
         default = own or _minimizes(problem)
         self.minimize = default if minimize is None else check_flag("minimize", minimize)
-        self.reduction = check_choice("reduction", reduction, ("mean", "sum", "none"))
+        self.reduction = reduction
 
     def scores(self, costs: Tensor) -> Tensor:
         """Return the scores (B, d), to be maximized, for costs (B, d)."""
@@ -186,6 +186,7 @@ class SparseMAPLoss(_DecisionLoss):
         return self.reduced(self.mapping.loss(scores, self.solutions(true_sol, scores)))
 
 
+@ranges(samples=Count(), sigma=POSITIVE)
 class PerturbedFenchelYoungLoss(_DecisionLoss):
     """The Fenchel-Young loss of the best structure for perturbed costs, in expectation over normal noise, by sampling.
 
@@ -215,8 +216,7 @@ class PerturbedFenchelYoungLoss(_DecisionLoss):
         reduction: Literal["mean", "sum", "none"] = "mean",
     ) -> None:
         super().__init__(problem, minimize=minimize, reduction=reduction)
-        self.samples = check_count("samples", samples)
-        self.sigma = check_positive("sigma", sigma)
+        self.samples, self.sigma = samples, sigma
 
     def forward(self, pred_cost: Tensor, true_sol: Tensor) -> Tensor:
         """Return the loss of costs (B, d) for solutions (B, d) of zeros and ones; a scalar, or (B,) without reduction."""

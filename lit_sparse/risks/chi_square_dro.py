@@ -6,13 +6,14 @@ import torch
 from torch import Tensor
 from typing_extensions import Self, override
 
-from lit_sparse.checks import check_positive
+from lit_sparse.checks import POSITIVE, ranges
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.risks.base import Risk
 
 __all__ = ["ChiSquareDRO"]
 
 
+@ranges(radius=POSITIVE, lam=POSITIVE)
 class ChiSquareDRO(Risk):
     r"""Largest mean loss of a batch under any reweighting q, within a chi-square ball, or minus a cost of the divergence.
 
@@ -51,8 +52,7 @@ class ChiSquareDRO(Risk):
             raise ConfigurationError(
                 f"Expected either argument `radius` or argument `lam` but got radius={radius} and lam={lam}. Give one of them."
             )
-        self.radius = None if radius is None else check_positive("radius", radius)
-        self.lam = None if lam is None else check_positive("lam", lam)
+        self.radius, self.lam = radius, lam
 
     @classmethod
     def examples(cls) -> list[Self]:

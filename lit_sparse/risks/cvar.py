@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 from typing_extensions import Self, override
 
-from lit_sparse.checks import check_number
+from lit_sparse.checks import Number, ranges
 from lit_sparse.risks.base import Risk
 
 __all__ = ["CVaR"]
 
 
+@ranges(level=Number(0.0, 1.0, open_low=True))
 class CVaR(Risk):
     r"""Mean of the largest losses of a batch: those that hold the fraction ``level`` of the weight.
 
@@ -37,7 +38,7 @@ class CVaR(Risk):
 
     def __init__(self, level: float) -> None:
         super().__init__()
-        self.level = check_number("level", level, 0.0, 1.0, open_low=True)
+        self.level = level
 
     @classmethod
     def examples(cls) -> list[Self]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self, override
 
-from lit_sparse.checks import MOST_FEATURES, check_count, check_number, check_positive
+from lit_sparse.checks import FEATURES, POSITIVE, Number, check_count, ranges
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.torch_internals import can_read_values
 from lit_sparse.risks.base import Risk
@@ -14,6 +14,7 @@ from lit_sparse.risks.base import Risk
 __all__ = ["GroupDRO"]
 
 
+@ranges(num_groups=FEATURES, step_size=POSITIVE, adjustment=Number(0.0, 1e12))
 class GroupDRO(Risk):
     r"""Mean loss of the worst group, by a weight q of each group that grows with the losses of the group.
 
@@ -62,9 +63,7 @@ class GroupDRO(Risk):
         group_key: str = "group",
     ) -> None:
         super().__init__()
-        self.num_groups = check_count("num_groups", num_groups, most=MOST_FEATURES)
-        self.step_size = check_positive("step_size", step_size)
-        self.adjustment = check_number("adjustment", adjustment, 0.0, 1e12)
+        self.num_groups, self.step_size, self.adjustment = num_groups, step_size, adjustment
         if adjustment and group_sizes is None:
             raise ConfigurationError(
                 "Expected argument `group_sizes` with an `adjustment` but got none. Give a size per group."

@@ -7,10 +7,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lit_sparse.checks import check_count, check_number, check_positive
+from lit_sparse.checks import POSITIVE, Count, Number
 from lit_sparse.errors import ConfigurationError
 
-__all__ = ["InputAdversary"]
+__all__ = ["INNER", "InputAdversary"]
+
+
+#: Ranges of a risk's arguments for its adversary.
+INNER = {"inner_steps": Count(0), "inner_lr": POSITIVE, "inner_momentum": Number(0.0, 1.0, open_high=True)}
 
 
 class InputAdversary:
@@ -23,9 +27,6 @@ class InputAdversary:
         steps: number of steps; 0 leaves the inputs unchanged.
         lr: step size; None for ``0.1 / transport_cost``.
         momentum: momentum, in [0, 1).
-
-    Raises:
-        ConfigurationError: for an argument outside its range; the message calls ``steps`` ``inner_steps``, and so on.
 
     Source: Improved Stochastic Optimization of LogSumExp, section 3.3.
 
@@ -40,10 +41,8 @@ class InputAdversary:
     """
 
     def __init__(self, transport_cost: float, steps: int = 5, lr: float | None = None, momentum: float = 0.4) -> None:
-        self.transport_cost = check_positive("transport_cost", transport_cost)
-        self.steps = check_count("inner_steps", steps, 0)
-        self.lr = 0.1 / self.transport_cost if lr is None else check_positive("inner_lr", lr)
-        self.momentum = check_number("inner_momentum", momentum, 0.0, 1.0, open_high=True)
+        self.transport_cost, self.steps, self.momentum = transport_cost, steps, momentum
+        self.lr = 0.1 / transport_cost if lr is None else lr
 
     def __call__(self, loss_fn: Callable[[Tensor], Tensor], inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return the perturbed inputs and their transport cost (B,), ``kappa |u - x|^2``, both without a gradient.

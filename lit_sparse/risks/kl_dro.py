@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 from typing_extensions import Self, override
 
-from lit_sparse.checks import check_positive
+from lit_sparse.checks import POSITIVE, ranges
 from lit_sparse.risks.base import Risk
 
 __all__ = ["KLDRO"]
 
 
+@ranges(lam=POSITIVE)
 class KLDRO(Risk):
     r"""Largest mean loss of a batch under any reweighting, minus ``lam`` times its Kullback-Leibler divergence.
 
@@ -39,7 +40,7 @@ class KLDRO(Risk):
 
     def __init__(self, lam: float) -> None:
         super().__init__()
-        self.lam = check_positive("lam", lam)
+        self.lam = lam
 
     @classmethod
     def examples(cls) -> list[Self]:

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 from typing_extensions import Self, override
 
-from lit_sparse.checks import MOST_EXAMPLES, check_count
+from lit_sparse.checks import EXAMPLES, ranges
 from lit_sparse.risks.cvar import CVaR
 
 __all__ = ["MultilevelCVaR"]
 
 
+@ranges(smallest=EXAMPLES)
 class MultilevelCVaR(CVaR):
     r"""CVaR of a batch, estimated from a few of its examples by a telescoping sum over batches of doubled sizes.
 
@@ -51,7 +52,7 @@ class MultilevelCVaR(CVaR):
 
     def __init__(self, level: float, smallest: int = 16) -> None:
         super().__init__(level)
-        self.smallest = check_count("smallest", smallest, most=MOST_EXAMPLES)
+        self.smallest = smallest
         #: Number of rows that :meth:`draw_rows` chose for the next losses.
         self._drawn: int | None = None
 

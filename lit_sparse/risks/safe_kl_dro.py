@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self, override
 
-from lit_sparse.checks import check_choice, check_number, check_positive
+from lit_sparse.checks import POSITIVE, Number, ranges
 from lit_sparse.ground.torch_internals import can_read_values, outside_graphs
 from lit_sparse.risks.base import Risk, gathered_losses
 from lit_sparse.risks.logsumexp import check_rho, mass_tolerance, safe_threshold_of, softplus
@@ -30,6 +30,7 @@ def link_value(s: Tensor, rho: float, link: str) -> Tensor:
     return low.exp() + (s - low) / rho
 
 
+@ranges(dual_lr=Number(0.0, math.inf, open_high=True), initial_dual=Number(-math.inf, math.inf, open_low=True, open_high=True))
 class DualRisk(Risk):
     """Base of risks that also minimize over a dual variable a, a number near the larger losses.
 
@@ -49,10 +50,7 @@ class DualRisk(Risk):
 
     def __init__(self, *, dual_lr: float | None, initial_dual: float | None) -> None:
         super().__init__()
-        self.dual_lr = None if dual_lr is None else check_number("dual_lr", dual_lr, 0.0, math.inf, open_high=True)
-        if initial_dual is not None:
-            check_number("initial_dual", initial_dual, -math.inf, math.inf, open_low=True, open_high=True)
-        self.initial_dual = initial_dual
+        self.dual_lr, self.initial_dual = dual_lr, initial_dual
         #: a; NaN until it is initialized.
         self.dual = nn.Parameter(torch.tensor(math.nan if initial_dual is None else float(initial_dual)))
         #: Whether a is initialized, cached so that later steps need no device synchronization.
@@ -118,6 +116,7 @@ class DualRisk(Risk):
         return {"dual": float(self.dual.detach())}
 
 
+@ranges(lam=POSITIVE)
 class SafeKLDRO(DualRisk):
     r"""Robust risk with the safe Kullback-Leibler divergence, at a learnt dual variable a.
 
@@ -160,9 +159,9 @@ class SafeKLDRO(DualRisk):
         initial_dual: float | None = None,
     ) -> None:
         super().__init__(dual_lr=dual_lr, initial_dual=initial_dual)
-        self.lam = check_positive("lam", lam)
+        self.lam = lam
         self.rho = check_rho(rho, open_high=True)
-        self.link = check_choice("link", link, LINKS)
+        self.link = link
 
     @classmethod
     def examples(cls) -> list[Self]:

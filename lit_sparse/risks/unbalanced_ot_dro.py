@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self, override
 
-from lit_sparse.checks import check_positive
+from lit_sparse.checks import POSITIVE, ranges
 from lit_sparse.ground.distributed import reduce
 from lit_sparse.ground.torch_internals import can_read_values
 from lit_sparse.risks.base import Risk
-from lit_sparse.risks.input_adversary import InputAdversary
+from lit_sparse.risks.input_adversary import INNER, InputAdversary
 from lit_sparse.risks.logsumexp import check_rho
 from lit_sparse.risks.mean import mean_of
 from lit_sparse.risks.safe_kl_dro import DualRisk, link_value, mean_threshold
@@ -20,6 +20,7 @@ from lit_sparse.risks.safe_kl_dro import DualRisk, link_value, mean_threshold
 __all__ = ["ExponentialOTDRO", "UnbalancedOTDRO"]
 
 
+@ranges(transport_cost=POSITIVE, beta=POSITIVE, **INNER)
 class UnbalancedOTDRO(DualRisk):
     r"""Robust risk against perturbed inputs and outliers, at a learnt dual variable a.
 
@@ -68,8 +69,7 @@ class UnbalancedOTDRO(DualRisk):
         initial_dual: float | None = None,
     ) -> None:
         super().__init__(dual_lr=dual_lr, initial_dual=initial_dual)
-        self.transport_cost = check_positive("transport_cost", transport_cost)
-        self.beta = check_positive("beta", beta)
+        self.transport_cost, self.beta = transport_cost, beta
         self.inner_steps, self.inner_lr, self.inner_momentum = inner_steps, inner_lr, inner_momentum
         self.adversary = InputAdversary(transport_cost, inner_steps, inner_lr, inner_momentum)
         self.rho = check_rho(rho, open_high=True)
@@ -95,6 +95,7 @@ class UnbalancedOTDRO(DualRisk):
         return dual + self.temperature * mean_of(links, weights)
 
 
+@ranges(transport_cost=POSITIVE, beta=POSITIVE, **INNER)
 class ExponentialOTDRO(Risk):
     r"""The published objective for the same problem, which can overflow.
 
@@ -134,8 +135,7 @@ class ExponentialOTDRO(Risk):
         inner_momentum: float = 0.4,
     ) -> None:
         super().__init__()
-        self.transport_cost = check_positive("transport_cost", transport_cost)
-        self.beta = check_positive("beta", beta)
+        self.transport_cost, self.beta = transport_cost, beta
         self.inner_steps, self.inner_lr, self.inner_momentum = inner_steps, inner_lr, inner_momentum
         self.adversary = InputAdversary(transport_cost, inner_steps, inner_lr, inner_momentum)
         #: Number of training batches whose exponentials had no finite mean; a parameter, because buffers are broadcast.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self, override
 
-from lit_sparse.checks import check_count, check_flag
+from lit_sparse.checks import FLAG, Count, ranges
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.ground.torch_internals import on_values
 from lit_sparse.structures.base import Structure, best_by_search
@@ -31,6 +31,7 @@ MOST_PROCESSES, MOST_KNOWN = 1000, 1_000_000
 _task: tuple[Callable[..., Any], bool]  # of a worker process
 
 
+@ranges(size=Count(), batched=FLAG, processes=Count(0, MOST_PROCESSES), cache=Count(0, MOST_KNOWN))
 class FromSolver(Structure):
     """The solutions of a combinatorial problem that a function solves.
 
@@ -74,10 +75,8 @@ class FromSolver(Structure):
     ) -> None:
         if not callable(solve):
             raise ConfigurationError(f"Expected argument `solve` to be a function of scores but got {solve!r}.")
-        self.solve, self._size = solve, check_count("size", size)
-        self.batched = check_flag("batched", batched)
-        self.processes = check_count("processes", processes, 0, MOST_PROCESSES)
-        self.cache = check_count("cache", cache, 0, MOST_KNOWN)
+        self.solve, self._size = solve, size
+        self.batched, self.processes, self.cache = batched, processes, cache
         self._known: dict[bytes, None] = {}  # the last solutions, the oldest first
         self._executor: ProcessPoolExecutor | None = None
         if self.processes:

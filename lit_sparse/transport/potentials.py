@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self, override
 
-from lit_sparse.checks import MOST_EXAMPLES, MOST_FEATURES, check_choice, check_count, check_positive, check_widths
+from lit_sparse.checks import EXAMPLES, MOST_FEATURES, POSITIVE, WIDTHS, check_choice, check_count, check_positive, ranges
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.transport.dual import TransportObjective
 from lit_sparse.transport.kernel_sgd import gaussian_sum, run_kernel_sgd
@@ -70,6 +70,7 @@ class Potentials(nn.Module, ABC):
         """Return v (B,) of target points (B, d)."""
 
 
+@ranges(hidden=WIDTHS)
 class MLPPotentials(Potentials):
     """Two networks, trained by gradients.
 
@@ -84,7 +85,7 @@ class MLPPotentials(Potentials):
 
     def __init__(self, hidden: Sequence[int] = (64, 64)) -> None:
         super().__init__()
-        self.hidden = check_widths("hidden", hidden)
+        self.hidden = hidden
 
     @override
     def create(self, dim: int) -> None:
@@ -104,6 +105,7 @@ class MLPPotentials(Potentials):
         return v.squeeze(-1)
 
 
+@ranges(width=POSITIVE, step_size=POSITIVE, capacity=EXAMPLES)
 class KernelPotentials(Potentials):
     """Sums of Gaussian kernels at all points seen, ``u = sum_j b_j k(., x_j)`` and ``v = sum_j b_j k(., y_j)``.
 
@@ -136,9 +138,7 @@ class KernelPotentials(Potentials):
 
     def __init__(self, width: float = 0.7, step_size: float = 0.3, capacity: int = 10_000) -> None:
         super().__init__()
-        self.width = check_positive("width", width)
-        self.step_size = check_positive("step_size", step_size)
-        self.capacity = check_count("capacity", capacity, most=MOST_EXAMPLES)
+        self.width, self.step_size, self.capacity = width, step_size, capacity
 
     @override
     def create(self, dim: int) -> None:

@@ -82,3 +82,13 @@ def test_the_help_of_a_class_has_its_own_options(capsys: pytest.CaptureFixture[s
     assert "--model.receiver" in text
     assert "examples:" not in text
     assert not set(GROUPS) & set(re.findall(r"^([a-z][\w ]+):$", text, re.MULTILINE))
+
+
+def test_the_help_of_a_class_has_ranges(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["fit", "-c", "ssvae/digits", "--model.mapping.help", "TopKEntmax"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "(required, type: int, range: >= 1)" in text
+    assert "(type: float, default: 1.5, range: (1, 100])" in text
+    assert "(type: float, default: 1.0, range: > 0)" in text
+    assert "(type: int, default: -1)" in text

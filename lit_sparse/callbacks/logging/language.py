@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, get_args, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from typing_extensions import override
 from lit_sparse.callbacks.base import Stage, artifacts_of
 from lit_sparse.callbacks.pictures.base import Picture
 from lit_sparse.callbacks.pictures.drawings import LINE
-from lit_sparse.checks import check_choice, check_count
+from lit_sparse.checks import Count, ranges
 from lit_sparse.ground.state_checks import ListOf, OneOf
 from lit_sparse.lightning.choice import AGREED, pl
 from lit_sparse.metrics import MessageCounts, MessageStructure
@@ -32,6 +32,7 @@ class SendsMessages(Protocol):
     vocabulary: int
 
 
+@ranges(examples=Count())
 class LanguageLogger(Picture):
     """Log and draw, for each validation and test, which messages are sent for what.
 
@@ -70,8 +71,7 @@ class LanguageLogger(Picture):
 
     def __init__(self, examples: int = 1000, folder: str | None = None, input_distance: InputDistance = "cosine") -> None:
         super().__init__(folder)
-        self.examples = check_count("examples", examples)
-        self.input_distance = check_choice("input_distance", input_distance, get_args(InputDistance))
+        self.examples, self.input_distance = examples, input_distance
         self._counts: MessageCounts | None = None
         self._structure: MessageStructure | None = None
         self._drawn: Tensor | None = None

@@ -63,7 +63,7 @@ class AttentionPlot(Picture):
     ) -> None:
         super().__init__(folder)
         self.examples = _check_examples(examples)
-        self.groups: Groups | None = None if groups is None else check_choice("groups", groups, ("none", "neighbours", "tied"))
+        self.groups: Groups | None = groups
         if not isinstance(formats, list | tuple) or not formats:
             raise ConfigurationError(f"Expected argument `formats` to be one or several of {FORMATS} but got {formats!r}.")
         self.formats = tuple(check_choice("formats", ending, FORMATS) for ending in formats)

@@ -11,7 +11,7 @@ from torch import Tensor
 from lit_sparse.callbacks.base import Stage, artifacts_of
 from lit_sparse.callbacks.pictures.base import Picture
 from lit_sparse.callbacks.pictures.drawings import LINE
-from lit_sparse.checks import check_count, check_widths
+from lit_sparse.checks import Count, check_widths, ranges
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.distributed import gather_objects
 from lit_sparse.ground.state_checks import Kind, OneOf
@@ -30,6 +30,7 @@ MOST_SHOWN = 50
 WIDTH = 6
 
 
+@ranges(count=Count())
 class BasesPlot(Picture):
     """Draw the bases of a model as images at the end of training: blue is negative, red positive, white zero.
 
@@ -54,7 +55,7 @@ class BasesPlot(Picture):
 
     def __init__(self, count: int = 100, shape: tuple[int, int] | None = None, folder: str | None = None) -> None:
         super().__init__(folder)
-        self.count = check_count("count", count)
+        self.count = count
         if shape is not None and len(check_widths("shape", shape)) != 2:
             raise ConfigurationError(f"Expected argument `shape` to be a height and a width but got {shape!r}.")
         self.shape = shape
@@ -121,6 +122,7 @@ class ActivityHistogram(Picture):
         return None if self._kept is None or not bool(self._kept.any()) else {"counts": self._kept}
 
 
+@ranges(units=Count(most=MOST_SHOWN), tokens=Count(most=MOST_SHOWN))
 class TopTokensPlot(Picture):
     """List the tokens for which units of a sparse auto-encoder are most active, of the last validation or test.
 
@@ -149,8 +151,7 @@ class TopTokensPlot(Picture):
 
     def __init__(self, units: int = 8, tokens: int = 5, folder: str | None = None) -> None:
         super().__init__(folder)
-        self.units = check_count("units", units, most=MOST_SHOWN)
-        self.tokens = check_count("tokens", tokens, most=MOST_SHOWN)
+        self.units, self.tokens = units, tokens
         #: Values and indices (2, units, tokens) of the most active tokens so far.
         self._top: Tensor | None = None
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_sparse.callbacks.weights.named_weights import find_weights
-from lit_sparse.checks import check_count, check_number
+from lit_sparse.checks import Count, Number, ranges
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.ground.distributed import is_first, reduce
 from lit_sparse.ground.state_checks import OneOf
@@ -24,6 +24,12 @@ class _Classifier(Protocol):
     def class_scores(self, batch: dict[str, Any]) -> Tensor: ...
 
 
+@ranges(
+    every=Count(),
+    keep=Number(0.0, 1.0, open_low=True, open_high=True),
+    target=Number(0.0, 1.0, open_low=True, open_high=True),
+    sample_every=Count(),
+)
 class OptimalBrainDamage(pl.Callback):
     """Set the least important connections of a linear layer to zero permanently, at regular intervals of epochs.
 
@@ -60,11 +66,8 @@ class OptimalBrainDamage(pl.Callback):
 
     def __init__(self, module: str, every: int = 10, keep: float = 0.5, target: float = 0.125, sample_every: int = 10) -> None:
         super().__init__()
-        self.module = module
-        self.every = check_count("every", every)
-        self.keep = check_number("keep", keep, 0.0, 1.0, open_low=True, open_high=True)
-        self.target = check_number("target", target, 0.0, 1.0, open_low=True, open_high=True)
-        self.sample_every = check_count("sample_every", sample_every)
+        self.module, self.every, self.keep, self.target = module, every, keep, target
+        self.sample_every = sample_every
         self._mask: Tensor | None = None
         self._squares: Tensor | None = None
         self._every_n_train_steps = 1  # as in Lightning's ModelCheckpoint: removed connections stay zero after each step

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lit_sparse.callbacks.weights.named_weights import find_weights
-from lit_sparse.checks import check_choice, check_count, check_integer, check_number, check_positive
+from lit_sparse.checks import POSITIVE, Count, Number, check_integer, ranges
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.state_checks import COUNT, OneOf
 from lit_sparse.lightning.choice import pl, rank_zero_warn
@@ -18,6 +18,7 @@ from lit_sparse.mappings.functional import hoyer_projection
 __all__ = ["SparseConnectivity"]
 
 
+@ranges(sparseness=Number(0.0, 1.0), norm=POSITIVE, every=Count())
 class SparseConnectivity(pl.Callback):
     """Project weights of any model to a Hoyer sparseness, before training and then every few epochs or steps.
 
@@ -66,14 +67,11 @@ class SparseConnectivity(pl.Callback):
             raise ConfigurationError(
                 f"Expected argument `module` to be a path in the model or a list of paths but got {module!r}."
             )
-        self.sparseness = check_number("sparseness", sparseness, 0.0, 1.0)
-        self.dim = dim
+        self.sparseness, self.dim = sparseness, dim
         self.dims = tuple(check_integer("dim", one) for one in ([dim] if isinstance(dim, int) else dim))
         if not self.dims:
             raise ConfigurationError("Expected argument `dim` to be a dimension or a list of them but got [].")
-        self.norm = None if norm is None else check_positive("norm", norm)
-        self.every = check_count("every", every)
-        self.interval = check_choice("interval", interval, ("epoch", "step"))
+        self.norm, self.every, self.interval = norm, every, interval
         self._every_n_train_steps = self.every if interval == "step" else 0  # as in Lightning's ModelCheckpoint
         #: Optimizer step of the last projection; None before the first.
         self._projected: int | None = None

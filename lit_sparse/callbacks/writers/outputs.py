@@ -12,7 +12,6 @@ from typing import Any, Literal, TypeVar
 from typing_extensions import override
 
 from lit_sparse.callbacks.base import check_folder
-from lit_sparse.checks import check_choice
 from lit_sparse.errors import DataError
 from lit_sparse.ground.distributed import gather_objects, gather_to_first
 from lit_sparse.ground.files import open_to_append, replaced
@@ -37,7 +36,7 @@ class Writer(BasePredictionWriter):
     def __init__(self, folder: str | None = None, write_interval: Literal["batch", "epoch"] = "epoch") -> None:
         super().__init__("batch")  # with "epoch", Lightning would keep the whole outputs in memory
         self.folder = check_folder(folder)
-        self.write_interval = check_choice("write_interval", write_interval, ("batch", "epoch"))
+        self.write_interval = write_interval
         self._rows: list[Any] = []
         self._begun = False
         self._log_dir: str | None = None

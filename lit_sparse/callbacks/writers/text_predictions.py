@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from lit_sparse.callbacks.pictures.heat_maps import Attention
 from lit_sparse.callbacks.writers.outputs import Writer, gather_in_order
-from lit_sparse.checks import check_flag
+from lit_sparse.checks import FLAG, ranges
 from lit_sparse.errors import ConfigurationError, DataError
 
 __all__ = ["TextPredictionWriter"]
@@ -40,6 +40,7 @@ class _Prediction:
     attention: Attention | None
 
 
+@ranges(attention=FLAG)
 class TextPredictionWriter(Writer):
     r"""Write the text that ``predict_step`` returns, in the order of the inputs, over any number of processes.
 
@@ -74,7 +75,7 @@ class TextPredictionWriter(Writer):
         self, folder: str | None = None, attention: bool = False, write_interval: Literal["batch", "epoch"] = "epoch"
     ) -> None:
         super().__init__(folder, write_interval)
-        self.attention = check_flag("attention", attention)
+        self.attention = attention
 
     @override
     def rows_of(self, outputs: Any) -> Iterable[_Prediction]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_sparse.checks import MOST, MOST_EXAMPLES, check_count, check_number, check_positive
+from lit_sparse.checks import MOST, MOST_EXAMPLES, Count, check_number, check_positive, ranges
 from lit_sparse.data.base import ResumableDataModule
 from lit_sparse.data.images.binarize import binarize
 from lit_sparse.data.images.label_noise import LabelNoise
@@ -78,6 +78,7 @@ class Images:
         return len(self.labels)
 
 
+@ranges(epoch_size=Count())
 class ImageDataModule(ResumableDataModule):
     """Base of image data modules with labels for some or all training images.
 
@@ -157,8 +158,7 @@ class ImageDataModule(ResumableDataModule):
             if normalize is None
             else (check_number("normalize[0]", normalize[0], -MOST, MOST), check_positive("normalize[1]", normalize[1]))
         )
-        self.label_noise = label_noise
-        self.epoch_size = None if epoch_size is None else check_count("epoch_size", epoch_size)
+        self.label_noise, self.epoch_size = label_noise, epoch_size
         self._splits: dict[Split, Images] = Splits()
         self._labelled = torch.empty(0, dtype=torch.int64)
         self._unlabelled = torch.empty(0, dtype=torch.int64)

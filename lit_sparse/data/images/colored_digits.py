@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from typing_extensions import override
 
-from lit_sparse.checks import check_number
+from lit_sparse.checks import Number, ranges
 from lit_sparse.data.images.base import STREAMS, Images
 from lit_sparse.data.images.digits import DigitsDataModule
 from lit_sparse.data.splits import Split
@@ -17,6 +17,7 @@ from lit_sparse.random import seeded_uniform
 __all__ = ["ColoredDigitsDataModule"]
 
 
+@ranges(correlation=Number(0.0, 1.0))
 class ColoredDigitsDataModule(DigitsDataModule):
     """Red and green digits of two classes, 0 to 4 and 5 to 9, and groups by class and color.
 
@@ -40,7 +41,7 @@ class ColoredDigitsDataModule(DigitsDataModule):
 
     def __init__(self, *, correlation: float = 0.95, **options: Any) -> None:
         super().__init__(**options)
-        self.correlation = check_number("correlation", correlation, 0.0, 1.0)
+        self.correlation = correlation
 
     @override
     def read(self) -> Images:

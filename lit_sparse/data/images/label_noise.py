@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_sparse.checks import MOST_SEED, check_count, check_number
+from lit_sparse.checks import MOST_SEED, Count, Number, ranges
 from lit_sparse.data.readers.arrays import open_arrays
 from lit_sparse.data.readers.idx import read_idx
 from lit_sparse.data.readers.integers import read_integer_lines
@@ -65,6 +65,7 @@ class LabelNoise(ABC):
         """
 
 
+@ranges(rate=Number(0.0, 1.0), seed=Count(-MOST_SEED, MOST_SEED))
 class SymmetricNoise(LabelNoise):
     """Replace the labels of uniformly drawn images by uniformly drawn other classes.
 
@@ -83,8 +84,7 @@ class SymmetricNoise(LabelNoise):
     """
 
     def __init__(self, rate: float, seed: int = 0) -> None:
-        self.rate = check_number("rate", rate, 0.0, 1.0)
-        self.seed = check_count("seed", seed, -MOST_SEED, MOST_SEED)
+        self.rate, self.seed = rate, seed
 
     @override
     def __call__(self, pixels: Tensor, labels: Tensor, classes: int) -> Tensor:
@@ -98,6 +98,7 @@ class SymmetricNoise(LabelNoise):
         return noisy
 
 
+@ranges(rate=Number(0.0, 1.0), seed=Count(-MOST_SEED, MOST_SEED))
 class FeatureDependentNoise(LabelNoise):
     """Relabel the images on which a small classifier is least certain with its best other class.
 
@@ -128,9 +129,7 @@ class FeatureDependentNoise(LabelNoise):
     """
 
     def __init__(self, rate: float = 0.25, seed: int = 0, cache: str | None = None) -> None:
-        self.rate = check_number("rate", rate, 0.0, 1.0)
-        self.seed = check_count("seed", seed, -MOST_SEED, MOST_SEED)
-        self.cache = cache
+        self.rate, self.seed, self.cache = rate, seed, cache
 
     @override
     def __call__(self, pixels: Tensor, labels: Tensor, classes: int) -> Tensor:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_sparse.checks import check_count, check_number
+from lit_sparse.checks import Number, check_count, ranges
 from lit_sparse.data.images.base import UNLABELLED, ImageDataModule, Images
 from lit_sparse.data.readers.arrays import Arrays, open_arrays
 from lit_sparse.data.readers.images import ENDINGS, read_image
@@ -30,6 +30,7 @@ LARGEST_SIDE = 4096
 NAMED = 5
 
 
+@ranges(val_size=Number(0.0, 1e12, open_low=True), test_size=Number(0.0, 1e12, open_low=True))
 class OwnImagesDataModule(ImageDataModule):
     """Base of data modules of a user's images: a subclass implements :meth:`read`.
 
@@ -57,8 +58,7 @@ class OwnImagesDataModule(ImageDataModule):
         **options: Any,
     ) -> None:
         super().__init__(labelled=labelled, binarize=binarize, **options)
-        self.val_size = check_number("val_size", val_size, 0.0, 1e12, open_low=True)
-        self.test_size = check_number("test_size", test_size, 0.0, 1e12, open_low=True)
+        self.val_size, self.test_size = val_size, test_size
         #: Names of the classes by their numbers; empty for images without classes.
         self.class_names: list[str] = []
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_sparse.checks import check_count, check_number
+from lit_sparse.checks import Count, Number, ranges
 from lit_sparse.data.base import ResumableDataModule
 from lit_sparse.data.loader import Batch
 from lit_sparse.data.regression.radial_bases import RadialBases
@@ -74,6 +74,7 @@ class Table:
         return len(self.target)
 
 
+@ranges(train_size=Count(), val_size=Number(0.0, 1e12, open_low=True), test_size=Number(0.0, 1e12, open_low=True))
 class RegressionDataModule(ResumableDataModule):
     """Base of regression data modules: a subclass implements :meth:`load`.
 
@@ -132,9 +133,7 @@ class RegressionDataModule(ResumableDataModule):
         self.standardize = standardize
         self.bases = bases
         self.intercept = intercept
-        self.train_size = None if train_size is None else check_count("train_size", train_size)
-        self.val_size = check_number("val_size", val_size, 0.0, 1e12, open_low=True)
-        self.test_size = check_number("test_size", test_size, 0.0, 1e12, open_low=True)
+        self.train_size, self.val_size, self.test_size = train_size, val_size, test_size
         self.use_all = use_all
         self.standardize_target = standardize_target
         self.target_mean, self.target_std = 0.0, 1.0

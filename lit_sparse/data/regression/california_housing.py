@@ -12,7 +12,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from lit_sparse.checks import check_choice
 from lit_sparse.data.readers.arrow_files import brief
 from lit_sparse.data.readers.sizes import check_unpacked
 from lit_sparse.data.readers.tables import TABLES, chunks_of, float_of, from_chunks
@@ -90,7 +89,7 @@ class CaliforniaHousingDataModule(RegressionDataModule):
         **options: Any,
     ) -> None:
         super().__init__(standardize=standardize, **options)
-        self.source = check_choice("source", source, SOURCES)
+        self.source = source
         if source == "csv" and path is None:
             raise ConfigurationError(
                 "Expected argument `path`, a csv file with the columns of StatLib's table, but got none. Give"

@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lit_sparse.checks import MOST_FEATURES, check_count, check_positive
+from lit_sparse.checks import FEATURES, POSITIVE, check_positive, ranges
 from lit_sparse.errors import ConfigurationError
 
 __all__ = ["RadialBases"]
 
 
+@ranges(per_scale=FEATURES, constant_scale=POSITIVE)
 class RadialBases:
     """Functions ``exp(-|x - c|^2 / (2 s^2))`` of several scales s, around centres c that are drawn from data.
 
@@ -43,8 +44,7 @@ class RadialBases:
         self.scales = tuple(check_positive("scales", float(scale)) for scale in scales)
         if not self.scales:
             raise ConfigurationError("Expected argument `scales` to hold a width or more but got none.")
-        self.per_scale = check_count("per_scale", per_scale, most=MOST_FEATURES)
-        self.constant_scale = check_positive("constant_scale", constant_scale)
+        self.per_scale, self.constant_scale = per_scale, constant_scale
 
     def __len__(self) -> int:
         return len(self.scales) * self.per_scale + 1

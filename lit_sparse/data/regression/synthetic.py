@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from lit_sparse.checks import MOST_EXAMPLES, check_choice, check_count, check_number
+from lit_sparse.checks import MOST_EXAMPLES, Count, Number, check_number, ranges
 from lit_sparse.data.regression.base import RegressionDataModule, Table
 from lit_sparse.data.splits import Split
 from lit_sparse.errors import ConfigurationError
@@ -17,6 +17,7 @@ __all__ = ["SyntheticRegressionDataModule"]
 FAMILIES = ("normal", "logistic", "poisson")
 
 
+@ranges(size=Count(3, MOST_EXAMPLES), noise=Number(0.0, 1e12))
 class SyntheticRegressionDataModule(RegressionDataModule):
     """Rows of a generalized linear model: standard normal features x, and targets with the linear predictor eta = x beta.
 
@@ -44,14 +45,14 @@ class SyntheticRegressionDataModule(RegressionDataModule):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.family = check_choice("family", family, FAMILIES)
-        self.rows = check_count("size", size, 3, MOST_EXAMPLES)
+        self.family = family
+        self.rows = size
         self.coefficients = tuple(
             check_number("coefficients", value, -math.inf, math.inf, open_low=True, open_high=True) for value in coefficients
         )
         if len(self.coefficients) <= int(self.intercept):
             raise ConfigurationError("Expected `coefficients` with an entry per feature but got none. Add at least one.")
-        self.noise = check_number("noise", noise, 0.0, 1e12)
+        self.noise = noise
 
     def load(self) -> dict[Split, Table]:
         """Draw the rows."""

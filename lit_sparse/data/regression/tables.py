@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_sparse.checks import check_count
+from lit_sparse.checks import Count, ranges
 from lit_sparse.data.loader import Batch
 from lit_sparse.data.readers.arrays import Arrays, open_arrays
 from lit_sparse.data.readers.places import Place, place_of
@@ -34,6 +34,7 @@ UNREADABLE = (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError
 Columns: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray | None]
 
 
+@ranges(shuffle_buffer=Count(0))
 class TableDataModule(RegressionDataModule):
     """Rows of your own file.
 
@@ -81,8 +82,7 @@ class TableDataModule(RegressionDataModule):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.streaming = streaming
-        self.shuffle_buffer = check_count("shuffle_buffer", shuffle_buffer, 0)
+        self.streaming, self.shuffle_buffer = streaming, shuffle_buffer
         if shuffle_buffer and not streaming:
             raise ConfigurationError("Expected `shuffle_buffer` only with `streaming` but got it without. Leave it out.")
         whole: dict[str, Any] = {"fold": self.fold, "sampler": self.sampler, "bases": self.bases, "group": group}

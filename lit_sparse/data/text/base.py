@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from lit_sparse.checks import check_count
+from lit_sparse.checks import Count, ranges
 from lit_sparse.data.base import ResumableDataModule
 from lit_sparse.data.columns import chosen, joined, unchecked
 from lit_sparse.data.loader import Batch, EpochLoader
@@ -32,6 +32,7 @@ POOL = 100
 CHUNK = 10_000
 
 
+@ranges(max_length=Count(), max_test_length=Count(), train_size=Count(), shuffle_buffer=Count(0))
 class TextDataModule(ResumableDataModule):
     """Base of data modules of text: a subclass names its columns and makes batches of the sequences.
 
@@ -97,12 +98,8 @@ class TextDataModule(ResumableDataModule):
         self.path = path
         self.config = config
         self.names: dict[Split, str] = {"train": train, "val": val, "test": test}
-        self.predict = predict
-        self.max_length = check_count("max_length", max_length)
-        self.max_test_length = check_count("max_test_length", max_test_length)
-        self.train_size = None if train_size is None else check_count("train_size", train_size)
-        self.streaming = streaming
-        self.shuffle_buffer = check_count("shuffle_buffer", shuffle_buffer, 0)
+        self.predict, self.max_length, self.max_test_length = predict, max_length, max_test_length
+        self.train_size, self.streaming, self.shuffle_buffer = train_size, streaming, shuffle_buffer
         if shuffle_buffer and not streaming:
             raise ConfigurationError("Expected `shuffle_buffer` only with `streaming` but got it without. Leave it out.")
         whole = {

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_sparse.checks import check_count
+from lit_sparse.checks import Count, ranges
 from lit_sparse.data.columns import chosen, unchecked
 from lit_sparse.data.loader import Batch
 from lit_sparse.data.readers.splits import read_split
@@ -30,6 +30,7 @@ TREES = "_binary_parse"
 SPLITTING = ("words", "moses")
 
 
+@ranges(vector_size=Count())
 class EntailmentDataModule(TextDataModule):
     """Labelled pairs of a premise and a hypothesis, such as SNLI, from a table or the Hugging Face hub.
 
@@ -96,7 +97,7 @@ class EntailmentDataModule(TextDataModule):
         self.labels = check_labels(labels)
         self.vocabulary = vocabulary
         self.vectors_path = vectors
-        self.vector_size = None if vector_size is None else check_count("vector_size", vector_size)
+        self.vector_size = vector_size
         if vectors is not None and getattr(vocabulary, "kind", None) == "bpe":
             raise ConfigurationError(
                 "Expected a `vocabulary` of kind words, spaces or moses with `vectors` but got kind bpe. Change the kind."

@@ -6,12 +6,14 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from lit_sparse.checks import check_number, check_positive
+from lit_sparse.checks import Number, check_positive, ranges
 from lit_sparse.mappings.base import SparseMapping
 from lit_sparse.mappings.capped_softmax.kernel import capped_product, map_capped
 from lit_sparse.mappings.row_function import RowFunction
 
 __all__ = ["CappedSoftmax", "capped_softmax"]
+
+RHO = Number(0.0, 1.0, open_low=True, open_high=True)
 
 
 class _CappedSoftmax(RowFunction):
@@ -44,10 +46,11 @@ def capped_softmax(scores: Tensor, rho: float, *, gamma: float = 1.0, dim: int =
 
     Source: the maximizer in the safe Kullback-Leibler LogSumExp over a uniform measure: its conjugate is a softplus.
     """
-    gamma, rho = check_positive("gamma", gamma), _check_rho(rho)
+    gamma, rho = check_positive("gamma", gamma), RHO("rho", rho)
     return _CappedSoftmax.along(scores, mask, dim, rho, gamma=gamma)
 
 
+@ranges(rho=RHO)
 class CappedSoftmax(SparseMapping):
     """Capped softmax as a layer: dense, with no probability above ``1 / (rho d)``.
 
@@ -73,7 +76,7 @@ class CappedSoftmax(SparseMapping):
 
     def __init__(self, rho: float, *, gamma: float = 1.0, dim: int = -1) -> None:
         super().__init__(gamma=gamma, dim=dim)
-        self.rho = _check_rho(rho)
+        self.rho = rho
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -107,7 +110,3 @@ class CappedSoftmax(SparseMapping):
         top, bound = q.amax(dim, keepdim=True), 1 / (self.rho * size)
         share = ((top - bound) / torch.where(top > bound, top - 1 / size, 1.0)).clamp(0, 1)
         return torch.where(top > bound, (1 - share) * q + share * torch.where(allowed, 1 / size, 0.0), q)
-
-
-def _check_rho(rho: float) -> float:
-    return check_number("rho", rho, 0.0, 1.0, open_low=True, open_high=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self, override
 
-from lit_sparse.checks import check_number, check_parameter, check_positive, check_shape
+from lit_sparse.checks import SHAPE, Learnable, Number, check_number, check_parameter, check_positive, ranges
 from lit_sparse.mappings.base import SparseMapping, Threshold, with_slope
 from lit_sparse.mappings.entmax.kernel import entmax_product, map_entmax, map_entmax_root
 from lit_sparse.mappings.row_function import RowFunction
@@ -117,6 +117,7 @@ def entmax(
     return _Entmax.along(scores, mask, dim, alpha, gamma=gamma)
 
 
+@ranges(alpha=Learnable(LEAST, LARGEST))
 class Entmax(SparseMapping):
     """alpha-entmax as a layer: the larger alpha, the sparser; dense for alpha <= 1.
 
@@ -142,7 +143,7 @@ class Entmax(SparseMapping):
 
     def __init__(self, alpha: float | Tensor = 1.5, *, gamma: float = 1.0, dim: int = -1) -> None:
         super().__init__(gamma=gamma, dim=dim)
-        self.keep_parameter("alpha", alpha, LEAST, LARGEST)
+        self.keep_parameter("alpha", alpha)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -170,6 +171,7 @@ class Entmax(SparseMapping):
         return with_slope((self.alpha + torch.zeros_like(slope)).squeeze(dim), slope.squeeze(dim))
 
 
+@ranges(shape=SHAPE, high=Number(LEAST, LARGEST, open_low=True))
 class LearnableEntmax(Entmax):
     """alpha-entmax whose alpha is learnt, inside a range.
 
@@ -208,8 +210,7 @@ class LearnableEntmax(Entmax):
         dim: int = -1,
     ) -> None:
         SparseMapping.__init__(self, gamma=gamma, dim=dim)
-        self.shape = check_shape("shape", shape)
-        self.high = check_number("high", high, LEAST, LARGEST, open_low=True)
+        self.shape, self.high = shape, high
         self.low = check_number("low", low, LEAST, self.high, open_high=True)
         self.start = check_number("start", start, self.low, self.high, open_low=True, open_high=True)
         share = torch.full(self.shape, (self.start - self.low) / (self.high - self.low))

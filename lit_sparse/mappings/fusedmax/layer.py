@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self, override
 
-from lit_sparse.checks import check_number, check_parameter, check_positive, check_shape
+from lit_sparse.checks import SHAPE, Learnable, Number, check_parameter, check_positive, ranges
 from lit_sparse.kernels.groups import code_of, group_product, group_sums
 from lit_sparse.kernels.simplex import centered
 from lit_sparse.mappings.base import SparseMapping, with_slope
@@ -75,6 +75,7 @@ def fusedmax(
     return _Fusedmax.along(scores, mask, dim, lam, gamma=gamma)
 
 
+@ranges(lam=Learnable(0.0, LARGEST))
 class Fusedmax(SparseMapping):
     """Fusedmax as a layer: attention to a few contiguous stretches, each with one weight.
 
@@ -101,7 +102,7 @@ class Fusedmax(SparseMapping):
 
     def __init__(self, lam: float | Tensor = 0.1, *, gamma: float = 1.0, dim: int = -1) -> None:
         super().__init__(gamma=gamma, dim=dim)
-        self.keep_parameter("lam", lam, 0.0, LARGEST)
+        self.keep_parameter("lam", lam)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -127,6 +128,7 @@ class Fusedmax(SparseMapping):
         return with_slope((lam + torch.zeros_like(slope).unsqueeze(dim)).squeeze(dim), slope)
 
 
+@ranges(shape=SHAPE, start=Number(0.0, LARGEST, open_low=True))
 class LearnableFusedmax(Fusedmax):
     """Fusedmax whose lam is learnt and stays above zero.
 
@@ -154,8 +156,7 @@ class LearnableFusedmax(Fusedmax):
 
     def __init__(self, shape: tuple[int, ...] = (), start: float = 0.1, *, gamma: float = 1.0, dim: int = -1) -> None:
         SparseMapping.__init__(self, gamma=gamma, dim=dim)
-        self.shape = check_shape("shape", shape)
-        self.start = check_number("start", start, 0.0, LARGEST, open_low=True)
+        self.shape, self.start = shape, start
         raw = self.start if self.start > SOFT else math.log(math.expm1(self.start))
         self.weight = nn.Parameter(torch.full(self.shape, raw))
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from lit_sparse.checks import check_count
+from lit_sparse.checks import Count, check_count, ranges
 from lit_sparse.mappings.base import SparseMapping
 from lit_sparse.mappings.hard_threshold.kernel import chosen_product, threshold_hard
 from lit_sparse.mappings.row_function import RowFunction
@@ -49,6 +49,7 @@ def hard_threshold(x: Tensor, k: int, *, nonneg: bool = False, dim: int = -1, ma
     return _HardThreshold.along(x, mask, dim, options=(k, nonneg))
 
 
+@ranges(k=Count())
 class HardThreshold(SparseMapping):
     """Hard thresholding as a layer.
 
@@ -72,8 +73,7 @@ class HardThreshold(SparseMapping):
 
     def __init__(self, k: int, *, nonneg: bool = False, dim: int = -1) -> None:
         super().__init__(dim=dim)
-        self.k = check_count("k", k)
-        self.nonneg = nonneg
+        self.k, self.nonneg = k, nonneg
 
     @classmethod
     def examples(cls) -> list[Self]:

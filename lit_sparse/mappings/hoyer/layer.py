@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from lit_sparse.checks import check_number, check_positive
+from lit_sparse.checks import POSITIVE, Number, check_number, check_positive, ranges
 from lit_sparse.mappings.base import SparseMapping
 from lit_sparse.mappings.hoyer.backward import hoyer_product
 from lit_sparse.mappings.hoyer.kernel import project_hoyer
@@ -62,6 +62,7 @@ def hoyer_projection(
     return _HoyerProjection.along(x, mask, dim, sparseness, norm, options=(nonneg,))
 
 
+@ranges(sparseness=Number(0.0, 1.0), norm=POSITIVE)
 class HoyerProjection(SparseMapping):
     """Projection onto a given Hoyer sparseness, as a layer.
 
@@ -89,9 +90,7 @@ class HoyerProjection(SparseMapping):
 
     def __init__(self, sparseness: float, *, nonneg: bool = False, norm: float = 1.0, dim: int = -1) -> None:
         super().__init__(dim=dim)
-        self.sparseness = check_number("sparseness", sparseness, 0.0, 1.0)
-        self.nonneg = nonneg
-        self.norm = check_positive("norm", norm)
+        self.sparseness, self.nonneg, self.norm = sparseness, nonneg, norm
 
     @classmethod
     def examples(cls) -> list[Self]:

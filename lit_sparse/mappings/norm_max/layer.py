@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self, override
 
-from lit_sparse.checks import check_parameter, check_positive
+from lit_sparse.checks import Learnable, check_parameter, check_positive, ranges
 from lit_sparse.mappings.base import SparseMapping, with_slope
 from lit_sparse.mappings.norm_max.kernel import map_norm, norm_product, norm_weights
 from lit_sparse.mappings.row_function import RowFunction
@@ -74,6 +74,7 @@ def norm_max(
     return _NormMax.along(scores, mask, dim, alpha, gamma=gamma)
 
 
+@ranges(alpha=Learnable(1.0, LARGEST, open_low=True))
 class NormMax(SparseMapping):
     """norm-max as a layer: sparse, with nearly equal weights on the support for a large alpha.
 
@@ -99,7 +100,7 @@ class NormMax(SparseMapping):
 
     def __init__(self, alpha: float | Tensor = 2.0, *, gamma: float = 1.0, dim: int = -1) -> None:
         super().__init__(gamma=gamma, dim=dim)
-        self.keep_parameter("alpha", alpha, 1.0, LARGEST, open_low=True)
+        self.keep_parameter("alpha", alpha)
 
     @classmethod
     def examples(cls) -> list[Self]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from lit_sparse.checks import check_number, check_positive
+from lit_sparse.checks import Number, check_number, check_positive, ranges
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.kernels.groups import average_groups, group_product
 from lit_sparse.kernels.simplex import centered
@@ -80,6 +80,7 @@ def oscarmax(
     return _Oscarmax.along(scores, mask, dim, lam, gamma=gamma, options=(exact,), shift=exact)
 
 
+@ranges(lam=Number(0.0, LARGEST))
 class Oscarmax(SparseMapping):
     """Oscarmax as a layer: a few groups of entries, anywhere in the row, each with one weight.
 
@@ -105,8 +106,7 @@ class Oscarmax(SparseMapping):
 
     def __init__(self, lam: float = 0.01, *, exact: bool = True, gamma: float = 1.0, dim: int = -1) -> None:
         super().__init__(gamma=gamma, dim=dim)
-        self.lam = check_number("lam", lam, 0.0, LARGEST)
-        self.exact = exact
+        self.lam, self.exact = lam, exact
         self.shift_invariant = exact
         self.has_value = exact
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from lit_sparse.checks import check_choice, check_positive
+from lit_sparse.checks import POSITIVE, check_choice, check_positive, ranges
 from lit_sparse.mappings.base import SparseMapping
 from lit_sparse.mappings.row_function import RowFunction
 from lit_sparse.mappings.soft_sort.kernel import rank_product, rank_softly, sort_jacobian, sort_product, sort_softly
@@ -144,6 +144,7 @@ def soft_rank(
     return form.along(values, mask, dim, gamma=strength, options=(entropic,))
 
 
+@ranges(strength=POSITIVE)
 class _SoftOrder(SparseMapping):
     """What both layers have in common."""
 
@@ -151,8 +152,8 @@ class _SoftOrder(SparseMapping):
     sparse = False
 
     def __init__(self, strength: float = 1.0, regularization: Regularization = "quadratic", *, dim: int = -1) -> None:
-        super().__init__(gamma=check_positive("strength", strength), dim=dim)
-        self.regularization = check_choice("regularization", regularization, FORMS)
+        super().__init__(gamma=strength, dim=dim)
+        self.regularization = regularization
 
     @property
     def strength(self) -> float:

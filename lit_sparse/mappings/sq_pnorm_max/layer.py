@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from typing_extensions import Self
 
-from lit_sparse.checks import check_number, check_positive
+from lit_sparse.checks import Number, check_number, check_positive, ranges
 from lit_sparse.mappings.base import SparseMapping
 from lit_sparse.mappings.row_function import RowFunction
 from lit_sparse.mappings.sparsemax import ALL, Project
@@ -47,6 +47,7 @@ def sq_pnorm_max(scores: Tensor, p: float = 1.5, *, gamma: float = 1.0, dim: int
     return _SqPNormMax.along(scores, mask, dim, p, gamma=gamma)
 
 
+@ranges(p=Number(1.0, 2.0, open_low=True))
 class SqPNormMax(SparseMapping):
     """sq-pnorm-max as a layer: sparser than sparsemax, with weights that differ more.
 
@@ -70,7 +71,7 @@ class SqPNormMax(SparseMapping):
 
     def __init__(self, p: float = 1.5, *, gamma: float = 1.0, dim: int = -1) -> None:
         super().__init__(gamma=gamma, dim=dim)
-        self.p = check_number("p", p, 1.0, 2.0, open_low=True)
+        self.p = p
 
     @classmethod
     def examples(cls) -> list[Self]:

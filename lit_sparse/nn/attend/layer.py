@@ -6,18 +6,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lit_sparse.checks import MOST_FEATURES, check_choice, check_count, check_flag, check_number
+from lit_sparse.checks import FEATURES, Number, check_flag, ranges
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import Softmax, SparseMapping
 from lit_sparse.mappings.base import check_mapping, warn_off_simplex
 from lit_sparse.nn.attend.dense import attend_to_all
 from lit_sparse.nn.attend.function import attend
 from lit_sparse.nn.attend.operands import Operands, Pairs, any_along, check_tensors
-from lit_sparse.nn.attend.plan import METHODS, Method
+from lit_sparse.nn.attend.plan import Method
 
 __all__ = ["MultiheadAttention"]
 
 
+@ranges(embed_dim=FEATURES, num_heads=FEATURES, kdim=FEATURES, vdim=FEATURES, dropout=Number(0.0, 1.0))
 class MultiheadAttention(nn.MultiheadAttention):
     """Drop-in replacement of ``torch.nn.MultiheadAttention`` with any mapping.
 
@@ -82,19 +83,14 @@ class MultiheadAttention(nn.MultiheadAttention):
         mapping: SparseMapping | None = None,
         method: Method = "auto",
     ) -> None:
-        for name, size in (("embed_dim", embed_dim), ("num_heads", num_heads), ("kdim", kdim), ("vdim", vdim)):
-            if size is not None or name in ("embed_dim", "num_heads"):
-                check_count(name, size, most=MOST_FEATURES)  # type: ignore[arg-type]
         if embed_dim % num_heads:
             divisors = [n for n in range(1, embed_dim + 1) if embed_dim % n == 0]
             raise ConfigurationError(
                 f"Expected `num_heads` to divide `embed_dim`={embed_dim} but got {num_heads}. Allowed: {divisors}."
             )
-        dropout = check_number("dropout", dropout, 0.0, 1.0)
         if mapping is not None:
             check_mapping(mapping)
             warn_off_simplex(mapping)
-        check_choice("method", method, METHODS)
         super().__init__(
             embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
         )

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
-from lit_sparse.checks import FLOATS, MOST_INPUTS, check_count
+from lit_sparse.checks import FLOATS, INPUTS, MOST_INPUTS, Count, ranges
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.nn.categorical.kernel import log_likelihood
 from lit_sparse.nn.output_layer.losses import needs_all_scores
@@ -19,6 +19,7 @@ __all__ = ["SharedCategorical"]
 MOST_LOGITS = 2**22
 
 
+@ranges(features=Count(0, MOST_INPUTS), values=INPUTS)
 class SharedCategorical(nn.Linear):
     """Log-likelihood of N categorical variables with V values, whose logits are a shared linear function of F features.
 
@@ -38,7 +39,7 @@ class SharedCategorical(nn.Linear):
     """
 
     def __init__(self, features: int, values: int) -> None:
-        super().__init__(check_count("features", features, 0, MOST_INPUTS), check_count("values", values, most=MOST_INPUTS))
+        super().__init__(features, values)
 
     def forward(self, features: Tensor, values: Tensor) -> Tensor:  # type: ignore[override]
         """Return the log-likelihood (R,) in nats, in float32 or float64.

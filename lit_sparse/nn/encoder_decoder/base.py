@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from lit_sparse.checks import MOST_FEATURES, MOST_LAYERS, check_count, check_number, has_values
+from lit_sparse.checks import FEATURES, MOST_LAYERS, Count, Number, check_count, has_values, ranges
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.ground.arguments import checked
 from lit_sparse.mappings import SparseMapping
@@ -50,6 +50,7 @@ def length_mask(lengths: Tensor, size: int) -> Tensor:
     return torch.arange(size, device=lengths.device) < lengths.unsqueeze(-1)
 
 
+@ranges(width=FEATURES, layers=Count(most=MOST_LAYERS), dropout=Number(0.0, 1.0, open_high=True))
 class EncoderDecoder(nn.Module, ABC):
     """Encoder and decoder with attention by any mapping: from embedded sources and target prefixes to hidden vectors.
 
@@ -67,9 +68,7 @@ class EncoderDecoder(nn.Module, ABC):
 
     def __init__(self, width: int, layers: int, dropout: float) -> None:
         super().__init__()
-        self.width = check_count("width", width, most=MOST_FEATURES)
-        self.layers = check_count("layers", layers, most=MOST_LAYERS)
-        self.dropout = check_number("dropout", dropout, 0.0, 1.0, open_high=True)
+        self.width, self.layers, self.dropout = width, layers, dropout
 
     def bind(self, mapping: SparseMapping) -> Self:
         """Set the mapping of the attention; to be called once, before other methods.

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lit_sparse.checks import check_choice
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.nn.encoder_decoder.base import EncoderDecoder, State, length_mask
 from lit_sparse.nn.encoder_decoder.padded_rows import call_recurrent, run_recurrent
@@ -60,9 +59,7 @@ class RecurrentBody(EncoderDecoder):
         scaled: bool = False,
     ) -> None:
         super().__init__(width, layers, dropout)
-        self.cell = check_choice("cell", cell, ("lstm", "gru"))
-        self.bidirectional = bidirectional
-        self.input_feeding = input_feeding
+        self.cell, self.bidirectional, self.input_feeding = cell, bidirectional, input_feeding
         self.scaled = scaled
         if bidirectional and width % 2:
             raise ConfigurationError(f"Expected an even `width` for an encoder of both directions but got {width}.")

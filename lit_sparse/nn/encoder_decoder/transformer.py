@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as nnf
 from typing_extensions import Self, override
 
-from lit_sparse.checks import MOST_FEATURES, check_count
+from lit_sparse.checks import FEATURES, ranges
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.nn.attend import MultiheadAttention
 from lit_sparse.nn.encoder_decoder.base import EncoderDecoder, State, length_mask
@@ -20,6 +20,7 @@ from lit_sparse.nn.encoder_decoder.base import EncoderDecoder, State, length_mas
 __all__ = ["TransformerBody"]
 
 
+@ranges(heads=FEATURES, feedforward=FEATURES)
 class TransformerBody(EncoderDecoder):
     """Self-attention and cross-attention in residual layers, normalized before each part, with sinusoidal positions.
 
@@ -52,8 +53,7 @@ class TransformerBody(EncoderDecoder):
         self, width: int = 512, layers: int = 6, dropout: float = 0.1, heads: int = 8, feedforward: int = 2048
     ) -> None:
         super().__init__(width, layers, dropout)
-        self.heads = check_count("heads", heads, most=MOST_FEATURES)
-        self.feedforward = check_count("feedforward", feedforward, most=MOST_FEATURES)
+        self.heads, self.feedforward = heads, feedforward
         self.encoder = nn.ModuleList(_Layer(width, heads, feedforward, dropout, crosses=False) for _ in range(layers))
         self.decoder = nn.ModuleList(_Layer(width, heads, feedforward, dropout, crosses=True) for _ in range(layers))
         self.encoder_norm, self.decoder_norm = nn.LayerNorm(width), nn.LayerNorm(width)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from typing_extensions import override
 
-from lit_sparse.checks import FLOATS, MOST_FEATURES, MOST_INPUTS, check_count
+from lit_sparse.checks import FEATURES, FLOATS, INPUTS, ranges
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.ground.torch_internals import outside_graphs
 from lit_sparse.mappings import FenchelYoungLoss, Softmax, SparseMapping
@@ -20,6 +20,7 @@ from lit_sparse.nn.output_layer.support import list_support
 __all__ = ["LinearFenchelYoungLoss"]
 
 
+@ranges(in_features=FEATURES, classes=INPUTS)
 class LinearFenchelYoungLoss(nn.Linear):
     """Fenchel-Young loss of the scores ``W h + b`` of many classes, such as the words of a vocabulary.
 
@@ -72,9 +73,7 @@ class LinearFenchelYoungLoss(nn.Linear):
         reduction: Literal["mean", "sum", "none"] = "mean",
         label_smoothing: float = 0.0,
     ) -> None:
-        super().__init__(
-            check_count("in_features", in_features, most=MOST_FEATURES), check_count("classes", classes, most=MOST_INPUTS), bias
-        )
+        super().__init__(in_features, classes, bias)
         self.criterion = FenchelYoungLoss(mapping, ignore_index, class_weight, reduction, label_smoothing)
         if type(mapping) is not Softmax and list_alpha(mapping) is None:
             raise ConfigurationError(
