@@ -20,7 +20,11 @@ RATE = 0.05
 
 
 def batch_topk(scores: Tensor, k: int, *, dim: int = -1, mask: Tensor | None = None) -> Tensor:
-    """Return the largest positive scores of all rows together, k per row on average, and zero elsewhere.
+    r"""Return the largest positive scores of all rows together, k per row on average, and zero elsewhere.
+
+    .. math:: y_{ni} = x_{ni} \, [x_{ni} \ge t]_{01} \, [x_{ni} > 0]_{01}
+
+    where x_n is row n of N rows and the threshold t is the N k-th largest score of all rows.
 
     Args:
         scores: floating tensor; length d along ``dim``.
@@ -49,12 +53,12 @@ def batch_topk(scores: Tensor, k: int, *, dim: int = -1, mask: Tensor | None = N
 
 
 class BatchTopK(SparseMapping):
-    """The largest positive scores of a batch, k per row on average, as a layer.
+    """Layer that keeps the largest positive scores of a batch, k per row on average.
 
-    In training the rows of a batch depend on one another, see :func:`batch_topk`; with several processes each takes the largest
-    of its own rows. In evaluation every score above ``cutoff`` is kept. So each row is mapped by itself, and keeps k
-    entries on average: after each training batch the cutoff moves by 5 % of the relative excess over k. Since rows share a
-    budget, there is no value.
+    In training, the rows of a batch share a budget, see :func:`batch_topk`; with several processes, each keeps the
+    largest of its own rows. In eval mode, every score above ``cutoff`` is kept, so that each row is mapped by itself
+    and keeps about k entries: after each training batch, the cutoff moves by 5 % of the relative excess over k. Since
+    rows share a budget, the mapping has no :meth:`value` and no loss.
 
     Args:
         k: how many entries stay per row, >= 1.
@@ -83,11 +87,11 @@ class BatchTopK(SparseMapping):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return one in evaluation: the promises about single rows are for evaluation."""
+        """Return instances in eval mode for the shared tests, whose promises about single rows do not hold in training."""
         return [cls(2).eval()]
 
     def map(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
-        """See the class."""
+        """Map the scores along ``dim``, by batch in training and by the cutoff in eval mode."""
         if not self.training:
             return jump_relu(scores, self.cutoff, dim=dim, mask=mask)
         y = batch_topk(scores, self.k, dim=dim, mask=mask)
