@@ -17,7 +17,15 @@ __all__ = ["LeaveOneOut"]
 
 
 class LeaveOneOut(Sampler):
-    """Sample k values; the score-function gradient of each has the mean loss of the others as its baseline. Unbiased.
+    r"""Score-function estimator with k samples, each with the mean loss of the others as its baseline; unbiased.
+
+    .. math::
+    abla_x \approx \frac{1}{k} \sum_{i=1}^{k} \Bigl(\ell(z_i) - \frac{1}{k - 1} \sum_{j
+    e i} \ell(z_j)\Bigr)
+
+    abla_x \ln \pi(z_i)
+
+    where z_i are the samples, l is the loss, x are the scores and pi is the distribution; the estimate is the mean loss.
 
     Args:
         k: number of samples, and of decoder calls, >= 2.
@@ -27,8 +35,8 @@ class LeaveOneOut(Sampler):
     Raises:
         ConfigurationError: if ``k`` is not an integer >= 2, or another argument is not allowed.
 
-    Source: Mnih & Rezende (2016), Variational Inference for Monte Carlo Objectives, arXiv:1602.06725. Kool, van Hoof & Welling
-    (2019), Buy 4 REINFORCE Samples, Get a Baseline for Free!
+    Source: Mnih & Rezende (2016), Variational Inference for Monte Carlo Objectives, arXiv:1602.06725. Kool, van Hoof &
+    Welling (2019), Buy 4 REINFORCE Samples, Get a Baseline for Free!
 
     Example:
         >>> import torch
@@ -51,7 +59,7 @@ class LeaveOneOut(Sampler):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return instances for both kinds of variables."""
+        """Return instances for the shared tests, for both kinds of variables."""
         return [cls(2), cls(4), cls(3, "bits")]
 
     @override

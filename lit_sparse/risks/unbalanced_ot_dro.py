@@ -21,13 +21,14 @@ __all__ = ["ExponentialOTDRO", "UnbalancedOTDRO"]
 
 
 class UnbalancedOTDRO(DualRisk):
-    r"""Robust risk against perturbed inputs and outliers, at a learnt dual variable a.
+    r"""Risk that is robust against perturbed inputs and outliers, by unbalanced optimal transport.
 
     .. math:: a + \frac{\kappa\,\beta}{\rho} \mathrm{mean} \ln(1 + \rho e^{(l - a) / (\kappa\,\beta)})
 
-    Here l is the loss at a perturbed input minus the transport cost. An adversary perturbs inputs where that raises the loss
-    by more than kappa times the squared distance. It also reweights examples; its gain from a few outliers is bounded. A model
-    calls :meth:`perturb` for the inputs first.
+    where l are the losses at perturbed inputs minus the transport costs, kappa is the ``transport_cost``, and a is a
+    learned dual variable. An adversary perturbs inputs where that raises the loss by more than kappa times the squared
+    distance. It also reweights examples; its gain from a few outliers is bounded. A model calls :meth:`perturb` for the
+    inputs first.
 
     Args:
         transport_cost: kappa, the cost of a unit of squared distance, in units of the loss, > 0.
@@ -76,13 +77,13 @@ class UnbalancedOTDRO(DualRisk):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return the published setting, and one without adversarial steps."""
+        """Return instances for the shared tests: the paper's settings, and one without adversarial steps."""
         return [cls(1.0, 1.0, 0.1), cls(0.5, 2.0, 0.01, inner_steps=0, initial_dual=0.0)]
 
     @property
     @override
     def temperature(self) -> float:
-        """Divisor of the losses: kappa beta."""
+        """Number by which losses are divided in the exponent, kappa beta."""
         return self.transport_cost * self.beta
 
     @override
@@ -96,11 +97,12 @@ class UnbalancedOTDRO(DualRisk):
 
 
 class ExponentialOTDRO(Risk):
-    r"""The published objective for the same problem, which can overflow.
+    r"""Exponential objective of unbalanced optimal transport DRO, as originally published, which can overflow.
 
     .. math:: \mathrm{mean} \exp(l / (\kappa\,\beta))
 
-    The weights of examples are unbounded; a loss of 89 kappa beta is too large for float32. Overflows are counted as
+    where l are the losses at perturbed inputs minus the transport costs, and kappa is the ``transport_cost``. The weights
+    of examples are unbounded; a loss of 89 kappa beta is too large for float32. Overflows are counted as
     ``train/overflows``; after an overflow the model's weights are lost. :class:`UnbalancedOTDRO` does not overflow.
 
     Args:
@@ -113,8 +115,8 @@ class ExponentialOTDRO(Risk):
     Raises:
         ConfigurationError: for an argument outside its range.
 
-    Source: Wang et al. (2024), Outlier-Robust Distributionally Robust Optimization via Unbalanced Optimal Transport. Equation
-    21 of Improved Stochastic Optimization of LogSumExp.
+    Source: Wang et al. (2024), Outlier-Robust Distributionally Robust Optimization via Unbalanced Optimal Transport.
+    Equation 21 of Improved Stochastic Optimization of LogSumExp.
 
     Example:
         >>> import torch
@@ -143,12 +145,12 @@ class ExponentialOTDRO(Risk):
 
     @property
     def temperature(self) -> float:
-        """Divisor of the losses: kappa beta."""
+        """Number by which losses are divided in the exponent, kappa beta."""
         return self.transport_cost * self.beta
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return the published setting."""
+        """Return an instance for the shared tests, with the paper's settings."""
         return [cls(1.0, 1.0)]
 
     @override
@@ -160,7 +162,7 @@ class ExponentialOTDRO(Risk):
         return found
 
     def measurements(self) -> dict[str, float]:
-        """Return the number of ``overflows`` so far."""
+        """Return the number of batches so far whose objective overflowed, as ``overflows``."""
         return {"overflows": float(self.overflows)}
 
     def _hint(self) -> str:

@@ -25,7 +25,7 @@ PASSES = 120
 
 @compile_rows()
 def sum_from(z: Any, n: Any, eps: Any, last: Any, least: Any) -> Any:
-    """Return the sum of a row's weights if the smallest, at the score ``last``, is ``least``, and its derivative in ``least``."""
+    """Return the sum of a row's weights if the smallest, at the score ``last``, is ``least``, and its derivative in it."""
     total, slope, power = 0.0, 0.0, least**eps
     for j in range(n):
         if z[j] == last:

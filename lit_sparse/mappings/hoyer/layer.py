@@ -36,7 +36,8 @@ def hoyer_projection(
 ) -> Tensor:
     r"""Return the nearest point of a given Hoyer sparseness and Euclidean norm.
 
-    .. math:: y = \operatorname{sign}(x)\,\mathrm{norm}\,\frac{[\lvert x \rvert - \tau]_+}{\lVert [\lvert x \rvert - \tau]_+ \rVert_2},
+    .. math:: y = \operatorname{sign}(x)\,\mathrm{norm}\,\frac{[\lvert x \rvert - \tau]_+}
+        {\lVert [\lvert x \rvert - \tau]_+ \rVert_2},
         \qquad \frac{\sqrt d - \lVert y \rVert_1 / \lVert y \rVert_2}{\sqrt d - 1} = \mathrm{sparseness}
 
     where d is the number of allowed entries and the second equation, Hoyer's sparseness, determines tau. Sparseness is

@@ -54,10 +54,8 @@ def solve_rows(
 def solve_batch(scores: Tensor, oracle: CompiledOracle, start: Start, max_iter: int, tol: float) -> Any:
     """Solve SparseMAP for a batch on an NVIDIA GPU; NotImplemented without numba-cuda or a GPU.
 
-    Arguments and results are as for :func:`lit_sparse.mappings.sparsemap.active_set.batch.solve_batch`, with tensors on
-    one device.
-
-    Returns NotImplemented where numba-cuda is not installed or finds no GPU.
+    Arguments and results are as for :func:`lit_sparse.mappings.sparsemap.active_set.batch.solve_batch`, with tensors on one
+    device.
     """
     if numba_cuda() is None:
         return NotImplemented

@@ -133,7 +133,7 @@ def gain_of(vectors: Any) -> Any:
 
 @compile_rows(REDUCTION_FLAGS)
 def gap_of(vectors: Any, lists: Any, n: Any, extra: Any) -> Any:
-    """Return by how much the total of the structure in ``vectors[FOUND]`` exceeds the support's mean, and its rounding scale."""
+    """Return by how much the total of the structure in ``vectors[FOUND]`` exceeds the support's mean, and its rounding."""
     gap, size = 0.0, 0.0
     for i in range(vectors.shape[1]):
         if vectors[MARGINALS, i] != -np.inf:
