@@ -15,7 +15,7 @@ __all__ = ["Examples"]
 
 
 class Examples:
-    """N examples that can be fetched as batches, in any order.
+    """Sequence of N examples that can be fetched as batches, in any order.
 
     Args:
         fetch: function from indices (B,) int64 to the batch of these examples, the same each time.
@@ -36,7 +36,7 @@ class Examples:
         """Return examples whose batches are dicts with rows of these tensors, each (N, ...).
 
         Raises:
-            DataError: if their lengths differ.
+            DataError: if the tensors' lengths differ.
         """
         sizes = {name: len(values) for name, values in tensors.items()}
         if len(set(sizes.values())) != 1:

@@ -16,7 +16,7 @@ __all__ = ["ExampleSource", "source_of", "with_weights"]
 
 
 class ExampleSource(Protocol):
-    """The training examples of a data module."""
+    """Protocol of an object that gives access to a data module's training examples by index."""
 
     batch_size: int
     num_workers: int
@@ -24,7 +24,7 @@ class ExampleSource(Protocol):
     def __len__(self) -> int: ...
 
     def fetch(self, epoch: int, indices: Tensor) -> Any:
-        """Return a batch of the examples at indices (B,)."""
+        """Return a batch of the training examples at indices (B,), as of an epoch."""
 
 
 class _Resumable:

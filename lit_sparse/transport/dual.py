@@ -63,7 +63,7 @@ def squared_distances(x: Tensor, y: Tensor) -> Tensor:
 def plan_penalty(surplus: Tensor, eps: float, rho: float, objective: TransportObjective) -> Tensor:
     r"""Return the penalty of a pair of points in the dual problem of entropic optimal transport.
 
-    .. math:: \varepsilon\, e^s \;\text{(``dual``)}, \qquad \tfrac{\varepsilon}{\rho} \ln(1 + \rho\, e^s) \;\text{(``safe``)},
+    .. math:: \varepsilon\, e^s \;\text{(dual)}, \qquad \tfrac{\varepsilon}{\rho} \ln(1 + \rho\, e^s) \;\text{(safe)},
         \qquad s = (u(x) + v(y) - c(x, y)) / \varepsilon
 
     where u and v are the potentials and c is the cost.
