@@ -128,7 +128,8 @@ class Projection(VectorSource, ABC):
 class LogLikelihoodVectors(Projection):
     r"""Projection to centred log-likelihoods of a regression at samples from the Laplace posterior of all examples.
 
-    .. math:: g_n = \frac{1}{\sqrt S} \Bigl(\ell_n(\theta_s) - \frac{1}{S} \sum_{r=1}^{S} \ell_n(\theta_r)\Bigr)_{s = 1 \ldots S}
+    .. math:: g_n = \frac{1}{\sqrt S} \Bigl(\ell_n(\theta_s)
+        - \frac{1}{S} \sum_{r=1}^{S} \ell_n(\theta_r)\Bigr)_{s = 1 \ldots S}
 
     where l_n is the log-likelihood of example n and theta_1 ... theta_S are the samples.
 

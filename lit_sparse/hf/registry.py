@@ -28,13 +28,14 @@ AttentionFunction = Callable[..., tuple[Tensor, Tensor | None]]
 
 
 def register(**mappings: SparseMapping) -> list[str]:
-    """Register mappings as attention of transformers, for ``attn_implementation``; return the names.
+    """Register mappings as attention implementations of transformers, and return their names for ``attn_implementation``.
 
-    Without arguments, these are all mappings onto the simplex that need no argument, by their names: ``lit_sparse_softmax``,
-    ``lit_sparse_sparsemax``, ``lit_sparse_entmax15``, and so on. Each name is registered for attention and for masks. A name
-    for attention alone would attend without any mask. Registering a name again replaces it.
+    Without arguments, these are all mappings onto the simplex that need no argument, by their names:
+    ``lit_sparse_softmax``, ``lit_sparse_sparsemax``, ``lit_sparse_entmax15``, and so on. Each name is registered for
+    attention and for masks. A name registered for attention alone would not apply masks. Registering a name again replaces
+    it.
 
-    Transformers accepts these names for models that cannot use them, and such a model goes on with softmax.
+    Transformers accepts these names for models that cannot use them, which then keep softmax;
     :func:`lit_sparse.hf.sparsify` checks the model. Continuous batching (``generate_batch``) refuses all such names.
 
     Args:
@@ -68,7 +69,7 @@ def register(**mappings: SparseMapping) -> list[str]:
 
 
 def register_function(name: str, function: AttentionFunction, mask: Callable[..., Tensor | None] = added_mask) -> None:
-    """Register a function of attention together with the function that makes its masks."""
+    """Register an attention function together with the function that makes its masks."""
     import_transformers()
     from transformers.masking_utils import AttentionMaskInterface
     from transformers.modeling_utils import AttentionInterface
@@ -78,7 +79,7 @@ def register_function(name: str, function: AttentionFunction, mask: Callable[...
 
 
 def check_on_simplex(mapping: object) -> None:
-    """Refuse what is not a mapping onto the simplex."""
+    """Raise an error unless the argument is a mapping onto the simplex."""
     check_mapping(mapping)
     if not mapping.on_simplex:  # type: ignore[attr-defined]
         raise ConfigurationError(

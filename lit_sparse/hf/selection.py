@@ -28,21 +28,21 @@ def example_gradients(
     features: int | None = None,
     seed: int = 0,
 ) -> Tensor:
-    """Return the gradient of each example's loss, as vectors (N, S) of any selector.
+    """Return the gradient of each example's loss as a vector, (N, S), for any coreset selector.
 
     Args:
-        model: the model, whose dropout is off meanwhile. With LoRA, only its weights require gradients.
+        model: the model, used without dropout. With LoRA, only its weights require gradients.
         examples: the inputs of the model for one example after another, each a batch of one.
         loss: function of the model's output and the inputs; None for ``output.loss``.
-        parameters: beginnings of the names of parameters, such as ``"classifier"``; None for all that require gradients.
-        features: S of a random projection, by which inner products stay the same on average; None for all entries.
+        parameters: prefixes of parameter names, such as ``"classifier"``; None for all parameters that require gradients.
+        features: dimension S of a random projection, which preserves inner products on average; None for no projection.
         seed: seed of the projection.
 
     Returns:
         Tensor (N, S) on the CPU.
 
     Raises:
-        ConfigurationError: if no parameter is left.
+        ConfigurationError: if no parameter is selected.
         DataError: if there are no examples, or a gradient is not finite.
 
     Source: Xia et al. (2024), LESS: Selecting Influential Data for Targeted Instruction Tuning. Weinberger et al. (2009),
@@ -98,14 +98,14 @@ def _projection(size: int, features: int | None, seed: int) -> Callable[[Tensor]
 
 
 def weighted_dataset(dataset: Any, coreset: Coreset) -> Any:
-    """Return the chosen examples of a ``datasets.Dataset`` with a column ``weight``, of mean 1.
+    """Return the selected examples of a ``datasets.Dataset`` with a column ``weight``, of mean 1.
 
     Args:
         dataset: the data set whose examples were selected from.
         coreset: the selector's result.
 
     Raises:
-        ConfigurationError: if the coreset is of another number of examples.
+        ConfigurationError: if the coreset was selected from another number of examples.
     """
     if len(dataset) != coreset.size:
         raise ConfigurationError(f"Expected a coreset of {len(dataset)} examples but got one of {coreset.size}. Select again.")
@@ -114,11 +114,11 @@ def weighted_dataset(dataset: Any, coreset: Coreset) -> Any:
 
 
 def weighted_loss_func(model: nn.Module, *, shift: bool | None = None) -> LossFunction:
-    """Return a ``compute_loss_func`` of the Trainer: cross-entropies, or squared errors, times the examples' weights.
+    """Return a Trainer's ``compute_loss_func`` for cross-entropies or squared errors times the examples' weights.
 
-    The column ``weight`` of a batch is kept from the model and used by the loss. Batches without it, as in evaluation, have
-    weights of one. The Trainer drops columns that a model does not take, unless ``remove_unused_columns=False`` is
-    among its arguments.
+    The column ``weight`` of a batch is removed before the model is called, and used by the loss. Batches without it, as in
+    evaluation, have weights of one. The Trainer drops columns that a model does not take, unless
+    ``remove_unused_columns=False`` is among its arguments.
 
     Args:
         model: the model that the Trainer trains.

@@ -26,9 +26,10 @@ ENDS: dict[type[lr_scheduler.LRScheduler], str] = {
 
 
 class StepwiseLR(lr_scheduler.LRScheduler):
-    """Change the learning rate after each optimizer step: a linear warm-up, then another scheduler.
+    """Learning rate scheduler that counts optimizer steps: a linear warm-up, then another scheduler.
 
-    Step ``t`` of the warm-up, counted from 1, has the rate ``t / warmup_steps`` times the first rate of the other scheduler.
+    Step ``t`` of the warm-up, counted from 1, has the rate ``t / warmup_steps`` times the first rate of the other
+    scheduler.
 
     To use it in a config::
 
@@ -40,7 +41,8 @@ class StepwiseLR(lr_scheduler.LRScheduler):
 
     Args:
         optimizer: optimizer whose groups get the rates.
-        scheduler: constructor of the scheduler after the warm-up, which counts steps from its end; None for a constant rate.
+        scheduler: constructor of the scheduler after the warm-up, which counts steps from its end; None for a constant
+            rate.
         warmup_steps: number of steps until the full rate.
 
     Raises:
@@ -77,7 +79,7 @@ class StepwiseLR(lr_scheduler.LRScheduler):
         self._set_rates()
 
     def step(self, epoch: int | None = None) -> None:
-        """Set the rates of the next optimizer step."""
+        """Set the learning rates of the next optimizer step."""
         self.last_epoch += 1
         if self.last_epoch > self.warmup_steps and self.scheduler is not None:
             self.scheduler.step()
@@ -85,7 +87,7 @@ class StepwiseLR(lr_scheduler.LRScheduler):
             self._set_rates()
 
     def get_last_lr(self) -> list[float | Tensor]:
-        """Return the rate of each group."""
+        """Return the learning rate of each parameter group."""
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
@@ -94,7 +96,7 @@ class StepwiseLR(lr_scheduler.LRScheduler):
         return {"last_epoch": self.last_epoch, "full_rates": self.full_rates, "scheduler": inner}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a saved state; the optimizer's own state holds the current rates."""
+        """Restore a saved state; the current rates are in the optimizer's own state."""
         self.last_epoch, self.full_rates = state_dict["last_epoch"], list(state_dict["full_rates"])
         if self.scheduler is not None and state_dict["scheduler"] is not None:
             self.scheduler.load_state_dict(state_dict["scheduler"])
@@ -109,10 +111,10 @@ class StepwiseLR(lr_scheduler.LRScheduler):
 
 
 def built_scheduler(build: Callable[[torch.optim.Optimizer], Any], optimizer: torch.optim.Optimizer) -> Any:
-    """Return the scheduler of an optimizer.
+    """Return the scheduler that a constructor builds for an optimizer, after a check of its type.
 
     Raises:
-        ConfigurationError: if it is none: the learning rate would stay as it is.
+        ConfigurationError: if the result is not a scheduler.
     """
     scheduler = build(optimizer)
     if not callable(getattr(scheduler, "step", None)):
@@ -123,7 +125,7 @@ def built_scheduler(build: Callable[[torch.optim.Optimizer], Any], optimizer: to
 
 
 def describe_scheduler(scheduler: Any, trainer: pl.Trainer | None) -> dict[str, Any]:
-    """Return a scheduler's description for Lightning, with its interval and its monitored metric.
+    """Return a scheduler's description in Lightning's format, with its interval and its monitored metric.
 
     Args:
         scheduler: scheduler, with optional attributes ``interval`` and ``monitor``.
@@ -138,7 +140,7 @@ def describe_scheduler(scheduler: Any, trainer: pl.Trainer | None) -> dict[str, 
 
 
 def check_end(scheduler: Any, interval: str, trainer: pl.Trainer) -> None:
-    """Warn if a run is too short for a scheduler to reach its end; do nothing if the length of the run is not known.
+    """Warn if a run of known length is too short for a scheduler to reach its end.
 
     Args:
         scheduler: scheduler of the run.

@@ -29,29 +29,29 @@ SAMPLE, ITERATIONS = 4096, 100
 
 @runtime_checkable
 class HasPenalty(Protocol):
-    """A mapping that is trained by a penalty of its own."""
+    """Protocol of a mapping that adds a penalty of its own to the objective."""
 
     def penalty(self, scores: Tensor) -> Tensor:
-        """Return a scalar for scores (B, width)."""
+        """Return the penalty, a scalar, for scores (B, width)."""
 
 
 class SparseAutoencoder(LitSparseModule):
-    r"""Reconstructs activations of a network as sparse combinations of learnt directions.
+    r"""Sparse auto-encoder that reconstructs a network's activations as sparse combinations of learned directions.
 
     Activations x are centered and scaled to a mean square of one, :math:`z = (x - b) / s`. The encoder's scores and the
     activity are
 
     .. math:: u = W z + c, \qquad p = f(u), \qquad y = p \, \langle u, p \rangle_+ / \langle p, p \rangle
 
-    where f is the mapping: y is the point nearest to the scores on the ray through f(u). It is f(u) itself for mappings that
-    keep scores, such as ``HardThreshold``; those onto the simplex, or onto a norm, get the magnitude that they lack. The
+    where f is the mapping, so y is the point nearest to the scores on the ray through f(u). It is f(u) itself for mappings
+    that keep scores, such as ``HardThreshold``; for mappings onto the simplex or a sphere, this restores the magnitude. The
     reconstruction is ``x' = s D^T y + b``. The rows of D, the dictionary, have unit norm.
 
-    The loss of an example is the mean of ``(x - x')^2 / s^2``, close to the fraction of variance that is not explained. Units
-    that were inactive for ``dead_after`` examples get an auxiliary loss: their largest scores reconstruct what the others left.
-    A mapping with a ``penalty``, as ``JumpReLU`` has, adds it to the objective.
+    The loss of an example is the mean of ``(x - x')^2 / s^2``, close to the fraction of variance that is not explained.
+    Units that were inactive for ``dead_after`` examples get an auxiliary loss, with which their largest scores reconstruct
+    the residual of the others. A mapping with a ``penalty``, as ``JumpReLU`` has, adds it to the objective.
 
-    The decoder's bias b begins as the geometric median of training examples, and the encoder as the dictionary.
+    The decoder's bias b is initialized to the geometric median of training examples, and the encoder to the dictionary.
 
     Logged are ``l0``, the mean number of active units, and in validation and test ``explained_variance`` and
     ``dead_fraction``, the fraction of units that are active for none of the examples.
@@ -60,7 +60,7 @@ class SparseAutoencoder(LitSparseModule):
 
     Args:
         mapping: f, over the last dimension.
-        in_features: D, number of entries of an activation.
+        in_features: D, dimension of an activation.
         width: number of units.
         dead_after: number of training examples without activity after which a unit is dead.
         auxiliary_weight: weight of the auxiliary loss.
@@ -70,8 +70,8 @@ class SparseAutoencoder(LitSparseModule):
     Raises:
         ConfigurationError: for an argument outside its range, or a mapping over another dimension.
 
-    Source: Bricken et al. (2023), Towards Monosemanticity. Gao et al. (2024), Scaling and Evaluating Sparse Autoencoders, for
-    the auxiliary loss.
+    Source: Bricken et al. (2023), Towards Monosemanticity. Gao et al. (2024), Scaling and Evaluating Sparse Autoencoders,
+    for the auxiliary loss.
 
     Example:
         >>> import torch
@@ -120,12 +120,12 @@ class SparseAutoencoder(LitSparseModule):
 
     @property
     def dictionary(self) -> Tensor:
-        """The directions (width, D) of unit norm that the units stand for."""
+        """Dictionary (width, D): the learned directions of the units, with unit norm."""
         return nnf.normalize(self.decoder, dim=-1)
 
     @torch.no_grad()
     def start_from(self, examples: Tensor) -> None:
-        """Set the decoder's bias and the scale.
+        """Set the decoder's bias and the scale of activations, given training examples.
 
         Args:
             examples: (N, D) training examples.
@@ -146,7 +146,7 @@ class SparseAutoencoder(LitSparseModule):
         self.started.fill_(True)
 
     def initialize(self, data: Any) -> None:
-        """Set the decoder's bias and the scale from the training data, unless they were set or loaded before.
+        """Set the decoder's bias and the scale of activations from the training data, unless they were set or loaded before.
 
         Raises:
             ConfigurationError: without a data module.
@@ -241,7 +241,7 @@ class SparseAutoencoder(LitSparseModule):
         self.idle.masked_fill_(reduce(active.any(0).long()) > 0, 0)
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """Return ``index`` (B,) and the ``activity`` (B, width)."""
+        """Return the predictions for a batch as a dict: ``index`` (B,) and the ``activity`` (B, width)."""
         return {"index": batch["index"], "activity": self.encode(self._features(batch))}
 
 

@@ -244,7 +244,10 @@ def _serves(x: Tensor) -> bool:
 
 @cache
 def programs_on(device: torch.device) -> ModuleType | None:
-    """Return the module of Triton programs if they can run on a device, else None; the CPU runs them in Triton's interpreter."""
+    """Return the module of Triton programs if they can run on a device, else None.
+
+    On the CPU, they run if Triton's interpreter is used.
+    """
     try:
         import triton
 
