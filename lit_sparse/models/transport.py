@@ -118,7 +118,7 @@ class EntropicTransport(LitSparseModule):
         return log_plan_density(self._surplus(self._given(x), self._given(y)), self.rho, self.form)
 
     def plan_density(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the plan's density (B, M) at all pairs, relative to the product of the measures, so that its mean is near 1."""
+        """Return the plan's density (B, M) at all pairs, relative to the product of the measures; its mean is near 1."""
         log_density: Tensor = self(x, y)
         return log_density.exp()
 

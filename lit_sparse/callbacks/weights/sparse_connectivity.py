@@ -116,7 +116,7 @@ class SparseConnectivity(pl.Callback):
             self._project(trainer, pl_module)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Project the weights before the last validation of a run that stops early; warn if others validate unprojected ones."""
+        """Project the weights before the last validation of a run that stops early; warn if they are unprojected in others."""
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
         if trainer.should_stop:

@@ -30,7 +30,7 @@ class Pairs(NamedTuple):
     is_causal: bool = False
 
     def simplified(self, length: int, size: int) -> Pairs:
-        """Return pairs with ``is_causal`` in place of a mask that is the causal one for ``length`` queries and ``size`` keys."""
+        """Return pairs with ``is_causal`` in place of a mask that is causal for ``length`` queries and ``size`` keys."""
         if self.mask is None or not _is_triangle(self.mask, length, size):
             return self
         return self._replace(mask=None, is_causal=True)

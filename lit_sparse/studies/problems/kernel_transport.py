@@ -27,19 +27,23 @@ def ascend(
     step_size: float,
     iterations: int | Sequence[int],
 ) -> list[dict[str, float]]:
-    """Run kernel SGD from N(0, 1) to the mixture of N(-1, 0.25) and N(1.5, 0.16) in halves, cost (x - y)^2, eps 0.1.
+    """Run kernel SGD on a one-dimensional transport problem, and return the gap to the optimum after some iterations.
+
+    The source is N(0, 1), the target a mixture of N(-1, 0.25) and N(1.5, 0.16) with equal weights, the cost (x - y)^2,
+    and
+    eps is 0.1.
 
     Args:
         seed: seed of the samples.
         objective: ``safe`` for the safe semi-dual, ``dual`` for the dual.
         rho: rho of the safe semi-dual.
         width: width of the kernel ``exp(-d^2 / (2 width^2))``.
-        step_size: C of the step sizes.
+        step_size: C, the initial learning rate.
         iterations: numbers of iterations after which the gap is measured; one number N stands for some up to N.
 
     Returns:
-        ``iterations``, ``gap`` (the optimum minus S(u), both by quadrature on 601 points; infinite after an overflow), and the
-        number of ``overflows``.
+        ``iterations``, ``gap`` (the optimum minus S(u), both by quadrature on 601 points; infinite after an overflow), and
+        the number of ``overflows``.
 
     Source: Gladin et al. (2025), LogSumExp approximation, section 3.1 and appendix B.
     """
@@ -57,13 +61,13 @@ def ascend(
 
 
 def marks(last: int) -> list[int]:
-    """Return numbers of iterations at equal distances of their logarithms."""
+    """Return numbers of iterations up to the last, evenly spaced on a logarithmic scale."""
     return sorted({max(10, round(last ** (k / 40))) for k in range(8, 41)} | {last})
 
 
 @cache
 def optimum() -> tuple[Tensor, dict[str, Any], float]:
-    """Return the points of the grid, the weights of both measures, and the optimum."""
+    """Return the grid points, the weights of both measures, and the optimal semi-dual value."""
     points, source = grid_measure(SOURCE.log_prob, -6.0, 6.0)
     weights: dict[str, Any] = {"source_weights": source, "target_weights": grid_measure(TARGET.log_prob, -6.0, 6.0)[1]}
     u, v = sinkhorn_potentials(points, points, eps=EPS, **weights)
@@ -71,6 +75,6 @@ def optimum() -> tuple[Tensor, dict[str, Any], float]:
 
 
 def gap(potentials: KernelPotentials) -> float:
-    """Return the optimum minus S(u)."""
+    """Return the optimal semi-dual value minus the value S(u) of some potentials."""
     points, weights, best = optimum()
     return best - semi_dual_value(potentials.source_potential(points), points, points, eps=EPS, **weights)
