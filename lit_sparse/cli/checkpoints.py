@@ -153,7 +153,7 @@ class StoredModel:
         ]
 
     def continued(self, used: Namespace, configured: Namespace, state: Collection[str]) -> tuple[dict[str, Any], list[str]]:
-        """Return the optimizer options that a resumed run changes, which restoring its state would undo, and notes on all changes.
+        """Return the optimizer options that a resumed run changes, to set after its state is restored, and notes on changes.
 
         Args:
             used: see :meth:`used_in`.

@@ -37,7 +37,8 @@ class RobustClassifier(LitSparseModule):
     Raises:
         ConfigurationError: for a number below 1, or images that the network does not accept.
 
-    Source: Improved Stochastic Optimization of LogSumExp, section 3.3.
+    Source: Gladin, Kroshnin, Zhu & Dvurechensky (2025), Improved Stochastic Optimization of LogSumExp, arXiv:2509.24894,
+    section 3.3.
 
     Example:
         >>> import torch

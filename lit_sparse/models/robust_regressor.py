@@ -39,7 +39,8 @@ class RobustRegressor(LitSparseModule):
     Raises:
         ConfigurationError: for an argument outside its range.
 
-    Source: Improved Stochastic Optimization of LogSumExp, section 3.2.
+    Source: Gladin, Kroshnin, Zhu & Dvurechensky (2025), Improved Stochastic Optimization of LogSumExp, arXiv:2509.24894,
+    section 3.2.
 
     Example:
         >>> from lit_sparse.risks import SafeKLDRO

@@ -69,8 +69,9 @@ class EntropicTransport(LitSparseModule):
     Raises:
         ConfigurationError: for an argument outside its range, or a scheduler with kernel potentials.
 
-    Source: Gladin et al. (2025), LogSumExp approximation, section 3.1; ``"dual"`` is Genevay, Cuturi, Peyre & Bach (2016),
-    Stochastic optimization for large-scale optimal transport.
+    Source: Gladin, Kroshnin, Zhu & Dvurechensky (2025), Improved Stochastic Optimization of LogSumExp, arXiv:2509.24894,
+    section 3.1; ``"dual"`` is Genevay, Cuturi, Peyre & Bach (2016), Stochastic optimization for large-scale optimal
+    transport.
 
     Example:
         >>> model = EntropicTransport(dim=2)
@@ -217,7 +218,8 @@ class EntropicTransport(LitSparseModule):
             batch_size: number of target points per step.
             generator: random generator on the CPU; torch's own by default.
 
-        Source: Gladin et al. (2025), appendix B.3.
+        Source: Gladin, Kroshnin, Zhu & Dvurechensky (2025), Improved Stochastic Optimization of LogSumExp,
+        arXiv:2509.24894, appendix B.3.
         """
         source, target, fresh = self._given(source), self._given(target), self._given(fresh)
         potentials = semi_discrete_potentials(

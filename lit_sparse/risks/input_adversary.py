@@ -32,7 +32,8 @@ class InputAdversary:
     Raises:
         ConfigurationError: for an argument outside its range; the message calls ``steps`` ``inner_steps``, and so on.
 
-    Source: Improved Stochastic Optimization of LogSumExp, section 3.3.
+    Source: Gladin, Kroshnin, Zhu & Dvurechensky (2025), Improved Stochastic Optimization of LogSumExp, arXiv:2509.24894,
+    section 3.3.
 
     Example:
         >>> import torch

@@ -29,8 +29,8 @@ class KLDRO(Risk):
         ConfigurationError: if ``lam`` is not positive.
 
     Source: Hu & Hong (2013), Kullback-Leibler Divergence Constrained Distributionally Robust Optimization. Levy, Carmon,
-    Duchi & Sidford (2020), Large-Scale Methods for Distributionally Robust Optimization, arXiv:2010.05893. Equation 18 of
-    Improved Stochastic Optimization of LogSumExp.
+    Duchi & Sidford (2020), Large-Scale Methods for Distributionally Robust Optimization, arXiv:2010.05893. Gladin,
+    Kroshnin, Zhu & Dvurechensky (2025), Improved Stochastic Optimization of LogSumExp, arXiv:2509.24894, equation 18.
 
     Example:
         >>> import torch

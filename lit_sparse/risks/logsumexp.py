@@ -71,8 +71,8 @@ def safe_logsumexp(values: Tensor, rho: float, dim: int = -1, weights: Tensor | 
             negative, infinite or NaN, or their mass is below rho. Weights are not checked under ``torch.func`` and
             ``torch.compile``. There a mass below rho gives -inf, and an invalid weight NaN.
 
-    Source: Improved Stochastic Optimization of LogSumExp, equations 5 to 8. For a mass equal to rho the result is the limit
-    ``sum_i w_i x_i / rho + ln rho - 1``.
+    Source: Gladin, Kroshnin, Zhu & Dvurechensky (2025), Improved Stochastic Optimization of LogSumExp, arXiv:2509.24894,
+    equations 5 to 8. For a mass equal to rho the result is the limit ``sum_i w_i x_i / rho + ln rho - 1``.
 
     Example:
         >>> import torch

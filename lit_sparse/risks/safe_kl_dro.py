@@ -140,8 +140,8 @@ class SafeKLDRO(DualRisk):
     Raises:
         ConfigurationError: for an argument outside its range. With rho = 1 the optimal a would be -inf.
 
-    Source: Improved Stochastic Optimization of LogSumExp, equation 19. The capped exponential is from Levy et al. (2020),
-    arXiv:2010.05893.
+    Source: Gladin, Kroshnin, Zhu & Dvurechensky (2025), Improved Stochastic Optimization of LogSumExp, arXiv:2509.24894,
+    equation 19. The capped exponential is from Levy et al. (2020), arXiv:2010.05893.
 
     Example:
         >>> import torch

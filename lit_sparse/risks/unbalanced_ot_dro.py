@@ -43,8 +43,9 @@ class UnbalancedOTDRO(DualRisk):
     Raises:
         ConfigurationError: for an argument outside its range.
 
-    Source: Improved Stochastic Optimization of LogSumExp, equations 20 and 22. Wang et al. (2024), Outlier-Robust
-    Distributionally Robust Optimization via Unbalanced Optimal Transport.
+    Source: Gladin, Kroshnin, Zhu & Dvurechensky (2025), Improved Stochastic Optimization of LogSumExp, arXiv:2509.24894,
+    equations 20 and 22. Wang et al. (2024), Outlier-Robust Distributionally Robust Optimization via Unbalanced Optimal
+    Transport.
 
     Example:
         >>> import torch
@@ -116,7 +117,8 @@ class ExponentialOTDRO(Risk):
         ConfigurationError: for an argument outside its range.
 
     Source: Wang et al. (2024), Outlier-Robust Distributionally Robust Optimization via Unbalanced Optimal Transport.
-    Equation 21 of Improved Stochastic Optimization of LogSumExp.
+    Gladin, Kroshnin, Zhu & Dvurechensky (2025), Improved Stochastic Optimization of LogSumExp, arXiv:2509.24894, equation
+    21.
 
     Example:
         >>> import torch

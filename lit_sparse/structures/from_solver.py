@@ -91,7 +91,7 @@ class FromSolver(Structure):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return instances for the shared tests: the set of all bit vectors, solved row by row and at once."""
+        """Return instances for the shared tests: all bit vectors of length 4, solved row by row, and all rows at once."""
         return [cls(_positive, 4), cls(_positive, 4, batched=True, cache=5)]
 
     def __getstate__(self) -> dict[str, Any]:

@@ -174,7 +174,7 @@ def configs_of(runs: Sequence[Source]) -> dict[str, dict[Any, Any]]:
 
 
 def table_of(study: Study, rows: Sequence[Row], settings: Mapping[str, Mapping[str, str]]) -> list[list[str]]:
-    """Return the table of a study with the settings in which its cells differ; without the number of seeds if it is always 1."""
+    """Return the table of a study with the settings in which its cells differ, and the number of seeds unless it is 1."""
     cells = {name: replace(cell, labels={**cell.labels, **settings.get(name, {})}) for name, cell in study.cells.items()}
     table = by_cell(replace(study, cells=cells), rows, list(study.columns))
     place = len(table[0]) - 1 - table[0][::-1].index("seeds")  # a label may have this name, too

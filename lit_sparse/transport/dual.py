@@ -129,7 +129,8 @@ def dual_value(
         ConfigurationError: for arguments out of range, or of shapes that do not match.
 
     Source: Genevay, Cuturi, Peyre & Bach (2016), Stochastic optimization for large-scale optimal transport, eq. (D_eps);
-    for ``"safe"`` Gladin et al. (2025), LogSumExp approximation, eq. (15).
+    for ``"safe"`` Gladin, Kroshnin, Zhu & Dvurechensky (2025), Improved Stochastic Optimization of LogSumExp,
+    arXiv:2509.24894, eq. (15).
     """
     check_positive("eps", eps)
     _check_points(source, target)

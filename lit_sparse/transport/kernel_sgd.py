@@ -171,7 +171,8 @@ def run_kernel_sgd(
     Raises:
         ValueError: for arrays that are not of these shapes.
 
-    Source: Gladin et al. (2025), LogSumExp approximation, appendix B.1; ``"dual"`` is Genevay, Cuturi, Peyre & Bach (2016).
+    Source: Gladin, Kroshnin, Zhu & Dvurechensky (2025), Improved Stochastic Optimization of LogSumExp, arXiv:2509.24894,
+    appendix B.1; ``"dual"`` is Genevay, Cuturi, Peyre & Bach (2016).
     """
     size = len(coefficients)
     if sources.shape != targets.shape or sources.shape[:1] != coefficients.shape or not 0 <= first <= last <= size:

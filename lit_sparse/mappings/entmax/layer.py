@@ -149,7 +149,7 @@ class Entmax(SparseMapping):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return instances for the shared tests: alphas at and between the special cases, and one to learn."""
+        """Return instances for the shared tests: alphas at and between the special cases, and two to learn."""
         learnt = [cls(nn.Parameter(torch.tensor([alpha]))) for alpha in (1.7, 0.6)]
         return [cls(), cls(1.25, gamma=0.5), cls(1.0), cls(2.0), cls(1.0001), cls(0.5), cls(0.1, gamma=0.5), *learnt]
 
@@ -227,7 +227,7 @@ class LearnableEntmax(Entmax):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return instances for the shared tests: one alpha for all rows, and one for each of the last rows."""
+        """Return instances for the shared tests, with several ranges and initial values of alpha."""
         return [cls(), cls(start=2.5, low=1.5, high=4.0, gamma=0.5), cls(start=0.7, low=0.2)]
 
 

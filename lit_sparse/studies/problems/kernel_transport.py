@@ -45,7 +45,8 @@ def ascend(
         ``iterations``, ``gap`` (the optimum minus S(u), both by quadrature on 601 points; infinite after an overflow), and
         the number of ``overflows``.
 
-    Source: Gladin et al. (2025), LogSumExp approximation, section 3.1 and appendix B.
+    Source: Gladin, Kroshnin, Zhu & Dvurechensky (2025), Improved Stochastic Optimization of LogSumExp, arXiv:2509.24894,
+    section 3.1 and appendix B.
     """
     stops = marks(iterations) if isinstance(iterations, int) else list(iterations)
     potentials = KernelPotentials(width, step_size, capacity=stops[-1]).build(1)

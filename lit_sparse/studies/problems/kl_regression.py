@@ -36,7 +36,8 @@ def california(
     Returns:
         ``epoch`` and ``objective``, lam log mean exp of the squared errors of all examples, in float64.
 
-    Source: Improved Stochastic Optimization of LogSumExp, section 3.2 and figure 3.
+    Source: Gladin, Kroshnin, Zhu & Dvurechensky (2025), Improved Stochastic Optimization of LogSumExp, arXiv:2509.24894,
+    section 3.2 and figure 3.
     """
     x, y = load(path)
     theta = least_squares(x, y).clone().requires_grad_()

@@ -24,7 +24,8 @@ class LabelNoiseCurves(pl.Callback):
         train_examples: number of training images on which the robust loss is measured, with kappa = beta = 1.
         val_examples: number of validation images.
 
-    Source: Improved Stochastic Optimization of LogSumExp, equation 20 and figure 4.
+    Source: Gladin, Kroshnin, Zhu & Dvurechensky (2025), Improved Stochastic Optimization of LogSumExp, arXiv:2509.24894,
+    equation 20 and figure 4.
     """
 
     def __init__(self, every: int = 5000, train_examples: int = 5000, val_examples: int = 2000) -> None:
