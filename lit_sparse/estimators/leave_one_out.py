@@ -19,11 +19,8 @@ __all__ = ["LeaveOneOut"]
 class LeaveOneOut(Sampler):
     r"""Score-function estimator with k samples, each with the mean loss of the others as its baseline; unbiased.
 
-    .. math::
-    abla_x \approx \frac{1}{k} \sum_{i=1}^{k} \Bigl(\ell(z_i) - \frac{1}{k - 1} \sum_{j
-    e i} \ell(z_j)\Bigr)
-
-    abla_x \ln \pi(z_i)
+    .. math:: \nabla_x \approx \frac{1}{k} \sum_{i=1}^{k} \Bigl(\ell(z_i) - \frac{1}{k - 1} \sum_{j \ne i} \ell(z_j)\Bigr)
+        \nabla_x \ln \pi(z_i)
 
     where z_i are the samples, l is the loss, x are the scores and pi is the distribution; the estimate is the mean loss.
 

@@ -23,9 +23,7 @@ __all__ = ["ScoreFunction"]
 class ScoreFunction(Sampler):
     r"""Score-function estimator (REINFORCE): decodes one sample, with one of three baselines; unbiased.
 
-    .. math::
-    abla_x \approx (\ell(z) - b)\,
-    abla_x \ln \pi(z)
+    .. math:: \nabla_x \approx (\ell(z) - b)\, \nabla_x \ln \pi(z)
 
     where z is the sample, l(z) its loss and also the estimate, b the baseline, x are the scores and pi is the distribution.
 

@@ -22,7 +22,7 @@ RATE = 0.05
 def batch_topk(scores: Tensor, k: int, *, dim: int = -1, mask: Tensor | None = None) -> Tensor:
     r"""Return the largest positive scores of all rows together, k per row on average, and zero elsewhere.
 
-    .. math:: y_{ni} = x_{ni} \, [x_{ni} \ge t]_{01} \, [x_{ni} > 0]_{01}
+    .. math:: y_{ni} = x_{ni} \text{ if } x_{ni} > 0 \text{ and } x_{ni} \ge t, \text{ else } 0
 
     where x_n is row n of N rows and the threshold t is the N k-th largest score of all rows.
 

@@ -22,7 +22,7 @@ SPEED = 10
 def jump_relu(scores: Tensor, threshold: float | Tensor, *, dim: int = -1, mask: Tensor | None = None) -> Tensor:
     r"""Return the scores above a threshold, and zero elsewhere.
 
-    .. math:: y_i = x_i \, [x_i > t_i]_{01}
+    .. math:: y_i = x_i \text{ if } x_i > t_i, \text{ else } 0
 
     where t is the threshold.
 

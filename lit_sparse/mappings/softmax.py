@@ -96,6 +96,8 @@ def softmax(scores: Tensor, *, gamma: float = 1.0, dim: int = -1, mask: Tensor |
 class Softmax(SparseMapping):
     """Layer that computes softmax, with a mask, and zeros on rows where nothing is allowed.
 
+    For the formula, see :func:`~lit_sparse.mappings.functional.softmax`.
+
     Args:
         gamma: strength of the regularizer ``sum y log y`` (the temperature), > 0.
         dim: dimension along which to map.

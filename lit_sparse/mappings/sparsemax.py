@@ -58,6 +58,8 @@ def sparsemax(scores: Tensor, *, gamma: float = 1.0, dim: int = -1, mask: Tensor
 class Sparsemax(SparseMapping):
     """Layer that computes sparsemax, a sparse alternative to softmax with exact zeros.
 
+    For the formula, see :func:`~lit_sparse.mappings.functional.sparsemax`.
+
     Args:
         gamma: strength of the regularizer ``1/2 ||y||^2``, > 0. Larger values give larger supports.
         dim: dimension along which to map.

@@ -48,6 +48,8 @@ def topk_sparsemax(scores: Tensor, k: int, *, gamma: float = 1.0, dim: int = -1,
 class TopKSparsemax(SparseMapping):
     """Layer that computes sparsemax of the k largest scores, with zeros elsewhere.
 
+    For the formula, see :func:`~lit_sparse.mappings.functional.topk_sparsemax`.
+
     Args:
         k: maximum support size, >= 1; more than the allowed entries means all of them.
         gamma: strength of the regularizer ``1/2 ||y||^2``, > 0.
@@ -94,8 +96,7 @@ def topk_entmax(
 ) -> Tensor:
     r"""Return alpha-entmax of the k largest scores; all others get zero.
 
-    .. math:: y_S = \operatorname{entmax}_\alpha(x_S / \gamma), \qquad y_i = 0 \;\text{ for }\; i
-    otin S
+    .. math:: y_S = \operatorname{entmax}_\alpha(x_S / \gamma), \qquad y_i = 0 \;\text{ for }\; i \notin S
 
     where S holds the k largest scores of a row; see :func:`~lit_sparse.mappings.functional.entmax`.
 
@@ -127,6 +128,8 @@ def topk_entmax(
 
 class TopKEntmax(SparseMapping):
     """Layer that computes alpha-entmax of the k largest scores; with alpha = 2 it is :class:`TopKSparsemax`.
+
+    For the formula, see :func:`~lit_sparse.mappings.functional.topk_entmax`.
 
     Args:
         k: maximum support size, >= 1; more than the allowed entries means all of them.

@@ -18,7 +18,7 @@ class ExplainedVariance(ExactMetric):
 
     .. math:: 1 - \frac{\sum_n \lVert x_n - \hat x_n \rVert^2}{\sum_n \lVert x_n - \bar x \rVert^2}
 
-    where x_n are the vectors, \hat x_n their reconstructions and \bar x is the mean vector.
+    where x_n are the vectors, x_n with a hat their reconstructions, and x with a bar is the mean vector.
 
     Args:
         features: number of entries of a vector.

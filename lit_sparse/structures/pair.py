@@ -18,7 +18,9 @@ __all__ = ["Pair"]
 
 @dataclass(frozen=True)
 class Pair(Structure):
-    """Structure of two bits with a potential, the score of both being 1: a positive one favours both, a negative one neither.
+    """Structure of all pairs of two bits, whose potential is the score of both being 1.
+
+    A positive potential favours both bits, a negative one at most one of them.
 
     Example:
         >>> import torch

@@ -55,6 +55,8 @@ def capped_softmax(scores: Tensor, rho: float, *, gamma: float = 1.0, dim: int =
 class CappedSoftmax(SparseMapping):
     """Layer that computes softmax with no probability above ``1 / (rho d)``, d the number of allowed entries.
 
+    For the formula, see :func:`~lit_sparse.mappings.functional.capped_softmax`.
+
     A target above the bound, such as a class label with rho d > 1, would have an infinite Fenchel-Young loss. The loss
     therefore mixes it with the uniform distribution, just enough to meet the bound.
 

@@ -123,6 +123,8 @@ def entmax(
 class Entmax(SparseMapping):
     """Layer that computes alpha-entmax: the larger alpha, the sparser; dense for alpha <= 1.
 
+    For the formula, see :func:`~lit_sparse.mappings.functional.entmax`.
+
     Args:
         alpha: 1e-6 <= alpha <= 100, or a tensor of such values that broadcasts to the scores with size 1 along ``dim``.
             A ``nn.Parameter`` is learnt; see :class:`LearnableEntmax` for one that stays in a range.

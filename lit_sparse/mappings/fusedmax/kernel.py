@@ -209,7 +209,7 @@ def write_runs(
 
 @compile_rows()
 def gather_near(x: Any, row: Any, top: Any, gamma: Any, lam: Any, places: Any) -> Any:
-    """List the entries that are close enough to the maximum to matter; return their number."""
+    """List the entries whose scores are high enough to affect the result; return their number."""
     wall = top - gamma * (1.0 + 4.0 * lam) * (1.0 + MARGIN)
     n = 0
     for i in range(x.shape[1]):

@@ -82,6 +82,8 @@ def fusedmax(
 class Fusedmax(SparseMapping):
     """Layer that computes fusedmax: attention to a few contiguous stretches, each with one weight.
 
+    For the formula, see :func:`~lit_sparse.mappings.functional.fusedmax`.
+
     Args:
         lam: strength of the fusion penalty, >= 0, or a tensor of such values that broadcasts to the scores with size 1
             along ``dim``. A ``nn.Parameter`` is learnt; see :class:`LearnableFusedmax` for one that stays positive.

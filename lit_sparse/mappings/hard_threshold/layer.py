@@ -57,6 +57,8 @@ def hard_threshold(x: Tensor, k: int, *, nonneg: bool = False, dim: int = -1, ma
 class HardThreshold(SparseMapping):
     """Layer that keeps the k entries of largest magnitude in each row, and sets the others to zero.
 
+    For the formula, see :func:`~lit_sparse.mappings.functional.hard_threshold`.
+
     Args:
         k: how many entries stay, >= 1.
         nonneg: keep only positive entries.

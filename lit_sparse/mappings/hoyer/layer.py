@@ -69,6 +69,8 @@ def hoyer_projection(
 class HoyerProjection(SparseMapping):
     """Layer that projects rows onto vectors of a given Hoyer sparseness and Euclidean norm.
 
+    For the formula, see :func:`~lit_sparse.mappings.functional.hoyer_projection`.
+
     Args:
         sparseness: the sparseness of the result, in [0, 1].
         nonneg: whether the result is nonnegative; otherwise it has the signs of the input.

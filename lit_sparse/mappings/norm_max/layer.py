@@ -81,6 +81,8 @@ def norm_max(
 class NormMax(SparseMapping):
     """Layer that computes norm-max: sparse, with nearly equal weights on the support for a large alpha.
 
+    For the formula, see :func:`~lit_sparse.mappings.functional.norm_max`.
+
     Args:
         alpha: 1 < alpha <= 1000, or a tensor of such values that broadcasts to the scores with size 1 along ``dim``. A
             ``nn.Parameter`` is learnt.

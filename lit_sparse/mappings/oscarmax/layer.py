@@ -89,6 +89,8 @@ def oscarmax(
 class Oscarmax(SparseMapping):
     """Layer that computes oscarmax: a few groups of entries, anywhere in the row, each with one weight.
 
+    For the formula, see :func:`~lit_sparse.mappings.functional.oscarmax`.
+
     Args:
         lam: strength of the pairwise penalty, >= 0.
         exact: True for the mapping as defined; False for the paper's approximation, which has neither a value nor a

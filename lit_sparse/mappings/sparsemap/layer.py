@@ -140,6 +140,8 @@ def _distribution(x: Tensor, problem: StructureProblem, potentials: Tensor | Non
 class SparseMAP(PotentialMapping):
     """Layer that computes the marginals of a sparse distribution over structures: the nearest point of their convex hull.
 
+    For the objective, see :func:`~lit_sparse.mappings.functional.sparsemap`.
+
     Args:
         structure: a set of structures; see :mod:`lit_sparse.structures`.
         potentials: further scores for structures that have them, a tensor or nested lists; see the structure.

@@ -55,6 +55,8 @@ def sq_pnorm_max(scores: Tensor, p: float = 1.5, *, gamma: float = 1.0, dim: int
 class SqPNormMax(SparseMapping):
     """Layer that computes sq-pnorm-max: sparser than sparsemax, with weights that differ more.
 
+    For the formula, see :func:`~lit_sparse.mappings.functional.sq_pnorm_max`.
+
     Args:
         p: exponent of the norm, 1 < p <= 2; at 2 it is sparsemax, and the closer to 1 the sparser.
         gamma: strength of the regularizer ``1/2 ||y||_p^2``, > 0.
