@@ -83,8 +83,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
     Returns:
         Exit status: 0, 2 after a message about what to change, 130 after Ctrl-C, 141 after the reader of the output has
-            closed
-        it, 143 after SIGTERM.
+        closed it, 143 after SIGTERM.
     """
     if args is not None:  # a call by another program
         return _run(list(args), program=False)

@@ -24,7 +24,7 @@ def added_mask(**options: Any) -> Tensor | None:
 
 
 def boolean_mask(**options: Any) -> Tensor | None:
-    """Return the boolean mask of transformers' ``sdpa`` attention, True at allowed positions, which is cheaper than a sum.
+    """Return the boolean mask of transformers' ``sdpa`` attention, True at allowed positions; nothing is added to scores.
 
     It is None for bidirectional attention without padding. A causal mask is never left out: the attention
     function would not see that it is missing.

@@ -1,4 +1,4 @@
-"""Registers mappings with transformers, as names of attention and of masks."""
+"""Registers mappings with transformers, as attention implementations with their masks."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def register(**mappings: SparseMapping) -> list[str]:
             )
         if not re.fullmatch(r"[a-z0-9_]+", name):
             raise ConfigurationError(f"Expected a name of lower-case letters, digits and underscores but got {name!r}.")
-        register_function(f"{PREFIX}{name}", _by(mapping))
+        register_function(f"{PREFIX}{name}", _attention_by(mapping))
         names.append(f"{PREFIX}{name}")
     register_function(BY_LAYER, attend_by_layer)
     register_function(BY_LAYER_BOOLEAN, attend_by_layer, boolean_mask)
@@ -88,7 +88,7 @@ def check_on_simplex(mapping: object) -> None:
         )
 
 
-def _by(mapping: SparseMapping) -> AttentionFunction:
+def _attention_by(mapping: SparseMapping) -> AttentionFunction:
     def function(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
     ) -> tuple[Tensor, Tensor | None]:
@@ -98,8 +98,8 @@ def _by(mapping: SparseMapping) -> AttentionFunction:
 
 
 def _mappings_without_arguments() -> dict[str, SparseMapping]:
-    """Return the mappings of this package that are onto the simplex and can be built without arguments, by name."""
-    found: dict[str, SparseMapping] = {}
+    """Return name -> mapping, for this package's mappings onto the simplex that need no arguments."""
+    mappings: dict[str, SparseMapping] = {}
     for name in lit_sparse.mappings.__all__:
         kind = getattr(lit_sparse.mappings, name)
         if not (isinstance(kind, type) and issubclass(kind, SparseMapping)) or kind is SparseMapping or not kind.on_simplex:
@@ -109,8 +109,8 @@ def _mappings_without_arguments() -> dict[str, SparseMapping]:
         except TypeError:  # an argument is required
             continue
         if not any(True for _ in mapping.parameters()):
-            found["entmax15" if kind is Entmax else _snake_case(name)] = mapping
-    return found
+            mappings["entmax15" if kind is Entmax else _snake_case(name)] = mapping
+    return mappings
 
 
 def _snake_case(name: str) -> str:

@@ -25,7 +25,7 @@ SMALLEST = float(np.finfo(np.float32).tiny)
 
 @compile_rows()
 def add(high: Any, low: Any, value: Any) -> Any:
-    """Return a sum in two parts (high, low) after adding a number, without rounding error."""
+    """Return a sum in two parts (high, low) after adding a number, with twice the precision of float64."""
     total = high + value
     added = total - high
     rest = low + ((high - (total - added)) + (value - added))
@@ -44,7 +44,10 @@ def add_difference(high: Any, low: Any, value: Any, top: Any) -> Any:
 
 @compile_rows()
 def add_multiple(high: Any, low: Any, value: Any, times: Any) -> Any:
-    """Return a sum in two parts (high, low) after adding an integer multiple, below 2^52, of a number, exactly."""
+    """Return a sum in two parts (high, low) after adding an integer multiple, below 2^52, of a number.
+
+    The product is exact.
+    """
     scaled = SPLITTER * value
     most = scaled - (scaled - value)
     many = math.floor(times / HALF) * HALF

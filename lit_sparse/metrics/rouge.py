@@ -69,8 +69,8 @@ def first_bytes(text: str, number: int) -> str:
 def weighted_lcs(hypothesis: Sequence[str], reference: Sequence[str], weight: float = 1.2) -> float:
     """Return the weight of the weighted longest common subsequence, in which a run of k common words weighs ``k^weight``.
 
-    This is the recursion of the paper's section 4, which takes every match that it meets. For ``weight > 1`` and repeated words
-    another subsequence may weigh more.
+    This is the recursion of the paper's section 4, which is greedy: for ``weight > 1`` and repeated words, another
+    subsequence may weigh more.
 
     Args:
         hypothesis: tokens.
@@ -116,25 +116,25 @@ def overlaps(
     Args:
         hypothesis: tokens without spaces.
         reference: tokens.
-        types: types as in :class:`Rouge`.
+        types: types of ROUGE; see :class:`Rouge`.
         weight: exponent in ROUGE-W.
 
     Example:
         >>> overlaps("the cat".split(), "the cat sat".split(), ["rouge2"])["rouge2"]
         Overlap(shared=1, hypothesis=1, reference=2, power=1.0)
     """
-    found = {"rougeW": _weighted_overlap, "rougeW155": _overlap_of_script}
-    counted = tuple(kind for kind in types if kind not in found)
+    weighted = {"rougeW": _weighted_overlap, "rougeW155": _overlap_of_script}
+    counted = tuple(kind for kind in types if kind not in weighted)
     scores = _scorer(counted).score(" ".join(reference), " ".join(hypothesis))
-    shared = {}
+    result = {}
     for kind in types:
-        if kind in found:
-            shared[kind] = found[kind](hypothesis, reference, weight)
+        if kind in weighted:
+            result[kind] = weighted[kind](hypothesis, reference, weight)
         else:
             less = 0 if kind == "rougeL" else int(kind[-1]) - 1
             of_hypothesis, of_reference = (max(len(tokens) - less, 0) for tokens in (hypothesis, reference))
-            shared[kind] = Overlap(round(scores[kind].precision * of_hypothesis), of_hypothesis, of_reference)
-    return shared
+            result[kind] = Overlap(round(scores[kind].precision * of_hypothesis), of_hypothesis, of_reference)
+    return result
 
 
 def combine(found: Sequence[Overlap], references: str) -> RougeScore:
@@ -186,8 +186,7 @@ class Rouge(TextMetric):
             ``_`` follows a name that ends in a digit, as in ``rouge75_1``.
         tokenizer: ``rouge_score`` lower-cases and keeps runs of a-z and 0-9, as ROUGE-1.5.5 does. It drops all other
             characters: the ``#`` for digits in Gigaword, and every letter that is not English, and warns once if these are
-                most
-            letters of a reference. ``spaces`` splits at spaces.
+            most letters of a reference. ``spaces`` splits at spaces.
         options: keyword arguments of torchmetrics, such as ``sync_on_compute``.
 
     Raises:
@@ -260,7 +259,7 @@ class Rouge(TextMetric):
         return "|".join(f"{key}:{value}" for key, value in fields.items())
 
     def _warn_of_letters(self, texts: Iterable[str]) -> None:
-        """Warn once of a text of which the tokenizer drops most letters."""
+        """Warn, once, if the tokenizer drops most letters of a text."""
         foreign = (text for text in texts if not text.isascii() and _is_mostly_dropped(text))
         if not self._warned and (text := next(foreign, None)) is not None:
             self._warned = True
@@ -272,9 +271,9 @@ class Rouge(TextMetric):
 
     def _tokens(self) -> Callable[[str], list[str]]:
         """Return the function that tokenizes a text."""
-        made = str.split if self.tokenizer == "spaces" else _tokenizer(self.use_stemmer)
+        tokenize = str.split if self.tokenizer == "spaces" else _tokenizer(self.use_stemmer)
         limit = self.truncate_bytes
-        return made if limit is None else lambda text: made(first_bytes(text, limit))
+        return tokenize if limit is None else lambda text: tokenize(first_bytes(text, limit))
 
 
 def _is_mostly_dropped(text: str) -> bool:
@@ -296,12 +295,12 @@ def _check_types(types: Sequence[str]) -> tuple[str, ...]:
 def _tokenizer(use_stemmer: bool) -> Callable[[str], list[str]]:
     from rouge_score.tokenizers import DefaultTokenizer  # type: ignore[import-untyped, unused-ignore]
 
-    made: Callable[[str], list[str]] = DefaultTokenizer(use_stemmer).tokenize
-    return made
+    tokenize: Callable[[str], list[str]] = DefaultTokenizer(use_stemmer).tokenize
+    return tokenize
 
 
 class _Spaces:
-    """Tokenizer for texts that are tokenized already."""
+    """Tokenizer for texts that are already tokenized, which splits at spaces."""
 
     def tokenize(self, text: str) -> list[str]:
         return text.split()
@@ -319,7 +318,7 @@ def _weighted_overlap(hypothesis: Sequence[str], reference: Sequence[str], weigh
 
 
 def _overlap_of_script(hypothesis: Sequence[str], reference: Sequence[str], weight: float) -> Overlap:
-    """Return the counts of ROUGE-1.5.5 for ROUGE-W; see ``rougeW155`` in :class:`Rouge`."""
+    """Return the overlap in ROUGE-W as the script ROUGE-1.5.5 counts it; see ``rougeW155`` in :class:`Rouge`."""
     table = _weighted_table(reference, hypothesis, weight)
     matched = [False] * len(reference)
     i, j = len(reference), len(hypothesis)

@@ -1,4 +1,4 @@
-"""Sparse auto-encoder: a dictionary of directions, learnt on the activations of another network."""
+"""Sparse auto-encoder: a dictionary of directions, learned on the activations of another network."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lit_sparse.models.data_protocols import check_columns, check_keys, has_rows
 
 __all__ = ["SparseAutoencoder"]
 
-#: Examples for the geometric median, and iterations of Weiszfeld's algorithm.
+#: Number of examples for the geometric median, and of iterations of Weiszfeld's algorithm.
 SAMPLE, ITERATIONS = 4096, 100
 
 
@@ -196,18 +196,18 @@ class SparseAutoencoder(LitSparseModule):
         features = self._features(batch)
         scores = self.scores(features)
         activity = self._activity(scores)
-        made = self.decode(activity)
-        left = ((features - made) / self.scale).float()
-        losses, penalty, artifacts = left.square().mean(-1), None, {}
+        reconstruction = self.decode(activity)
+        residual = ((features - reconstruction) / self.scale).float()
+        losses, penalty, artifacts = residual.square().mean(-1), None, {}
         active = activity.detach() != 0
         if stage == "train":
-            losses = losses + self._revival(scores, left.detach())
+            losses = losses + self._auxiliary_losses(scores, residual.detach())
             self._count_idle(active)
             if isinstance(self.mapping, HasPenalty):
                 penalty = self.mapping.penalty(scores)
         else:
             metrics = self.stage_metrics(stage)
-            metrics["explained_variance"].update(features, made)
+            metrics["explained_variance"].update(features, reconstruction)
             metrics["dead_fraction"].update(activity)
             artifacts = {"activity": activity.detach(), "index": batch["index"]}
         size = active.sum(-1)
@@ -226,17 +226,17 @@ class SparseAutoencoder(LitSparseModule):
         check_columns(features, self.in_features)
         return features.to(self.bias.dtype)
 
-    def _revival(self, scores: Tensor, left: Tensor) -> Tensor | float:
-        """Return the auxiliary losses (B,): the errors of what dead units make of what is left (B, D)."""
+    def _auxiliary_losses(self, scores: Tensor, residual: Tensor) -> Tensor | float:
+        """Return the auxiliary losses (B,): errors of the dead units' reconstruction of the residual (B, D)."""
         dead = (self.idle >= self.dead_after).nonzero().flatten()
         if not len(dead) or not self.auxiliary_weight:
             return 0.0
         activity = hard_threshold(scores[:, dead], max(1, self.in_features // 2), nonneg=True)
-        return self.auxiliary_weight * (left - activity @ self.dictionary[dead]).float().square().mean(-1)
+        return self.auxiliary_weight * (residual - activity @ self.dictionary[dead]).float().square().mean(-1)
 
     @torch.no_grad()
     def _count_idle(self, active: Tensor) -> None:
-        """Count the examples of all processes since each unit was active."""
+        """Count, for each unit, the examples of all processes since it was last active."""
         self.idle += len(active) * world_size()
         self.idle.masked_fill_(reduce(active.any(0).long()) > 0, 0)
 
@@ -247,11 +247,11 @@ class SparseAutoencoder(LitSparseModule):
 
 def geometric_median(points: Tensor) -> Tensor:
     """Return the point (D,) with the least sum of distances to points (N, D), by Weiszfeld's algorithm."""
-    found = points.mean(0)
+    median = points.mean(0)
     for _ in range(ITERATIONS):
-        weights: Tensor = 1 / torch.linalg.vector_norm(points - found, dim=1).clamp_min(1e-12)
+        weights: Tensor = 1 / torch.linalg.vector_norm(points - median, dim=1).clamp_min(1e-12)
         moved: Tensor = weights @ points / weights.sum()
-        if float((moved - found).norm()) <= 1e-9 * float(found.norm()):
+        if float((moved - median).norm()) <= 1e-9 * float(median.norm()):
             return moved
-        found = moved
-    return found
+        median = moved
+    return median

@@ -113,9 +113,9 @@ class KernelPotentials(Potentials):
 
     where (x_j, y_j) are the pairs of points and b_j their coefficients.
 
-    Kernel SGD adds a kernel to each sum with every pair of points. The points
-    and coefficients are buffers of a fixed size, so that a checkpoint holds them. They are float64 and stay on the CPU,
-    because the iterations are sequential. They have no gradient.
+    Kernel SGD adds a kernel to each sum with every pair of points. The points and coefficients are buffers
+    of a fixed size, so that a checkpoint holds them. They are float64 and stay on the CPU, because the iterations are
+    sequential. They have no gradient.
 
     Args:
         width: width of a kernel, in units of x.

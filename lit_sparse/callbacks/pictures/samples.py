@@ -94,6 +94,7 @@ class TransportPlot(Picture):
 
     In two dimensions it draws the points with arrows along the barycentric map. Next to the target points it draws samples
     of the plan for the source points.
+
     A model needs ``held_out``, source and target points or None, and the methods ``sample_plan`` and ``barycentric_map`` of
     ``EntropicTransport``; on the line also ``potentials``. Other models, and points in more dimensions, are ignored.
 

@@ -286,7 +286,7 @@ def _column(batch: Any, column: str) -> Any:
 
 
 def rows_of(batches: Iterable[Any]) -> Iterator[Row]:
-    """Yield the rows of Arrow batches, as dicts."""
+    """Yield the rows of Arrow batches as dicts, each after its position as text, such as ``row 3``."""
     places = itertools.count(1)
     for batch in batches:
         for row in batch.to_pylist():

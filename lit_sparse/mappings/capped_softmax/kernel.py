@@ -91,7 +91,7 @@ def logistic_sums(work: Any, n: Any, q: Any) -> Any:
 
 @compile_rows(REDUCTION_FLAGS)
 def sum_and_least(z: Any, n: Any, work: Any) -> Any:
-    """Write the exponentials of the first n scores to ``work[0]``; return their sum and the smallest score."""
+    """Return the sum of the n exponentials in ``work[0]``, and the smallest of the n scores z."""
     total, least = 0.0, z.dtype.type(0)
     for j in range(n):
         total += work[0, j]

@@ -119,7 +119,7 @@ def _merged(
 def forward_clips(x: Any, row: Any, first: Any, last: Any, top: Any, scale: Any, lam: Any, walls: Any, work: Any) -> Any:
     """Compute, first to last, the interval of each entry's value given its successor's; return the value of the last entry.
 
-    First half of the taut-string dynamic program for one segment; :func:`write_runs` walks back.
+    This is the forward pass of Johnson's dynamic program for one segment; :func:`write_runs` walks back.
 
     Args:
         x: (rows, d).

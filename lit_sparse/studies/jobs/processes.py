@@ -173,7 +173,7 @@ def _wait(process: Process, stops: Callable[[], bool] | None) -> tuple[int, bool
 
 @contextmanager
 def naming_failure(place: str) -> Iterator[None]:
-    """Print immediately, within a context, that a command failed; its message is printed at the end of all."""
+    """Print immediately, within a context, that a command failed; its message follows when all commands have ended."""
     try:
         yield
     except JobInterruptedError:

@@ -28,8 +28,8 @@ from lit_sparse.kernels.gpu.triton_programs.tiles import (
 
 __all__ = ["apply_jacobian", "map_entmax"]
 
-FLAT = tl.constexpr(1e-12)  # an alpha - 1 at which entmax is softmax to all digits
-FARTHEST = tl.constexpr(1e30)  # an eps (z - t) that, for eps < 0, has no weight
+FLAT = tl.constexpr(1e-12)  # size of alpha - 1 below which entmax equals softmax to all digits
+FARTHEST = tl.constexpr(1e30)  # for eps < 0, weights are zero from this eps (z - t) on
 
 
 @compiled
@@ -46,7 +46,7 @@ def eps_of(
 def exp_minus_one(u: tl.tensor) -> tl.tensor:
     """Return ``exp(u) - 1`` without cancellation.
 
-    A quotient restores what rounding lost.
+    Kahan's quotient ``(p - 1) u / log(p)``, p = exp(u), cancels the rounding error of p.
     """
     power = tl.exp(u)
     near = power == 1.0
@@ -77,7 +77,7 @@ def deformed(z: tl.tensor, t: tl.tensor, eps: tl.tensor, halves: tl.tensor, squa
         m = tl.where(positive, m, 0.0)
         base = 1.0 + m
         inverse = 1.0 / base
-        logarithm = tl.log(base) + (m - (base - 1.0)) * inverse  # with what rounding took from 1 + m
+        logarithm = tl.log(base) + (m - (base - 1.0)) * inverse  # corrected for the rounding of 1 + m
         y = tl.where(positive, tl.exp(logarithm * over(1.0 / eps)), 0.0)
         slope = y * inverse
     return y, slope
@@ -156,8 +156,8 @@ def solve_entmax(
         good = (ahead >= lower) & (ahead <= upper) & (i <= NEWTON_PASSES)
         ahead = tl.where(good, ahead, 0.5 * (lower + upper))
         step = tl.abs(ahead - t)
-        t = tl.where(live, ahead, t)  # a row that is done rests: its neighbours must not change it
-        size = tl.maximum(1.0 - eps * t, 1.0)  # what the step is relative to, for eps < 0
+        t = tl.where(live, ahead, t)  # finished rows do not move, so that results do not depend on other rows
+        size = tl.maximum(1.0 - eps * t, 1.0)  # scale of the step, for eps < 0
         live = live & (step > tolerance * size) & (upper - lower > 1e-15 * upper)
         i += 1
     return t

@@ -63,7 +63,7 @@ class Workspace(NamedTuple):
     Attributes:
         vectors: float64 (VECTORS, d).
         matrix: uint8 (capacity, d), structures.
-        factor: float64 (capacity, capacity), the triangular factor R of the support's Gram matrix.
+        factor: float64 (capacity, capacity), the triangular factor R, ``R^T R = M``, of the support.
         lists: float64 (LISTS, capacity), numbers of each structure of the support.
         slots: int32 (capacity,), the row of ``matrix`` that holds each structure of the support.
         scratch: float64 (d,), workspace of a compiled oracle.
