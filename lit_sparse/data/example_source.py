@@ -1,4 +1,4 @@
-"""The training examples of any data module, by their indices."""
+"""Access by index to the training examples of any data module."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ class ExampleSource(Protocol):
 
 
 class _Resumable:
+    """Training examples of one of this package's data modules."""
+
     def __init__(self, base: ResumableDataModule) -> None:
         self.base, self.indices = base, base.train_indices()
         self.batch_size, self.num_workers = base.batch_size, base.num_workers
@@ -40,7 +42,7 @@ class _Resumable:
 
 
 class _OfLoader:
-    """The examples of the data set behind a ``DataLoader``."""
+    """Training examples in the data set of another data module's ``DataLoader``."""
 
     def __init__(self, base: pl.LightningDataModule) -> None:
         loader = base.train_dataloader()

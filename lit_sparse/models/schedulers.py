@@ -16,7 +16,7 @@ from lit_sparse.models.updates import estimated_updates
 
 __all__ = ["StepwiseLR", "check_end", "describe_scheduler"]
 
-#: Attribute in which schedulers store their number of moves.
+#: Attribute in which a scheduler stores the number of its steps until its end.
 ENDS: dict[type[lr_scheduler.LRScheduler], str] = {
     lr_scheduler.OneCycleLR: "total_steps",
     lr_scheduler.CosineAnnealingLR: "T_max",
@@ -102,12 +102,12 @@ class StepwiseLR(lr_scheduler.LRScheduler):
             self.scheduler.load_state_dict(state_dict["scheduler"])
 
     def _set_rates(self) -> None:
-        share = min(1.0, (self.last_epoch + 1) / max(1, self.warmup_steps))
+        fraction = min(1.0, (self.last_epoch + 1) / max(1, self.warmup_steps))
         for group, rate in zip(self.optimizer.param_groups, self.full_rates, strict=True):
             if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(share * rate)
+                group["lr"].fill_(fraction * rate)
             else:
-                group["lr"] = share * rate
+                group["lr"] = fraction * rate
 
 
 def built_scheduler(build: Callable[[torch.optim.Optimizer], Any], optimizer: torch.optim.Optimizer) -> Any:
@@ -131,12 +131,12 @@ def describe_scheduler(scheduler: Any, trainer: pl.Trainer | None) -> dict[str, 
         scheduler: scheduler, with optional attributes ``interval`` and ``monitor``.
         trainer: trainer, whose validation epochs determine when a metric is new.
     """
-    described = {"scheduler": scheduler, "interval": getattr(scheduler, "interval", "epoch")}
+    description = {"scheduler": scheduler, "interval": getattr(scheduler, "interval", "epoch")}
     if hasattr(scheduler, "monitor"):
-        described["monitor"] = scheduler.monitor
+        description["monitor"] = scheduler.monitor
         if trainer is not None and str(scheduler.monitor).startswith("val/"):
-            described["frequency"] = trainer.check_val_every_n_epoch or 1
-    return described
+            description["frequency"] = trainer.check_val_every_n_epoch or 1
+    return description
 
 
 def check_end(scheduler: Any, interval: str, trainer: pl.Trainer) -> None:

@@ -78,15 +78,15 @@ def _sort_reference(x: Tensor, strength: float | Tensor, entropic: bool) -> tupl
 
 
 def _blocks(s: Tensor, w: Tensor, inside: Tensor, entropic: bool) -> tuple[Tensor, Tensor]:
-    """Return the number of each entry's block, and where the block starts, for entries (..., d) in order.
+    """Return the index of each entry's block, and where the block starts, for sorted entries (..., d).
 
     All neighbours in violation are pooled at once until there are none; any order of pooling gives the same.
 
     Args:
         s: decreasing.
         w: decreasing.
-        inside: where entries take part, from the first on.
-        entropic: the form.
+        inside: boolean, True for the entries that take part, which come first.
+        entropic: whether the regularization is entropic, rather than quadratic.
     """
     place = torch.arange(s.shape[-1], device=s.device).expand_as(inside)
     before = (place - 1).clamp_min(0)
@@ -109,14 +109,14 @@ def _blocks(s: Tensor, w: Tensor, inside: Tensor, entropic: bool) -> tuple[Tenso
 
 
 def _starts_of(begins: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the number of each entry's block, and where it starts, given where blocks begin, the first of them at 0."""
+    """Return the index of each entry's block, and where it starts, given where blocks begin."""
     ids = begins.long().cumsum(-1) - 1
     place = torch.arange(ids.shape[-1], device=ids.device).expand_as(ids)
     return ids, group_sums(torch.where(begins, place, 0), ids)
 
 
 def _sorted(x: Tensor, keys: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return where x is broken, how many entries of a row take part, the order of their keys, and these in that order."""
+    """Return masks of invalid and of used entries of x, the decreasing order of the keys, and the keys in that order."""
     invalid = ~(x < torch.inf).all(-1, keepdim=True)
     allowed = x != -torch.inf
     use = allowed & ~invalid
@@ -172,7 +172,7 @@ def rank_block(start: Any, stop: Any, out: Any, labels: Any, x: Any, gamma: Any,
     for row in range(start, stop):
         ordinary, n = top_of(x, bits, row, out, cell, cell_bits), 0
         start_labels(row, out, labels)
-        for i in range(d if ordinary else 0):  # without a branch: the next overwrites what does not count
+        for i in range(d if ordinary else 0):  # without a branch: the next entry overwrites one that is not allowed
             floats[KEYS, n] = max((np.float64(x[row, i]) - np.float64(cell[0])) / gamma, LOWEST)
             ints[ORDER, n] = i
             n += x[row, i] != -np.inf
