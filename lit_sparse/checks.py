@@ -87,12 +87,12 @@ def _shown(value: Any) -> str:
 
 
 def has_values(tensor: Tensor) -> bool:
-    """Return whether the values of a tensor can be read: no transform, trace or meta device prevents it."""
+    """Return whether the values of a tensor can be read, which transforms, tracing and the meta device prevent."""
     return can_read_values() and not (tensor.is_meta or is_fake(tensor))
 
 
 def check_flag(name: str, value: bool) -> bool:
-    """Return a boolean.
+    """Return the value after checking that it is a boolean.
 
     Raises:
         ConfigurationError: for any other value.
@@ -103,7 +103,7 @@ def check_flag(name: str, value: bool) -> bool:
 
 
 def check_positive(name: str, value: float) -> float:
-    """Return a positive, finite number.
+    """Return the value after checking that it is a positive, finite number.
 
     Raises:
         ConfigurationError: for any other value.
@@ -117,7 +117,7 @@ def check_positive(name: str, value: float) -> float:
 
 
 def check_integer(name: str, value: int) -> int:
-    """Return an integer.
+    """Return the value after checking that it is an integer.
 
     Raises:
         ConfigurationError: for any other value.
@@ -129,11 +129,11 @@ def check_integer(name: str, value: int) -> int:
 
 
 def check_count(name: str, value: int, least: int = 1, most: int | None = None) -> int:
-    """Return an integer of at least ``least``.
+    """Return the value after checking that it is an integer of at least ``least`` and at most ``most``.
 
     Args:
-        name: name in the message.
-        value: the integer.
+        name: name of the argument in the message.
+        value: value to check.
         least: smallest integer allowed.
         most: largest integer allowed, such as :data:`MOST_LAYERS` if Python's lists grow with it; None for 64 bits.
 
@@ -152,15 +152,15 @@ def check_count(name: str, value: int, least: int = 1, most: int | None = None) 
 
 
 def check_widths(name: str, values: Sequence[int], most: int = MOST_FEATURES) -> tuple[int, ...]:
-    """Return the widths of hidden layers, integers of at least 1.
+    """Return the widths of hidden layers after checking that they are a list of integers >= 1.
 
     Args:
-        name: name in the message.
-        values: the widths.
+        name: name of the argument in the message.
+        values: widths to check.
         most: largest width allowed.
 
     Raises:
-        ConfigurationError: for any other width, and for what is no list of them.
+        ConfigurationError: for any other value.
     """
     given: Any = values
     if isinstance(given, str) or not isinstance(given, Iterable):
@@ -169,7 +169,7 @@ def check_widths(name: str, values: Sequence[int], most: int = MOST_FEATURES) ->
 
 
 def check_choice(name: str, value: Word, allowed: tuple[str, ...]) -> Word:
-    """Return a word from a tuple of allowed words.
+    """Return the value after checking that it is one of the allowed words.
 
     Raises:
         ConfigurationError: for any other value.
@@ -180,7 +180,7 @@ def check_choice(name: str, value: Word, allowed: tuple[str, ...]) -> Word:
 
 
 def check_shape(name: str, value: tuple[int, ...]) -> tuple[int, ...]:
-    """Return a shape as a tuple.
+    """Return a shape as a tuple, after checking that it is a sequence of integers >= 0.
 
     Raises:
         ConfigurationError: if the value is not a sequence of integers >= 0.
@@ -192,11 +192,11 @@ def check_shape(name: str, value: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def check_number(name: str, value: float, low: float, high: float, *, open_low: bool = False, open_high: bool = False) -> float:
-    """Return a number within bounds.
+    """Return the value after checking that it is a number within bounds.
 
     Args:
-        name: name in the message.
-        value: the number.
+        name: name of the argument in the message.
+        value: value to check.
         low: lower bound.
         high: upper bound.
         open_low: whether the lower bound is excluded.
@@ -216,7 +216,7 @@ def check_number(name: str, value: float, low: float, high: float, *, open_low: 
 
 
 def check_parameter(name: str, value: float | Tensor, low: float, high: float, *, open_low: bool = False) -> float | Tensor:
-    """Return a number within bounds, or a floating tensor.
+    """Return the value after checking that it is a number within bounds, or a floating tensor.
 
     Tensor values that are NaN or below the range are refused if they can be read without synchronization: on the CPU, outside
     of ``torch.func`` and ``torch.compile``.
@@ -255,7 +255,7 @@ def check_learnable(name: str, value: float | Tensor, low: float, high: float, *
 
 
 def check_dim(dim: int, tensor: Tensor, what: str) -> int:
-    """Return a dimension of a tensor.
+    """Return the index of a dimension after checking that the tensor has it.
 
     Args:
         dim: index of the dimension, counted from the end if negative.
@@ -275,10 +275,10 @@ def check_dim(dim: int, tensor: Tensor, what: str) -> int:
 
 
 def check_mask(mask: Tensor, meaning: str) -> Tensor:
-    """Return a boolean mask.
+    """Return the mask after checking that it is a boolean tensor.
 
     Args:
-        mask: the mask.
+        mask: mask to check.
         meaning: meaning of True, for the message.
 
     Raises:
@@ -292,7 +292,7 @@ def check_mask(mask: Tensor, meaning: str) -> Tensor:
 
 
 def check_result(part: object, method: str, value: Any, shape: tuple[int, ...]) -> Tensor:
-    """Return the result of a method that a user wrote, a floating tensor of a shape.
+    """Return the result of a user's method after checking that it is a floating tensor of the given shape.
 
     Raises:
         ConfigurationError: for any other result.
@@ -306,10 +306,10 @@ def check_result(part: object, method: str, value: Any, shape: tuple[int, ...]) 
 
 
 def check_indices(indices: Tensor, size: int) -> Tensor:
-    """Return indices (n,) after a check that each is in 0 .. size - 1; compiled code would read foreign memory at another.
+    """Return indices (n,) after checking that each is in 0 .. size - 1, so that compiled code stays within memory.
 
     Raises:
-        IndexError: with the smallest and largest index.
+        IndexError: if one is not; the message gives the smallest and largest index.
     """
     if not isinstance(indices, Tensor) or indices.ndim != 1 or indices.dtype != torch.int64:
         got = f"{tuple(indices.shape)} {indices.dtype}" if isinstance(indices, Tensor) else full_name(indices)

@@ -44,14 +44,17 @@ KEPT = "\n\t\u00a0\u202f\u3000"
 
 
 class Terminated(KeyboardInterrupt):
-    """Raised at SIGTERM; it stops a command as Ctrl-C does."""
+    """Exception raised at SIGTERM, which stops a command as Ctrl-C does."""
 
     status = 128 + signal.SIGTERM
 
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Raise :class:`Terminated` at SIGTERM in the main thread; a forked process, as of a data loader, ends at once."""
+    """Raise :class:`Terminated` at SIGTERM, within a context in the main thread.
+
+    A forked process, such as a data loader's worker, ends at once.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -70,33 +73,33 @@ def terminable() -> Iterator[None]:
 
 
 class LitSparseError(Exception):
-    """Base of every error that the command line prints as one message, without a traceback."""
+    """Base class of the package's errors, which the command line prints as one message without a traceback."""
 
     def __str__(self) -> str:
-        """Return the message, cut if it is long, in which names and values from files cannot act on a terminal."""
+        """Return the message, shortened if it is long, with control characters escaped."""
         text = super().__str__()
         return printable(text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}")
 
 
 class ConfigurationError(LitSparseError, ValueError):
-    """An argument has a value that is not allowed, alone or together with another argument."""
+    """Error for an argument with a value that is not allowed, alone or together with another argument."""
 
 
 class DataError(LitSparseError, ValueError):
-    """A data set is missing, unreadable, or malformed."""
+    """Error for a data set that is missing, unreadable, or malformed."""
 
 
 class CheckpointError(LitSparseError, RuntimeError):
-    """A checkpoint is missing, unreadable, or does not fit the command."""
+    """Error for a checkpoint that is missing, unreadable, or does not match the command."""
 
 
 class MissingExtraError(LitSparseError, ImportError):
-    """An optional package is needed, and is missing or too old.
+    """Error for an optional package that is needed, and is missing or too old.
 
     Args:
         what: the feature that needs the package, for example ``"The bundled MNIST images"``.
         extra: the extra of this package that installs it.
-        but: what is found in its place, for example ``" but got transformers 4.57"``.
+        but: what was found instead, for example ``" but got transformers 4.57"``.
         command: command that installs it; by default :func:`install_command`.
     """
 
@@ -105,7 +108,7 @@ class MissingExtraError(LitSparseError, ImportError):
 
 
 def printable(text: str) -> str:
-    r"""Return a text with its control characters escaped, except for line breaks and tabs; a terminal would obey them.
+    r"""Return a text with its control characters escaped, except for line breaks and tabs, so that it is safe to print.
 
     Example:
         >>> print(printable("naïve \x1b]0;title\x07"))
@@ -117,9 +120,9 @@ def printable(text: str) -> str:
 
 
 def install_command(*extras: str) -> str:
-    """Return the command that installs extras: from the clone that this package lies in, or else their requirements by name.
+    """Return the command that installs optional extras, from this package's clone or by their requirements.
 
-    No index has this package, so ``pip install`` of its name would fail, or install a stranger's package.
+    The package is not on PyPI, so ``pip install`` of its name would fail, or install another project.
     """
     clone = Path(__file__).resolve().parents[1]
     if (clone / "pyproject.toml").is_file():
@@ -173,7 +176,7 @@ def did_you_mean(name: str, allowed: Iterable[str]) -> str:
 
 
 def cause_of(error: BaseException | None, kind: type[Caught]) -> Caught | None:
-    """Return the first of an error and its causes that is of a kind, or None."""
+    """Return the first error of a given class among an error and its causes, or None."""
     return next((cause for cause in error_chain(error) if isinstance(cause, kind)), None)
 
 

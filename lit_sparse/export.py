@@ -35,10 +35,11 @@ SET_HERE = {"model", "args", "f", "kwargs", "dynamo", "verbose", "opset_version"
 
 
 def decompose(program: ExportedProgram) -> ExportedProgram:
-    """Return an exported program in which plain torch operations replace the operators of this package.
+    """Return an exported program in which plain torch operations replace this package's operators.
 
     Args:
-        program: result of ``torch.export.export``. One exported under ``torch.no_grad()`` holds no derivatives, and is smaller.
+        program: result of ``torch.export.export``. One exported under ``torch.no_grad()`` holds no derivatives, and is
+            smaller.
 
     Example:
         >>> from lit_sparse.mappings import Sparsemax
@@ -63,7 +64,7 @@ def export_onnx(
     opset: int = OPSET,
     **options: Any,
 ) -> ONNXProgram:
-    """Write a module, in evaluation, as an ONNX model of standard operators.
+    """Write a module in eval mode as an ONNX model of standard operators.
 
     Args:
         module: a mapping or any module that holds mappings.

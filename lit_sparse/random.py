@@ -101,12 +101,12 @@ _whole_normal = _whole("seeded_normal", _normal, torch.float32)
 
 
 def example_keys(seed: int, index: Tensor, stream: int) -> Tensor:
-    """Return the (B,) int64 keys of examples at indices (B,), from which their counters begin."""
+    """Return the random keys (B,) int64 of examples at indices (B,), from which their random numbers are generated."""
     return _whole_keys(_seed_for(index, seed), index, (), _integer("stream", stream))
 
 
 def seeded_uniform(seed: int, index: Tensor, shape: tuple[int, ...] = (), *, stream: int = 0) -> Tensor:
-    """Sample from the uniform distribution on [0, 1).
+    """Return samples from the uniform distribution on [0, 1), as a function of the seed and each example's index.
 
     Args:
         seed: any integer.
@@ -126,7 +126,10 @@ def seeded_uniform(seed: int, index: Tensor, shape: tuple[int, ...] = (), *, str
 
 
 def seeded_normal(seed: int, index: Tensor, shape: tuple[int, ...] = (), *, stream: int = 0) -> Tensor:
-    """Sample from the standard normal distribution by the Box-Muller method; arguments as for :func:`seeded_uniform`."""
+    """Return samples from the standard normal distribution, as a function of the seed and each example's index.
+
+    The Box-Muller method is used; for the arguments, see :func:`seeded_uniform`.
+    """
     return _whole_normal(_seed_for(index, seed), index, _shape(shape), _integer("stream", stream))
 
 
@@ -155,10 +158,10 @@ def _shape(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 @checked
 def seed_generator(seed: int, device: torch.device) -> None:
-    """Seed torch's CPU generator and the generator of one device; ``torch.manual_seed`` does so for all devices.
+    """Seed torch's CPU generator and the generator of one device; faster than ``torch.manual_seed``, which seeds all devices.
 
-    That function keeps a stack trace for each kind of device that is not in use yet. It takes a millisecond, too long for a
-    call in every step.
+    ``torch.manual_seed`` takes a millisecond, too long for a call in every step, because it stores a stack trace for each
+    kind of device that is not in use yet.
 
     Args:
         seed: 0 .. 2^64 - 1.

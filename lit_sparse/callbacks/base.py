@@ -43,7 +43,7 @@ class StageCallback(pl.Callback):
     """Callback whose hooks take the stage as an argument: ``"train"``, ``"val"`` or ``"test"``."""
 
     def on_stage_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: Stage) -> None:
-        """Run when an epoch of a stage starts; a resumed run does not repeat it for the epoch that was interrupted."""
+        """Run when an epoch of a stage starts; a resumed run does not repeat it for an interrupted epoch."""
 
     def on_stage_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, stage: Stage, dataloader_idx: int = 0
@@ -95,16 +95,16 @@ class StageCallback(pl.Callback):
 
 
 def artifacts_of(outputs: Any) -> dict[str, Any]:
-    """Return the artifacts of a step's output, empty for a step of another kind of model."""
+    """Return the artifacts of a step's output; an empty dict for the step of another kind of model."""
     artifacts: dict[str, Any] = outputs.get("artifacts", {}) if isinstance(outputs, dict) else {}
     return artifacts
 
 
 def check_folder(value: str | None) -> str | None:
-    """Return the name of a folder, or None.
+    """Return the name of a folder, or None, after a check of its type.
 
     Raises:
-        ConfigurationError: if it is something else.
+        ConfigurationError: if it is not a path.
     """
     if value is not None and not isinstance(value, str | os.PathLike):
         raise ConfigurationError(f"Expected argument `folder` to be a path or None but got {value!r}.")

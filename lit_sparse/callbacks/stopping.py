@@ -13,11 +13,15 @@ __all__ = ["RelativeChangeStopping"]
 
 @ranges(threshold=POSITIVE, patience=Count())
 class RelativeChangeStopping(EarlyStopping):
-    """Stop when ``|now - before| <= threshold |before|`` of a logged value, so many epochs in a row.
+    r"""Stop training when the relative change of a logged value stays below a threshold for several epochs.
 
-    Unlike ``EarlyStopping`` it does not ask for the smallest value so far: the loss of
-    :class:`lit_sparse.models.SupervisedOnlineAutoencoder` rises while classification gains weight in it. A value that is not
-    finite stops training at once.
+    .. math:: \lvert v_t - v_{t-1} \rvert \le \mathrm{threshold} \cdot \lvert v_{t-1} \rvert
+
+    where v_t is the value in epoch t.
+
+    Unlike ``EarlyStopping``, it does not compare with the smallest value so far: the loss of
+    :class:`lit_sparse.models.SupervisedOnlineAutoencoder` rises while classification gains weight in it. A value that is
+    not finite stops training at once.
 
     To use it in a config::
 
@@ -35,7 +39,7 @@ class RelativeChangeStopping(EarlyStopping):
     Raises:
         ConfigurationError: for an argument outside its range.
 
-    Source: Thom & Palm (2013), Sparse Activity and Sparse Connectivity in Supervised Learning, stop so.
+    Source: Thom & Palm (2013), Sparse Activity and Sparse Connectivity in Supervised Learning.
     """
 
     def __init__(self, monitor: str = "train/loss", threshold: float = 1e-3, patience: int = 3) -> None:

@@ -20,7 +20,11 @@ LUKEWARM = 0.95
 
 @ranges(rate=Number(0.0, math.inf, open_high=True), every=Count(), minimum=POSITIVE)
 class TemperatureAnnealing(pl.Callback):
-    """Set the temperature of every Gumbel-softmax estimator to ``max(minimum, exp(-rate * step))`` every so many steps.
+    r"""Lower the temperature of every Gumbel-softmax estimator as training proceeds.
+
+    .. math:: \tau = \max\{\mathrm{minimum},\; e^{-\mathrm{rate} \cdot \mathrm{step}}\}
+
+    where the optimizer step is rounded down to a multiple of ``every``.
 
     It is logged as ``train/temperature``. The step is the optimizer's, so a resumed run continues the schedule.
 
@@ -30,7 +34,7 @@ class TemperatureAnnealing(pl.Callback):
         minimum: the lowest temperature, > 0.
 
     Raises:
-        ConfigurationError: if an argument is not as described, or the model has no Gumbel-softmax estimator.
+        ConfigurationError: if an argument is invalid, or the model has no Gumbel-softmax estimator.
 
     Source: Jang, Gu & Poole (2017), Categorical reparameterization with Gumbel-softmax, appendix.
 
@@ -48,7 +52,7 @@ class TemperatureAnnealing(pl.Callback):
         self.minimum = minimum
 
     def temperature(self, step: int) -> float:
-        """Return the temperature at a step."""
+        """Return the temperature at an optimizer step."""
         return max(self.minimum, math.exp(-self.rate * (step - step % self.every)))
 
     @override
@@ -67,7 +71,7 @@ class TemperatureAnnealing(pl.Callback):
         pl_module.log("train/temperature", temperature, batch_size=1)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Warn if the run was too short for the temperature to fall."""
+        """Warn if the run was too short for the temperature to decrease."""
         if self.rate > 0 and self.temperature(trainer.global_step) > LUKEWARM > self.minimum:
             half = math.ceil(-math.log(max(self.minimum, 0.5)) / self.rate)
             rank_zero_warn(

@@ -76,14 +76,14 @@ HELP = "\n".join(
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run the command line.
+    """Run the command line ``lit-sparse``, and return the exit status.
 
     Args:
-        args: arguments after ``lit-sparse``; those of the process by default.
+        args: arguments after ``lit-sparse``; by default the process's own.
 
     Returns:
-        Exit status: 0, 2 after a message about what to change, 130 after Ctrl-C, 141 after the reader of the output has closed
-        it, 143 after SIGTERM.
+        Exit status: 0, 2 after a message about what to change, 130 after Ctrl-C, 141 after the reader of the output has
+        closed it, 143 after SIGTERM.
     """
     if args is not None:  # a call by another program
         return _run(list(args), program=False)
@@ -197,9 +197,9 @@ def _import_app(program: bool) -> ModuleType:
 
 
 def wait_passively() -> None:
-    """Let idle OpenMP threads sleep, unless an OpenMP variable sets how they wait or torch is already imported.
+    """Make idle OpenMP threads sleep, unless an OpenMP variable says how they wait or torch is already imported.
 
-    Spinning threads take the cores from other processes. torch reads the variable once, when it is imported.
+    Spinning threads would take cores from other processes. Torch reads the variable once, when it is imported.
     """
     if "torch" not in sys.modules and not WAIT_VARIABLES & os.environ.keys():
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
@@ -213,17 +213,17 @@ def _find_parts_here() -> None:
 
 
 def build_cli(args: Sequence[str], *, run: bool = False) -> LitSparseCLI:
-    """Build model, data and trainer as the command line would, for a notebook or a script.
+    """Return model, data and trainer built as the command line would build them, for a notebook or a script.
 
     Args:
         args: arguments after ``lit-sparse``, e.g. ``["fit", "-c", "ssvae/digits"]``.
-        run: also run the command.
+        run: whether to also run the command.
 
     Returns:
         An object with ``model``, ``datamodule`` and ``trainer``.
 
     Raises:
-        LitSparseError: saying what to change.
+        LitSparseError: if an argument is invalid; the message says what to change.
         MissingExtraError: without the extra ``train``.
     """
     from lit_sparse.ground import train_extra  # noqa: F401

@@ -32,10 +32,10 @@ __all__ = ["LitSparseCLI", "run"]
 
 
 def run(args: list[str]) -> int:
-    """Run one command; see :func:`lit_sparse.cli.main`.
+    """Run one command of ``lit-sparse``; see :func:`lit_sparse.cli.main`.
 
     Raises:
-        LitSparseError: saying what to change.
+        LitSparseError: if an argument is invalid; the message says what to change.
     """
     with quiet(), stoppable(), group_for_run():
         LitSparseCLI(args, execute=True)
@@ -43,14 +43,14 @@ def run(args: list[str]) -> int:
 
 
 class LitSparseCLI(CommandLine):
-    """Parse a command, build its model, data and trainer, and run it.
+    """LightningCLI that parses a command, builds its model, data and trainer, and runs it.
 
     Args:
         args: arguments after ``lit-sparse``; the command first.
         execute: whether to run the command once everything is built.
 
     Raises:
-        LitSparseError: saying what to change.
+        LitSparseError: if an argument is invalid; the message says what to change.
     """
 
     #: Whether the scores of a test are printed.
@@ -82,7 +82,10 @@ class LitSparseCLI(CommandLine):
                 )
 
     def instantiate_classes(self) -> None:
-        """Build the parts, with the checkpoint's weights if the command is not run; report a bad argument in one message."""
+        """Build model, data and trainer, with the checkpoint's weights if the command is not run.
+
+        A bad argument is reported in one message.
+        """
         limited = nullcontext() if self._limits is None else self._limits.kept()
         with told_as(lambda error: build_error(error, self._options())), limited:
             super().instantiate_classes()
@@ -139,7 +142,7 @@ class LitSparseCLI(CommandLine):
 
     @contextmanager
     def folder_if_used(self) -> Iterator[None]:
-        """Note in the status of the run folder if the block fails; remove the folder if that is before the first step."""
+        """Record in the run folder's status if a context fails; remove the folder if that is before the first step."""
         try:
             yield
         except BaseException as error:
@@ -152,7 +155,7 @@ class LitSparseCLI(CommandLine):
             raise
 
     def finish(self) -> None:
-        """Note in the status of the run folder that the command is done."""
+        """Record in the run folder's status that the command is done."""
         if self._status is not None:
             self._status.finish("the command was done")
 

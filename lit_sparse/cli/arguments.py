@@ -22,12 +22,12 @@ WORD = re.compile(r"""[^\s"'{}\[\],=\\]+""")
 
 
 class Given(NamedTuple):
-    """The words of a command, apart.
+    """The arguments of a command, split into configs, options and a checkpoint.
 
     Attributes:
-        config: the first config, after which runs are named; None without one.
-        configs: paths of configs, or contents in their place.
-        contents: what the configs hold.
+        config: the first config, which gives runs their name; None without one.
+        configs: paths of configs, or their contents.
+        contents: contents of the configs.
         options: the other options.
         checkpoint: path of a checkpoint, ``"last"`` or ``"best"``; None without one.
         trusted: names that a checkpoint may use.
@@ -42,7 +42,7 @@ class Given(NamedTuple):
 
     @classmethod
     def of(cls, words: list[str]) -> Self:
-        """Split the words after the name of a command.
+        """Return the arguments after the name of a command, split into configs, options and a checkpoint.
 
         Raises:
             ConfigurationError: for an unknown config, or one that cannot be read.
@@ -75,12 +75,12 @@ class Given(NamedTuple):
 
     @property
     def words(self) -> list[str]:
-        """The configs, and then the options, which override them wherever they stood."""
+        """The configs followed by the options, which override the configs wherever they stood."""
         return [*(word for path in self.configs for word in ("-c", path)), *self.options]
 
     @property
     def model_options(self) -> list[str]:
-        """The options of the model."""
+        """The options that set the model."""
         found, chosen = [], False
         for word in self.options:
             if word.startswith("-"):
@@ -92,7 +92,7 @@ class Given(NamedTuple):
 
     @property
     def names(self) -> set[str]:
-        """What a checkpoint may name: words of the configs' models and of the model's options, and modules of all configs."""
+        """Names that a checkpoint may use: those in the configs' models and the model's options, and modules of all configs."""
         files = [_in_yaml(word.rpartition("=")[2]) for word in self.model_options if word.endswith(ENDINGS)]
         models = [*(content.get("model") for content in self.contents), self.model_options, files]
         modules = {f"{word.rpartition('.')[0]}." for word in _words_in(self.contents)}

@@ -26,10 +26,10 @@ def monitor_of(model: Any) -> tuple[str, str]:
 
 
 def ordered(names: Iterable[str], model: Any) -> list[str]:
-    """Return the names of metrics in the order in which a person wants them.
+    """Return the names of logged metrics in the order of their interest for a user.
 
-    First the metric that selects the best checkpoint, then the others that the model declares, in its order, then what else
-    it logs, then components of other metrics, and last the counts.
+    First comes the metric that selects the best checkpoint, then the others that the model declares, in its order, then
+    other logged values, then components of metrics, and last the counts.
 
     Args:
         names: names of logged values, as in ``val/loss``.
@@ -47,7 +47,7 @@ def ordered(names: Iterable[str], model: Any) -> list[str]:
 
 
 def table(values: Mapping[str, float], names: Sequence[str]) -> list[str]:
-    """Return the lines of a table of names and values.
+    """Return the lines of a text table of names and values.
 
     Example:
         >>> table({"test/loss": 1.0, "test/accuracy": 0.5}, ["test/accuracy", "test/loss"])
@@ -59,7 +59,7 @@ def table(values: Mapping[str, float], names: Sequence[str]) -> list[str]:
 
 
 def best_metrics(rows: Sequence[Mapping[str, float]], key: str, mode: str, model: Any = None) -> list[str]:
-    """Return the lines of a table: the monitored metric at its best, and other validation metrics of the same epoch.
+    """Return the lines of a text table with the best value of the monitored metric, and the other metrics of that epoch.
 
     Args:
         rows: logged values, as in ``metrics.csv``.

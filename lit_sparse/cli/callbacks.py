@@ -42,7 +42,7 @@ KEPT = ("lr", "weight_decay")
 
 
 class SaveConfig(SaveConfigCallback):
-    """Write the resolved config to the run folder; a resumed run with another config keeps the former one, too.
+    """Callback that writes the resolved config to the run folder; a resumed run with another config keeps the former one.
 
     Args:
         folder: the run folder; None for the logger's folder.
@@ -53,13 +53,13 @@ class SaveConfig(SaveConfigCallback):
         self.folder = folder
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Read the logger's folder, which is broadcast, while all processes are in this hook."""
+        """Read the logger's folder, on all processes because it is broadcast."""
         if self.folder is None and trainer.loggers and trainer.log_dir is not None:
             self.folder = Path(trainer.log_dir)
         super().setup(trainer, pl_module, stage)
 
     def save_config(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Write the file; Lightning calls this only on the first process."""
+        """Write the config file; Lightning calls this only on the first process."""
         if self.folder is None:  # without a logger this would be the current folder
             return
         path, config = self.folder / self.config_filename, self.config
@@ -89,17 +89,17 @@ class SaveConfig(SaveConfigCallback):
 
 
 class OptimizerOptions(pl.Callback):
-    """Set changed options in the optimizer of a continued run after its state is restored.
+    """Callback that sets changed optimizer options in a resumed run, after the optimizer's state is restored.
 
     Args:
-        options: name -> value, for all groups of parameters.
+        options: name -> value, for all parameter groups.
     """
 
     def __init__(self, options: dict[str, Any]) -> None:
         self.options = options
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Set the options.
+        """Set the options of the optimizer.
 
         Raises:
             ConfigurationError: if a scheduler sets the learning rate.
@@ -115,12 +115,12 @@ class OptimizerOptions(pl.Callback):
 
 
 def measures() -> list[pl.Callback]:
-    """Return the callbacks that log numbers, for all runs."""
+    """Return the default callbacks that log numbers, for all runs."""
     return [CountLogger(max_count=MOST_COUNTED), SecondsLogger()]
 
 
 def pictures(folder: str | None) -> list[pl.Callback]:
-    """Return the callbacks that draw pictures and write predictions; each skips models that it does not apply to.
+    """Return the default callbacks that draw pictures and write predictions; each ignores models it does not apply to.
 
     Args:
         folder: output folder; None for the logger's folder.
@@ -136,7 +136,7 @@ def pictures(folder: str | None) -> list[pl.Callback]:
 
 
 class RunCheckpoint(ModelCheckpoint):
-    """Write a checkpoint of the run folder; its class keeps its state apart from the user's callbacks."""
+    """Checkpoint callback of the command line; a class of its own, so its state is separate from the user's callbacks."""
 
 
 def checkpoints(folder: Path, model: pl.LightningModule, every_n_steps: int | None) -> list[pl.Callback]:
@@ -159,12 +159,12 @@ def checkpoints(folder: Path, model: pl.LightningModule, every_n_steps: int | No
 
 
 def as_list(value: Any) -> list[Any]:
-    """Return the callbacks or loggers of a config: None, one or a list, as a list."""
+    """Return the callbacks or loggers of a config, which may be None, one or a list, as a list."""
     return [] if value is None else [*value] if isinstance(value, list | tuple) else [value]
 
 
 def not_named(callbacks: list[pl.Callback], config: Any) -> list[pl.Callback]:
-    """Return the callbacks whose class the config does not name; checkpoint callbacks are always returned.
+    """Return the default callbacks whose class the config does not name; checkpoint callbacks are always returned.
 
     A progress bar or a summary of the model in the config replaces any other.
 

@@ -32,12 +32,12 @@ __all__ = ["StoredModel", "changes_of_run", "is_restoring", "load_weights", "nes
 
 
 def read_for(command: str, path: Path, source: str, within: Path | None = None) -> dict[str, Any]:
-    """Return a checkpoint that a command can use.
+    """Return a checkpoint after checking that a command can use it.
 
     Args:
         command: name of the command; ``"fit"`` also needs the state of the optimizer.
         path: path of the checkpoint.
-        source: its name in messages.
+        source: name of the file in messages.
         within: folder out of which no link may lead; None for a file that the user names.
 
     Raises:
@@ -55,10 +55,10 @@ def read_for(command: str, path: Path, source: str, within: Path | None = None) 
 
 
 def load_weights(model: pl.LightningModule, path: Path) -> None:
-    """Load the weights of a checkpoint into a model, and set it to evaluation mode.
+    """Load the weights of a checkpoint into a model, and set it to eval mode.
 
     Raises:
-        CheckpointError: if they do not fit.
+        CheckpointError: if the weights do not match the model.
     """
     checkpoint = read_checkpoint(path)
     try:
@@ -80,7 +80,7 @@ def is_restoring(error: BaseException) -> bool:
 
 @dataclass(frozen=True)
 class StoredModel:
-    """The model of a checkpoint, under the options of a command.
+    """The model that a checkpoint describes, to be merged with the options of a command.
 
     Attributes:
         path: path or URL of the checkpoint.
@@ -94,10 +94,10 @@ class StoredModel:
 
     @classmethod
     def of(cls, described: dict[str, Any], path: str) -> Self:
-        """Read a description whose classes and values were checked.
+        """Return the model given by a checkpoint's description, whose classes and values were already checked.
 
         Args:
-            described: hyper-parameters of the checkpoint, ``_class_path`` among them.
+            described: hyperparameters of the checkpoint, including ``_class_path``.
             path: path or URL of the checkpoint.
         """
         init_args = {name: value for name, value in described.items() if not name.startswith("_")}
@@ -106,16 +106,16 @@ class StoredModel:
         return cls(path, _parser(StoredParser).parse_object({"model": plain})["model"], inference)
 
     def used_in(self, command: str, configured: Namespace, options: list[str]) -> Namespace:
-        """Return the model as it was trained, with the inference arguments of the options: for commands that do not train it.
+        """Return the model as it was trained, with the inference arguments of the options, for commands that do not train it.
 
         Args:
             command: name of the command.
-            configured: the model with all that configs and options change.
+            configured: the model with all changes by configs and options.
             options: options of the model.
 
         Raises:
             CheckpointError: if the configs or options name another class.
-            ConfigurationError: if the options change what may not differ.
+            ConfigurationError: if the options change an argument that may not differ.
         """
         kept, asked = str(self.saved["class_path"]), str(configured["class_path"]).rpartition(".")[2]
         if asked != kept.rpartition(".")[2]:
@@ -140,7 +140,7 @@ class StoredModel:
         return used
 
     def scored(self, used: Namespace, configured: Namespace) -> list[str]:
-        """Return notes on what a command that scores the model changes, and on ignored values of the config."""
+        """Return notes on what a command that evaluates the model changes, and on ignored values of the config."""
         return [
             *(
                 f"model.{key} was {old} when {self.path} was written and is {new} here"
@@ -153,15 +153,16 @@ class StoredModel:
         ]
 
     def continued(self, used: Namespace, configured: Namespace, state: Collection[str]) -> tuple[dict[str, Any], list[str]]:
-        """Return the changed options of the optimizer, which are lost when its state is restored, and notes on all changes.
+        """Return the optimizer options that a resumed run changes, to set after its state is restored, and notes on changes.
 
         Args:
             used: see :meth:`used_in`.
-            configured: the model with all that configs and options change.
-            state: names in the state of the checkpoint's model.
+            configured: the model with all changes by configs and options.
+            state: names in the state dict of the checkpoint's model.
 
         Raises:
-            ConfigurationError: if a value differs that is part of the trained state, or the class of optimizer or scheduler.
+            ConfigurationError: if a value that is part of the trained state differs, or the class of optimizer or
+                scheduler.
         """
         changes, options = differences(used, configured), {}
         for key, old, new in changes:
@@ -184,7 +185,7 @@ class StoredModel:
 
 
 def nested(**values: Any) -> Namespace:
-    """Return a namespace of the parser with copies of others."""
+    """Return a namespace of the parser made from copies of other namespaces."""
     return Namespace({name: value.clone() for name, value in values.items()})  # type: ignore[no-untyped-call]
 
 
@@ -196,11 +197,11 @@ def _parser(kind: type[Parser]) -> Parser:
 
 
 def changes_of_run(config: Path, command: str, now: dict[str, Any]) -> list[str]:
-    """Return notes on the options of data and trainer that a command changes.
+    """Return notes on the data and trainer options in which a command differs from a run.
 
     Args:
         config: path of the run's config.
-        command: name of the command; only `fit` continues a run, with its seed and a trainer of the same kind.
+        command: name of the command; only ``fit`` resumes a run, which needs its seed and a trainer of the same kind.
         now: config of the command.
 
     Raises:

@@ -34,20 +34,20 @@ __all__ = ["CommandLine", "stamp"]
 
 
 def stamp(path: Path) -> tuple[int, int, int]:
-    """Return what differs once a file has been replaced."""
+    """Return a value that changes when a file is replaced."""
     found = path.stat()
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 class CommandLine(LightningCLI):
-    """Parse a command: its configs and options, over the model of its checkpoint if it has one.
+    """LightningCLI that parses a command: its configs and options, over the model of its checkpoint if it has one.
 
     Args:
         args: arguments after ``lit-sparse``; the command first.
         execute: whether the command will be run once everything is built.
 
     Raises:
-        LitSparseError: saying what to change.
+        LitSparseError: if an argument is invalid; the message says what to change.
     """
 
     #: Command whose usage the help shows; the parsed one by default.
@@ -89,11 +89,11 @@ class CommandLine(LightningCLI):
         )
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
-        """Return only this command: describing the arguments of all four takes four times as long."""
+        """Return only the present command, because describing the arguments of all four takes four times as long."""
         return {self.command: LightningCLI.subcommands()[self.command]}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add the arguments for the run folder, the checkpoints and the trusted classes."""
+        """Add the arguments for the run folder, the checkpoints and the trusted classes to a parser."""
         group = parser.add_argument_group("run folder")
         help_of = "Folder of all runs; by default trainer.default_root_dir, or else `runs`."
         group.add_argument("--output_dir", type=str | None, default=None, help=help_of)

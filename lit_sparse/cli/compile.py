@@ -11,7 +11,7 @@ __all__ = ["main", "parser"]
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command."""
+    """Return the argument parser of ``lit-sparse compile``."""
     found = argparse.ArgumentParser(
         prog="lit-sparse compile",
         description="Compile mappings and their derivatives, and keep the machine code for later processes.",
@@ -22,7 +22,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Compile mappings for float32 and float64.
+    """Run the command ``lit-sparse compile``: compile mappings for float32 and float64 before their first use.
 
     Raises:
         ConfigurationError: for an unknown mapping, or without a folder for machine code.

@@ -22,7 +22,7 @@ CONFIGS = {
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command."""
+    """Return the argument parser of ``lit-sparse completion``."""
     found = argparse.ArgumentParser(
         prog="lit-sparse completion",
         description="Print the script by which a shell completes the command line.",
@@ -33,7 +33,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the script.
+    """Run the command ``lit-sparse completion``: print the completion script of a shell.
 
     Raises:
         MissingExtraError: without shtab.

@@ -32,10 +32,10 @@ load_yaml = get_loader("yaml")
 
 
 def read_config(path: str | Path) -> str:
-    """Return the text of a config file after its checks.
+    """Return the text of a config file after a check.
 
     Args:
-        path: the file.
+        path: path of the file.
 
     Raises:
         ConfigurationError: if the file is unreadable, not UTF-8, not YAML, or has a key twice.
@@ -62,7 +62,7 @@ def read_config(path: str | Path) -> str:
 
 
 def unreadable(error: yaml.YAMLError | ValueError, name: str) -> str:
-    """Return the message for a text that is not YAML in UTF-8, or has values that are none."""
+    """Return the message for a text that is not YAML in UTF-8, or has malformed values."""
     if isinstance(error, UnicodeDecodeError):
         byte = hex(error.object[error.start])
         return (
@@ -101,10 +101,10 @@ def _loaded(text: str, name: str) -> Any:
 
 
 def in_model(content: Any) -> Any:
-    """Return a config whose optimizer and scheduler are arguments of its model, also if they stand at its top.
+    """Return a config whose optimizer and scheduler are arguments of its model, even if they stood at its top level.
 
     Raises:
-        ConfigurationError: if one stands at both places.
+        ConfigurationError: if one of them stands at both places.
 
     Example:
         >>> in_model({"optimizer": "AdamW", "data": "DigitsDataModule"})
@@ -139,7 +139,7 @@ def _with_full_names(value: Any) -> Any:
 
 
 def with_full_name(arg: str) -> str:
-    """Return an argument of the command line with full names of options and classes in place of ambiguous short ones.
+    """Return a command-line argument with full names of options and classes in place of ambiguous short ones.
 
     Example:
         >>> with_full_name("--lr_scheduler=ReduceLROnPlateau").removesuffix(".cli.ReduceLROnPlateau")

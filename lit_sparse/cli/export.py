@@ -14,7 +14,7 @@ ENDINGS = (".onnx", ".pt2")
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command."""
+    """Return the argument parser of ``lit-sparse export``."""
     found = argparse.ArgumentParser(
         prog="lit-sparse export",
         description="Write a trained model as an ONNX model or as a program of torch.export.",
@@ -28,10 +28,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Export the predictor of a model; dimensions that may change do so in the exported model, too.
+    """Run the command ``lit-sparse export``: write a model's predictor; dimensions that may change stay dynamic.
 
     Raises:
-        ConfigurationError: for another ending, or a model that has no predictor.
+        ConfigurationError: for an unsupported file extension, or a model that has no predictor.
     """
     given = parser().parse_args(list(arguments))
     output = Path(given.output)

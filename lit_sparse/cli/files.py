@@ -22,13 +22,13 @@ class DiskError(LitSparseError, OSError):
 
 
 class WholeFiles(TorchCheckpointIO):
-    """Write checkpoints to a temporary file on the disk, then rename it to the target."""
+    """Checkpoint plugin that writes to a temporary file and renames it, so a checkpoint is complete or absent."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Write a checkpoint.
+        """Write a checkpoint completely, or leave an earlier file of that name unchanged.
 
         Raises:
-            DiskError: if it cannot be written; an earlier file of that name stays unchanged.
+            DiskError: if it cannot be written.
         """
         if "://" in str(path) or storage_options is not None:
             super().save_checkpoint(checkpoint, path, storage_options)
@@ -45,7 +45,7 @@ class WholeFiles(TorchCheckpointIO):
             ) from error
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
-        """Read a checkpoint with all checks again, because the file may have changed since the model was built."""
+        """Return a checkpoint after all checks, because the file may have changed since the model was built."""
         if weights_only is False:
             return super().load_checkpoint(path, map_location, weights_only)
         checkpoint = read_checkpoint(path)
@@ -54,9 +54,9 @@ class WholeFiles(TorchCheckpointIO):
 
 
 def keep_shards_whole(strategy: Any) -> None:
-    """Let a ModelParallelStrategy write its folders completely or not at all, and read them as plain data.
+    """Make a ModelParallelStrategy write its checkpoint folders completely or not at all, and read them as plain data.
 
-    torch would unpickle what the folder holds. Each process reads the whole folder instead, and keeps its part.
+    Torch would unpickle the content of the folder. Instead, each process reads the whole folder, and keeps its part.
     """
     save, load = strategy.save_checkpoint, strategy.load_checkpoint
 

@@ -68,7 +68,7 @@ _HELP = {
 
 
 def plain(text: str) -> str:
-    """Return text of a docstring without roles, links and quotes of code.
+    """Return the text of a docstring without roles, links and code quotes.
 
     Example:
         >>> plain("A :class:`~a.Part`, not ``x``; see `notes <https://a.org>`_.")

@@ -101,7 +101,7 @@ class _Continued(ExperimentWriter):
 
 
 class RunCSVLogger(_RowAhead, CSVLogger):
-    """Log metrics to ``metrics.csv`` in the run folder; an existing file is continued.
+    """Logger that writes metrics to ``metrics.csv`` in the run folder, and appends to an existing file.
 
     Args:
         folder: the run folder.
@@ -116,12 +116,12 @@ class RunCSVLogger(_RowAhead, CSVLogger):
 
     @property
     def experiment(self) -> Any:
-        """The writer on the first process; Lightning's dummy, whose methods do nothing, on the others."""
+        """The writer of the CSV file on the first process; Lightning's dummy, whose methods do nothing, on the others."""
         self._begin()
         return super().experiment
 
     def sync(self) -> int:
-        """Write all rows and synchronize the file to the disk; return their number, 0 on processes after the first."""
+        """Write all rows and flush the file to disk; return the number of rows, 0 on processes after the first."""
         return self.experiment.sync() or 0
 
     @rank_zero_only
@@ -131,7 +131,7 @@ class RunCSVLogger(_RowAhead, CSVLogger):
 
 
 class RunBoard(_RowAhead, TensorBoardLogger):  # type: ignore[misc]
-    """Log to TensorBoard in the run folder.
+    """Logger that writes TensorBoard events to the run folder.
 
     Args:
         folder: the run folder.
@@ -143,13 +143,13 @@ class RunBoard(_RowAhead, TensorBoardLogger):  # type: ignore[misc]
 
 
 class RowsBeforeCheckpoint(pl.Callback):
-    """Write all rows up to a checkpoint before the checkpoint itself, and store their number in it.
+    """Callback that writes all rows up to a checkpoint before the checkpoint itself, which stores their number.
 
     Lightning logs the rows of a step and of an epoch after the hooks that write checkpoints.
     """
 
     def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Write the rows."""
+        """Write all rows so far, and store their number in the checkpoint."""
         row = next_row(trainer)
         for logger in trainer.loggers:
             if row is not None and isinstance(logger, _RowAhead):
@@ -163,14 +163,14 @@ class RowsBeforeCheckpoint(pl.Callback):
 def run_loggers(
     folder: Path, *, kept: int | None, resumed_step: int | None, board: bool, others: list[Logger] | None
 ) -> list[Logger]:
-    """Return the loggers of a run, the logger of ``metrics.csv`` first.
+    """Return the loggers of a run; the logger of ``metrics.csv`` comes first.
 
     Args:
         folder: the run folder.
         kept: number of rows of ``metrics.csv`` that a resumed run keeps; None if the checkpoint does not store it.
         resumed_step: step at which a resumed run continues; None for a new run.
         board: whether to also write TensorBoard events.
-        others: the user's loggers, in place of TensorBoard's; None without any.
+        others: the user's loggers, which replace TensorBoard's; None for none.
     """
     own = RunCSVLogger(str(folder), kept, resumed_step)
     if others is not None:

@@ -62,14 +62,14 @@ SAID: deque[str] = deque(maxlen=100)
 
 
 def explained(parser: Any, message: str, error: BaseException | None, owner: type | None, imports: bool) -> str:
-    """Return the message for an error of a parser.
+    """Return an explanation of a parser's error, with the next step for the user.
 
     Args:
         parser: the parser.
-        message: its own message.
+        message: the parser's own message.
         error: cause of the message.
-        owner: class whose arguments it parses; None for a command.
-        imports: whether modules that a value names may be imported to find what is wrong.
+        owner: class whose arguments are parsed; None for a command.
+        imports: whether modules that a value names may be imported to find the cause.
     """
     own = cause_of(error, LitSparseError)
     said = min((text for text in SAID if text and text in message), key=message.index, default=None)
@@ -102,7 +102,7 @@ def _refusal(error: BaseException | None, imports: bool) -> str | None:
 
 
 def misfit(name: str, hint: Any, given: Any, imports: bool) -> str | None:
-    """Return what is wrong with a value of a type, or None if nothing is found.
+    """Return why a value does not match a type, or None if no reason is found.
 
     Raises:
         ConfigurationError: if the value names a file that cannot be read.

@@ -20,7 +20,7 @@ __all__ = ["Parser", "StoredParser"]
 
 
 class Parser(LightningArgumentParser):
-    """Parser without abbreviated options; an error is one message with the next step."""
+    """Argument parser with full option names only, short help, and each error as one message with the next step."""
 
     #: Whether a message may import what a value names.
     imports = True
@@ -33,7 +33,7 @@ class Parser(LightningArgumentParser):
         super().__init__(*args, **{"allow_abbrev": False, "parser_mode": MODE, "usage": argparse.SUPPRESS, **kwargs})
 
     def add_class_arguments(self, theclass: Any, nested_key: str | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Add the arguments of a class with their ranges, and note the class if this parser is of its arguments alone."""
+        """Add the arguments of a class; the class is remembered if this parser is for its arguments alone."""
         if nested_key is None:
             self.owner = theclass
         added = super().add_class_arguments(theclass, nested_key, *args, **kwargs)
@@ -45,7 +45,7 @@ class Parser(LightningArgumentParser):
         return added
 
     def parse_path(self, path: Any, *args: Any, **kwargs: Any) -> Any:
-        """Parse a config file, in whose folder the parser stays until then."""
+        """Parse a config file, with its folder as the base of relative paths."""
         token = START.set(START.get() or Path.cwd())
         try:
             return super().parse_path(path, *args, **kwargs)
@@ -53,20 +53,20 @@ class Parser(LightningArgumentParser):
             START.reset(token)
 
     def parse_string(self, content: str, *args: Any, **kwargs: Any) -> Any:
-        """Parse the content of a config, whose optimizer and scheduler may stand at its top, as in Lightning's configs."""
+        """Parse the content of a config, whose optimizer and scheduler may be at its top level, as in Lightning's configs."""
         found = load_yaml(content)
         moved = in_model(found)
         return super().parse_string(content if moved is found else json.dumps(moved, default=str), *args, **kwargs)
 
     def parse_args(self, *args: Any, **kwargs: Any) -> Any:
-        """Parse arguments; a config inside another may not be text."""
+        """Parse arguments; configs inside others must be files."""
         try:
             return super().parse_args(*args, **kwargs)
         except UnicodeDecodeError as error:
             return self.error(str(error), error)
 
     def error(self, message: str, ex: Exception | None = None) -> Any:
-        """Raise a ConfigurationError that says what is wrong."""
+        """Raise a ConfigurationError that explains an error of the parser."""
         raise ConfigurationError(explained(self, message, ex, self.owner, self.imports)) from ex
 
     def format_help(self, *args: Any) -> str:
@@ -84,12 +84,12 @@ class Parser(LightningArgumentParser):
 
 
 class StoredParser(Parser):
-    """Parser of what a file describes: it reads no further file, and its messages import nothing."""
+    """Parser for the arguments that a stored file describes; it reads no other files, and its messages import nothing."""
 
     imports = False
 
     def add_class_arguments(self, *args: Any, **kwargs: Any) -> Any:
-        """Add the arguments of a class, whose values name no file."""
+        """Add the arguments of a class, whose values cannot name files."""
         return super().add_class_arguments(*args, **{**kwargs, "sub_configs": False})
 
 

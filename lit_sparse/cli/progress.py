@@ -29,10 +29,10 @@ WIDTH = len("1:23:45 left")
 
 
 class Parts(ModelSummary):
-    """Print the parts of a model that have parameters, and those that a config chooses.
+    """Print the parts of a model that have parameters, and the parts that a config chooses.
 
     Args:
-        chosen: names of the latter.
+        chosen: names of the parts that a config chooses.
     """
 
     def __init__(self, chosen: Iterable[str]) -> None:
@@ -47,7 +47,7 @@ class Parts(ModelSummary):
         *_: Any,
         **options: Any,
     ) -> None:
-        """Print the table, without rows of internal parts."""
+        """Print the table of a model's parts, without rows of internal parts."""
         columns = dict(summary_data)
         rows = [
             (name, kind, "" if count.strip() == "0" else count.strip())
@@ -62,7 +62,7 @@ class Parts(ModelSummary):
 
 
 class Watch(ProgressBar):
-    """Print a line for each epoch, or draw a bar in a terminal: the epoch, the time left and three metrics.
+    """Progress display: a line for each epoch, or a bar in a terminal, with the epoch, the time left and three metrics.
 
     The metrics are the training loss, the metric that selects the best checkpoint, and the validation loss or else the next
     metric of the model. The time left is for the nearest of ``max_epochs`` and ``max_steps``.
@@ -126,7 +126,7 @@ class Watch(ProgressBar):
 
     @override
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Keep what belongs to the epoch; Lightning knows the epoch's training metrics only after this hook."""
+        """Store the metrics of the epoch; Lightning knows its training metrics only after this hook."""
         self._share = _done(trainer, trainer.current_epoch + 1)
         self._due = [_place(trainer)]
 

@@ -34,7 +34,7 @@ ABOVE_ZERO = ("trainer.val_check_interval",)
 
 
 def check_numbers(options: Namespace) -> None:
-    """Check the numbers of a command with which Lightning would fail later, or silently train differently.
+    """Check numeric options with which Lightning would fail late, or silently train differently.
 
     Args:
         options: options of the command.
@@ -66,9 +66,10 @@ def check_numbers(options: Namespace) -> None:
 
 
 def refusal(error: Exception, logged: Collection[str] = ()) -> ConfigurationError | None:
-    """Return the message for a setting that Lightning refuses; None for an error of another cause.
+    """Return the message for a setting that Lightning refuses; None for errors with another cause.
 
-    Lightning checks some settings only after data and optimizers are built: shares of batches, intervals, monitored metrics.
+    Lightning checks some settings only after data and optimizers are built: fractions of batches, intervals, monitored
+    metrics.
 
     Args:
         error: exception of a command.
@@ -108,7 +109,7 @@ def refusal(error: Exception, logged: Collection[str] = ()) -> ConfigurationErro
 
 @contextmanager
 def told_as(explain: Callable[[Exception], Exception | None]) -> Iterator[None]:
-    """Raise an error of the block as what a function makes of it, or as it is if that is None."""
+    """Replace an error raised in a context by the error that a function returns for it, unless that is None."""
     try:
         yield
     except Exception as error:
@@ -118,10 +119,10 @@ def told_as(explain: Callable[[Exception], Exception | None]) -> Iterator[None]:
 
 
 def trainer_error(error: Exception, callbacks: Any) -> ConfigurationError | None:
-    """Return the message if the trainer cannot be built.
+    """Return the error to raise if the trainer cannot be built, with an explanation.
 
     Args:
-        error: the error.
+        error: exception while the trainer was built.
         callbacks: value of ``trainer.callbacks``.
     """
     if isinstance(error, LitSparseError):
@@ -139,7 +140,7 @@ def trainer_error(error: Exception, callbacks: Any) -> ConfigurationError | None
 
 
 def build_error(error: Exception, config: Namespace) -> Exception:
-    """Return the error to raise if parts cannot be built: one message, or the error of the user's own class.
+    """Return the error to raise if parts cannot be built: one explanation, or the error of the user's own class.
 
     Args:
         error: exception while the parts were built.

@@ -12,13 +12,13 @@ __all__ = ["activity", "marginalized", "resampled", "zeros"]
 
 
 def activity(checkpoint: Path) -> dict[str, float]:
-    """Count the active hidden units of a supervised online auto-encoder for each training example.
+    """Return how many hidden units of a supervised online auto-encoder are active for a training example.
 
     Args:
         checkpoint: a checkpoint in a run folder.
 
     Returns:
-        ``mean`` and ``std`` of the numbers, and their sum and difference ``high`` and ``low``.
+        ``mean`` and ``std`` over the training examples, and their sum ``high`` and difference ``low``.
 
     Source: Thom & Palm (2013), Sparse Activity and Sparse Connectivity in Supervised Learning, section 5.
     """
@@ -34,7 +34,7 @@ def activity(checkpoint: Path) -> dict[str, float]:
 
 
 def marginalized(checkpoint: Path) -> dict[str, float]:
-    """Test a latent-variable model with the variable summed out, for every estimator.
+    """Return the test results of a latent-variable model with the variable summed out, whatever its estimator.
 
     Args:
         checkpoint: a checkpoint in a run folder.
@@ -56,13 +56,13 @@ def marginalized(checkpoint: Path) -> dict[str, float]:
 
 
 def resampled(checkpoint: Path) -> dict[str, list[float]]:
-    """Let a model predict the test inputs, and return its BLEU for them and for resamples of them.
+    """Return a model's BLEU on the test inputs and on bootstrap resamples of them.
 
     Args:
         checkpoint: a checkpoint in a run folder.
 
     Returns:
-        Name of each BLEU of the model -> scores, as :func:`lit_sparse.metrics.bleu.resampled_scores` gives them.
+        Name of each BLEU metric of the model -> scores; see :func:`lit_sparse.metrics.bleu.resampled_scores`.
     """
     from lit_sparse.cli import build_cli
     from lit_sparse.data.readers.text_files import read_lines
@@ -80,6 +80,6 @@ def resampled(checkpoint: Path) -> dict[str, list[float]]:
 
 
 def zeros(checkpoint: Path) -> dict[str, float]:
-    """Return the share of exact zeros in each weight matrix of a model."""
+    """Return the fraction of exact zeros in each weight matrix of a model."""
     state = read_torch_file(checkpoint, str(checkpoint))["state_dict"]
     return {name: float((weight == 0).double().mean()) for name, weight in state.items() if weight.ndim == 2}

@@ -41,17 +41,17 @@ COLUMNS = ("k", "examples", "objective", "relative", "uniform", "seconds")
 
 
 class NoModel(pl.LightningModule):
-    """Stands for the model where a config has only data."""
+    """Empty model for configs that have only data."""
 
 
 class SelectCLI(LitSparseCLI):
-    """Parse the options of ``fit``, and those of a selection, and build the data module and the model.
+    """LightningCLI of ``lit-sparse select``: parses the options of ``fit`` and of a selection, and builds data and model.
 
     Args:
         args: arguments after ``lit-sparse select``.
 
     Raises:
-        LitSparseError: saying what to change.
+        LitSparseError: if an argument is invalid; the message says what to change.
     """
 
     shown = "select"
@@ -75,14 +75,14 @@ class SelectCLI(LitSparseCLI):
 
     @override
     def instantiate_trainer(self, **kwargs: Any) -> Any:
-        """Build nothing: a selection needs no trainer, and its processes may be those of any launcher."""
+        """Build no trainer, because a selection needs none, and its processes may come from any launcher."""
 
     def option(self, name: str) -> Any:
-        """Return the value of an option, built if it is a part."""
+        """Return the value of an option, instantiated if it is a class."""
         return self._get(self.config_init, name)
 
     def data_module(self) -> CoresetDataModule:
-        """Return the coreset data module of the config, or one of its data and the options of the command.
+        """Return the coreset data module of the config, or one built from its data and the options of the command.
 
         Raises:
             ConfigurationError: if a selector, k or vectors are missing, or given twice.
@@ -146,15 +146,15 @@ def _has_begun(folder: Path) -> bool:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command."""
+    """Return the argument parser of ``lit-sparse select``."""
     return SelectCLI.parser_of([])  # type: ignore[no-any-return]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Select a coreset, and write it to a run folder with its costs and a picture.
+    """Run the command ``lit-sparse select``: select a coreset, and write it to a run folder with its costs and a picture.
 
     Raises:
-        LitSparseError: saying what to change.
+        LitSparseError: if an argument is invalid; the message says what to change.
     """
     with quiet(), group_for_run():
         join_launched()

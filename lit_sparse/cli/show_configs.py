@@ -14,7 +14,7 @@ __all__ = ["listed", "main", "parser"]
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command."""
+    """Return the argument parser of ``lit-sparse configs``."""
     found = argparse.ArgumentParser(
         prog="lit-sparse configs",
         description="List the package's configs, or print or copy one.",
@@ -27,10 +27,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """List all configs, or print or copy one.
+    """Run the command ``lit-sparse configs``: list all configs, or print or copy one.
 
     Raises:
-        ConfigurationError: for an unknown name, or a file that exists.
+        ConfigurationError: for an unknown name, or a target file that already exists.
     """
     options = parser().parse_args(list(arguments))
     if options.name is None:
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def listed() -> list[str]:
-    """Return the lines of the list: a heading for each folder, then its configs with their first lines."""
+    """Return the lines of the list of configs: a heading for each folder, then its configs with their first lines."""
     lines = []
     names = config_names()
     width = max(map(len, names))

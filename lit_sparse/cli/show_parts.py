@@ -30,7 +30,7 @@ KINDS = {
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command."""
+    """Return the argument parser of ``lit-sparse list``."""
     found = argparse.ArgumentParser(
         prog="lit-sparse list", description="List the parts of a kind, one in each line.", allow_abbrev=False
     )
@@ -39,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """List the parts of a kind, or the kinds.
+    """Run the command ``lit-sparse list``: list the parts of a kind, or the kinds.
 
     Raises:
         ConfigurationError: for an unknown kind.
@@ -65,7 +65,7 @@ def _aligned(entries: dict[str, str]) -> list[str]:
 
 
 def described(room: str, base: str) -> dict[str, str]:
-    """Return the concrete classes that a room exports and that derive from a base, with the first sentence of each."""
+    """Return a subpackage's exported concrete classes that derive from a base, with the first sentence of each."""
     kind = pkgutil.resolve_name(base)
     parts = import_module(room)
     exported = {name: getattr(parts, name) for name in parts.__all__}

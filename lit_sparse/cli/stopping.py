@@ -22,18 +22,18 @@ __all__ = ["DrawWhenStopped", "NoteEnd", "quiet", "say_less", "stop_status", "st
 
 
 def stoppable() -> AbstractContextManager[None]:
-    """Raise :class:`~lit_sparse.errors.Terminated` at SIGTERM; Lightning itself would first finish a training batch.
+    """Raise :class:`~lit_sparse.errors.Terminated` at SIGTERM within a context, without waiting for a batch to end.
 
-    Under SLURM, Lightning's own handler stays: it lets a batch end, and the job may be queued again.
+    Under SLURM, Lightning's own handler is kept, which lets a batch end and may requeue the job.
     """
     return nullcontext() if SLURMEnvironment.detect() else terminable()
 
 
 def stop_status(error: BaseException) -> int | None:
-    """Return the exit status of a run that Ctrl-C or SIGTERM stopped, or None for any other error.
+    """Return the exit status of a run stopped by Ctrl-C or SIGTERM, or None for any other error.
 
     Args:
-        error: error of the run. Lightning answers Ctrl-C by a `SystemExit`, and SIGTERM under SLURM by its subclass.
+        error: error of the run. Lightning raises ``SystemExit`` for Ctrl-C, and a subclass for SIGTERM under SLURM.
     """
     interrupt = error if isinstance(error, KeyboardInterrupt | SIGTERMException) else error.__context__
     if isinstance(interrupt, KeyboardInterrupt):
@@ -42,7 +42,7 @@ def stop_status(error: BaseException) -> int | None:
 
 
 def why_interrupted(error: BaseException) -> str:
-    """Return what ended a run before its end, in one line."""
+    """Return, in one line, what ended a run early."""
     stopped = {INTERRUPTED: "Ctrl-C", Terminated.status: "SIGTERM"}.get(stop_status(error) or 0)
     return stopped or f"{type(error).__name__}: {error}".splitlines()[0][:500]
 
@@ -52,7 +52,9 @@ SECONDS = 2.0
 
 
 class NoteEnd(pl.Callback):
-    """Write the limits of a run and what ended it to its status; say if it had already ended when it was continued.
+    """Callback that records the limits of a run, and what ended it, in the run folder's status.
+
+    It reports if a resumed run had already ended.
 
     Args:
         status: the status; None on all processes but the first.
@@ -64,27 +66,27 @@ class NoteEnd(pl.Callback):
         self._written = float("-inf")
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Note the limits."""
+        """Record the limits of the run."""
         if self.status is not None and stage == "fit" and trainer.is_global_zero:
             self.status.update(limits=limits_of(trainer))
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Note that training starts."""
+        """Record that training starts."""
         self._trains = True
         self._write(trainer)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Note the epoch and the step, now and then."""
+        """Record the epoch and the step from time to time."""
         if time.monotonic() - self._written > SECONDS:
             self._write(trainer)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Note the epoch and the step; the command notes the reason."""
+        """Record the epoch and the step; the command records the reason."""
         with suppress(OSError):  # the disk may be full
             self._write(trainer)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Note what ended the run."""
+        """Record what ended the run."""
         why = why_ended(trainer)
         epochs: Any = trainer.fit_loop.epoch_progress.current
         self._write(trainer, why=why, epoch=epochs.started)  # with an epoch that a limit of steps has cut
@@ -100,20 +102,20 @@ class NoteEnd(pl.Callback):
 
 
 class DrawWhenStopped(pl.Callback):
-    """Draw the pictures of a run that is stopped, or that is continued after its last step.
+    """Callback that draws the pictures of a run that is stopped, or resumed after its last step.
 
-    A stopped run of several processes draws nothing: some pictures gather from all processes, and some may have ended.
+    A stopped run on several processes draws nothing, because some pictures gather from all processes, which may have ended.
     """
 
     def __init__(self) -> None:
         self._trains = False
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Note that training starts, so that its end draws the pictures."""
+        """Record that training starts, so that its end draws the pictures."""
         self._trains = True
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Draw if training had already ended in the checkpoint."""
+        """Draw the pictures if training had already ended in the checkpoint."""
         if not self._trains:
             for callback in averaging(trainer):
                 if not getattr(callback, "_model_contains_batch_norm", False):  # then the weights are the averages
@@ -121,7 +123,7 @@ class DrawWhenStopped(pl.Callback):
             self._draw(trainer, pl_module)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Draw if Ctrl-C or SIGTERM ended the run."""
+        """Draw the pictures if Ctrl-C or SIGTERM ended the run."""
         if stop_status(exception) is not None and trainer.state.fn == "fit" and trainer.world_size == 1:
             self._draw(trainer, pl_module)
 
@@ -147,14 +149,17 @@ def _is_no_hint(record: logging.LogRecord) -> bool:
 
 
 def say_less() -> None:
-    """Let Lightning print only warnings, until :func:`quiet` ends."""
+    """Make Lightning print only warnings, until :func:`quiet` ends."""
     for name in LOGGERS:
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence deprecation warnings and hints of dependencies, and their threads that find the disk full: the run says so."""
+    """Silence, within a context, deprecation warnings and hints of dependencies.
+
+    Also errors of their threads on a full disk, which the run itself reports.
+    """
     shown = threading.excepthook
 
     def hook(args: Any) -> None:

@@ -23,17 +23,18 @@ FIELDS = ("indices", "weights", "objective", "trace", "size")
 
 @dataclass(frozen=True, eq=False)
 class Coreset:
-    """A weighted subset of N examples.
+    """Coreset: a few weighted examples that represent a data set of N examples.
 
     Attributes:
         indices: (k',) int64, ascending, indices of the selected examples.
         weights: (k',) number of examples that each one represents, not negative; positive if a selector returned them.
-        objective: squared distance between the weighted and the full sum of vectors, ``||y - Phi w||^2``.
+        objective: squared distance ``||y - Phi w||^2`` between the sum of all examples' vectors and the weighted sum.
         trace: (T,) float64, that distance after each iteration of the selector.
         size: N, number of examples in the data set.
 
     Raises:
-        DataError: if the attributes do not fit together, or a weight or the objective is negative or not finite.
+        DataError: if lengths or indices of the attributes do not match, or a weight or the objective is negative or not
+            finite.
 
     Example:
         >>> coreset = Coreset(torch.tensor([2, 7]), torch.tensor([3.0, 5.0]), objective=0.1, size=8)
@@ -109,7 +110,7 @@ class Coreset:
     @classmethod
     @checked
     def load(cls, path: str | Path) -> Coreset:
-        """Read a coreset.
+        """Return the coreset that :meth:`save` wrote to a file.
 
         Raises:
             DataError: if the file is missing, is not a coreset, or holds negative weights.

@@ -16,7 +16,7 @@ __all__ = ["Examples"]
 
 @ranges(size=Count(0))
 class Examples:
-    """N examples that can be fetched as batches, in any order.
+    """Sequence of N examples that can be fetched as batches, in any order.
 
     Args:
         fetch: function from indices (B,) int64 to the batch of these examples, the same each time.

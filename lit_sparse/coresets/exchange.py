@@ -16,16 +16,16 @@ SIGNIFICANT = 1e-3
 
 
 def exchanged(units: Tensor, weights: Tensor, residual: Tensor, k: int) -> Tensor:
-    """Return weights (n,), at most k of them positive, that bring the sum of unit vectors nearer to a target.
+    """Return weights (n,), at most k positive, after exchanges of vectors that bring their weighted sum nearer to a target.
 
     In each step one vector enters, and if k vectors have a weight, one leaves: the pair with the largest decrease of the
-    objective, by its closed form. Vectors whose optimal weights then become negative leave too. A step without a significant
-    decrease is undone.
+    objective, by its closed form. Vectors whose optimal weights then become negative leave too. A step without a
+    significant decrease is undone.
 
-    A table (n + 1, n + 1) of Gram products, with the target last, is kept swept on the support P. Its blocks are the negative
-    inverse of the Gram matrix of P, the coefficients of the other vectors' projections onto the span of P, and the Gram
-    products of their residuals. Its last row holds the weights of P, the gradient of the other vectors, and the objective. A
-    vector enters or leaves in O(n^2).
+    A table (n + 1, n + 1) of Gram products, with the target last, is kept swept on the support P. Its blocks are the
+    negative inverse of the Gram matrix of P, the coefficients of the other vectors' projections onto the span of P, and the
+    Gram products of their residuals. Its last row holds the weights of P, the gradient of the other vectors, and the
+    objective. A vector enters or leaves in O(n^2).
 
     Args:
         units: (n, S) vectors of unit length, float64.
@@ -33,8 +33,8 @@ def exchanged(units: Tensor, weights: Tensor, residual: Tensor, k: int) -> Tenso
         residual: (S,) target minus the weighted sum.
         k: largest number of positive weights.
 
-    Source: Beaton (1964), The Use of Special Matrix Operators in Statistical Calculus, for the sweep. Lawson & Hanson (1974),
-    Solving Least Squares Problems, chapter 23, doi:10.1137/1.9781611971217, for the vectors that leave.
+    Source: Beaton (1964), The Use of Special Matrix Operators in Statistical Calculus, for the sweep. Lawson & Hanson
+    (1974), Solving Least Squares Problems, chapter 23, doi:10.1137/1.9781611971217, for the vectors that leave.
     """
     inside = weights > 0
     table = _table(units, inside, weights, residual)

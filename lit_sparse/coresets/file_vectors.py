@@ -108,16 +108,16 @@ class _Rows(_RowWise):
 
 @ranges(first=Count(0))
 class FileVectors(_RowWise):
-    """Vectors in a ``.npy`` file, read in blocks. Memory does not grow with the file.
+    """Vectors of a coreset problem in a ``.npy`` file, read in blocks, so that memory does not grow with the file.
 
-    The file is mapped, and the pages of a block are released after it was read, so a process holds only one block of them.
-    Pages stay in the cache of the operating system as far as memory is free. Products of a vector are sums in float64 that
-    do not depend on other vectors, and the sum of all is rounded once. So every division of the file among processes that
-    run the same machine code gives the same coreset, whole or by group, to the last bit if it has at most 16,384 examples.
+    The file is memory-mapped, and the pages of a block are released after it was read; they stay in the operating system's
+    cache as far as memory is free. Products of a vector are sums in float64 that do not depend on other vectors, and the
+    sum of all is rounded once. So every division of the file among processes that run the same machine code gives the same
+    coreset, whole or by group, to the last bit if it has at most 16,384 examples.
 
     Args:
-        path: file of a matrix (N, S) of float64, float32, float16 or bfloat16, as :meth:`save` or ``numpy.save`` write it. The
-            last two are converted to float32 when they are read.
+        path: file of a matrix (N, S) of float64, float32, float16 or bfloat16, as :meth:`save` or ``numpy.save`` write it.
+            The last two are converted to float32 when they are read.
         first: first row.
         last: row after the last one; None for all rows.
 
@@ -160,7 +160,7 @@ class FileVectors(_RowWise):
 
     @classmethod
     def save(cls, vectors: Vectors | Tensor, path: str | Path, *, dtype: torch.dtype = torch.float32) -> FileVectors:
-        """Write vectors to a file block by block, and return them from there.
+        """Write vectors to a file block by block, and return them as :class:`FileVectors`.
 
         Args:
             vectors: (N, S); :class:`BlockVectors` need not fit into memory.

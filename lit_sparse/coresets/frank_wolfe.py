@@ -13,10 +13,15 @@ __all__ = ["FrankWolfe"]
 
 
 class FrankWolfe(CoresetSelector):
-    """Minimizes over the polytope ``sum_n |g_n| w_n = sum_n |g_n|`` by k Frank-Wolfe steps with exact line search.
+    r"""Coreset selector that runs k Frank-Wolfe steps with exact line search on a scaled simplex of weights.
 
-    Each step moves towards one corner, where a single example has all the weight. Examples may repeat, so the coreset may have
-    fewer than k.
+    .. math:: \min_w \; \lVert y - \Phi w \rVert^2 \;\text{ with }\; \sum_n \lVert g_n \rVert w_n = \sum_n \lVert g_n \rVert,
+        \; w \ge 0
+
+    where g_n, the columns of Phi, are the examples' vectors and y is their sum.
+
+    Each step moves towards one vertex, where a single example has all the weight. Examples may repeat, so the coreset may
+    have fewer than k.
 
     Args:
         refit: whether to recompute the weights at the end, as the optimal nonnegative ones for the selected examples.

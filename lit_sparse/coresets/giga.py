@@ -13,10 +13,10 @@ __all__ = ["GIGA"]
 
 
 class GIGA(CoresetSelector):
-    """Rotates the weighted sum towards the sum of all vectors along the sphere, in k steps, and scales it at the end.
+    """Coreset selector by greedy iterative geodesic ascent: k steps on the unit sphere towards the sum of all vectors.
 
-    Each step adds the example whose geodesic comes nearest to the target. Examples may repeat, so the coreset may have fewer
-    than k.
+    Each step rotates the normalized weighted sum along the geodesic, towards one example, that comes nearest to the
+    direction of the full sum; the weights are scaled at the end. Examples may repeat, so the coreset may have fewer than k.
 
     Args:
         refit: whether to recompute the weights at the end, as the optimal nonnegative ones for the selected examples.

@@ -29,7 +29,7 @@ def select_by_group(
     generator: torch.Generator | None = None,
     state: SelectionState | None = None,
 ) -> Coreset:
-    """Return the union of one coreset per group of examples, with sizes in proportion to the groups' sizes.
+    """Return the union of one coreset per group of examples, such as a class, with sizes in proportion to the groups' sizes.
 
     Args:
         selector: selector that is applied to each group.
@@ -41,13 +41,13 @@ def select_by_group(
             ``.group``, which has the state of the selection within a group.
 
     Returns:
-        A coreset whose objective is the sum over the groups; its trace is empty. In a group whose vectors are all zero, or add
-        up to zero, examples are drawn at random.
+        A coreset whose objective is the sum over the groups; its trace is empty. In a group whose vectors are all zero, or
+        add up to zero, examples are drawn at random.
 
     Raises:
         CheckpointError: if a file of the state is damaged.
-        ConfigurationError: if there are more groups than k, the number of labels differs from that of vectors, or the state is
-            that of another selection.
+        ConfigurationError: if there are more groups than k, the number of labels differs from that of vectors, or the state
+            belongs to another selection.
 
     Example:
         >>> from lit_sparse.coresets import Uniform

@@ -81,15 +81,15 @@ class _Search:
 
 @ranges(max_iter=Count(), tol=Number(0.0, 1.0), step_scale=POSITIVE, batch=Number(0.0, 1.0, open_low=True))
 class IHT(CoresetSelector):
-    """Repeats gradient steps, each followed by keeping the k largest positive weights.
+    """Coreset selector by iterative hard thresholding: gradient steps, each followed by keeping the k largest positive weights.
 
     By default the step size is optimal for the gradient on the current support and the k strongest entries outside. The
     objective may rise, so the best weights of all iterations are returned. Polishing then replaces them by the optimal
     nonnegative weights of their support, and exchanges members of the support as long as the objective falls noticeably.
-    Polished weights are never worse. ``polish=False`` is the published algorithm.
+    Polished weights are never worse. ``polish=False`` is the algorithm of the paper.
 
-    An iteration costs one product with all vectors and a few with the selected ones, nearly the same for every k. The time of
-    polishing grows with k.
+    An iteration costs one product with all vectors and a few with the selected ones, nearly the same for every k. The time
+    of polishing grows with k.
 
     Args:
         max_iter: largest number of iterations.
@@ -237,15 +237,15 @@ class IHT(CoresetSelector):
 
 
 class AcceleratedIHT(IHT):
-    """Automated accelerated iterative hard thresholding: IHT with momentum, whose strength is chosen by exact line search.
+    """Coreset selector by automated accelerated iterative hard thresholding: IHT with momentum, chosen by exact line search.
 
-    With ``debias`` this is A-IHT II, which follows each projection by an optimal gradient step on the selected examples. It is
-    deterministic unless batches are drawn.
+    With ``debias`` this is A-IHT II, which follows each projection by an optimal gradient step on the selected examples. It
+    is deterministic unless batches are drawn.
 
     Args:
         debias: whether to take a step on the selected examples in each iteration.
-        options: options of :class:`IHT`. ``max_iter=500`` is usual for large data, and ``step_scale`` is 0.5 in the authors'
-            code (commit c5b107e, ``iht_coreset.py``).
+        options: options of :class:`IHT`. ``max_iter=500`` is usual for large data, and ``step_scale`` is 0.5 in the
+            authors' code (commit c5b107e, ``iht_coreset.py``).
 
     Raises:
         ConfigurationError: for an argument outside its range.
@@ -306,7 +306,7 @@ def squared_norm(vectors: Vectors, products: int = 50) -> Tensor:
 
 
 def best_step(vectors: Vectors, subspace: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the optimal step along a gradient (n,) on some examples, and the change of their sum (S,) per unit step."""
+    """Return the optimal step size along a gradient (n,) on some examples, and the change of their sum (S,) per unit step."""
     change = vectors.combine(subspace, gradient)
     length = change.square().sum()
     return torch.where(length > 0, gradient.square().sum() / torch.where(length > 0, length, 1.0), 0.0), change

@@ -13,18 +13,18 @@ __all__ = ["KCenter"]
 
 
 class KCenter(CoresetSelector):
-    """Chooses examples so that the largest distance of a vector to the nearest chosen one is small.
+    """Coreset selector by greedy k-center: the largest distance of a vector to the nearest chosen one is small.
 
-    The first example is drawn at random. Each further one is the farthest from those chosen so far, which is at most twice as
-    far as in the best choice. Its weight is the number of examples that it is nearest to. Equal vectors are chosen
-    once, so the coreset may have fewer than k.
+    The first example is drawn at random. Each further one is the farthest from the examples chosen so far; the largest
+    distance is at most twice the optimum. Its weight is the number of examples that it is nearest to. Equal vectors are
+    chosen once, so the coreset may have fewer than k.
 
     Args:
         refit: whether to recompute the weights at the end, as the optimal nonnegative ones for the chosen examples.
         progress: whether to show a progress bar.
 
-    Source: Gonzalez (1985), Clustering to Minimize the Maximum Intercluster Distance. Sener & Savarese (2018), Active Learning
-    for Convolutional Neural Networks: A Core-Set Approach.
+    Source: Gonzalez (1985), Clustering to Minimize the Maximum Intercluster Distance. Sener & Savarese (2018), Active
+    Learning for Convolutional Neural Networks: A Core-Set Approach.
 
     Example:
         >>> import torch

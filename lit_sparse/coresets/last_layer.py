@@ -21,16 +21,16 @@ __all__ = ["LastLayerGradients"]
 
 @ranges(temperature=POSITIVE, damping=Number(0.0, 1e6, open_low=True))
 class LastLayerGradients(Projection):
-    r"""Whitened gradients of the cross-entropy in the weights of a classifier's last linear layer.
+    r"""Projection to whitened gradients of the cross-entropy in the weights of a trained classifier's last linear layer.
 
-    Let h be the layer's input with a one appended, and p the softmax of the scores divided by the temperature. An example of
-    class y has the gradient
+    Let h be the layer's input with a one appended, and p the softmax of the scores divided by the temperature. An example
+    of class y has the gradient
 
     .. math:: (p - e_y) h^T
 
-    Multiplying it by the inverse root of the second moment of h over all examples, the input factor of a Laplace approximation,
-    makes inner products the covariances of linearized log-likelihoods under that Bayesian last layer. A temperature above 1
-    keeps examples that the network already classifies with confidence from having near-zero gradients.
+    Multiplying it by the inverse root of the second moment of h over all examples, the input factor of a Laplace
+    approximation, makes inner products the covariances of linearized log-likelihoods under that Bayesian last layer. A
+    temperature above 1 keeps examples that the network already classifies with confidence from having near-zero gradients.
 
     Batches hold ``label`` (B,) int64. The network is called by its method ``class_scores(batch)``, if it has one, else by
     ``predict_step(batch, 0)``.
@@ -42,12 +42,13 @@ class LastLayerGradients(Projection):
         temperature: divisor of the scores.
         damping: multiple of the identity added to the second moment, as a fraction of its mean eigenvalue; None for no
             whitening.
-        true_class: whether to keep only the gradient's row of the example's class, ``(1 - p_y) h``: H + 1 numbers in place of
-            C (H + 1), for selection within classes.
+        true_class: whether to keep only the gradient's row of the example's class, ``(1 - p_y) h``: H + 1 numbers in place
+            of C (H + 1), for selection within classes.
         label: key of the labels in a batch.
 
     Raises:
-        ConfigurationError: for an argument outside its range, or unless exactly one of ``checkpoint`` and ``model`` is given.
+        ConfigurationError: for an argument outside its range, or unless exactly one of ``checkpoint`` and ``model`` is
+            given.
 
     Source: Ritter, Botev & Barber (2018), A Scalable Laplace Approximation for Neural Networks, for the factors.
     """
@@ -74,7 +75,7 @@ class LastLayerGradients(Projection):
 
     @torch.no_grad()
     def fit(self, examples: Examples) -> None:
-        """Load the network, and compute the second moment of the layer's input."""
+        """Load the network, and compute the second moment of the last layer's input over all examples."""
         self._network = self._read() if self.model is None else self.model
         self._whitening = None
         if self.damping is None:

@@ -18,25 +18,25 @@ __all__ = ["Likelihood", "LogisticLikelihood", "NormalLikelihood", "PoissonLikel
 
 
 class Likelihood(nn.Module, ABC):
-    """A family of distributions of targets, indexed by the linear predictor; the log-likelihood is concave in it."""
+    """Base class of likelihoods of a target given the linear predictor eta; the log-likelihood is concave in eta."""
 
     @abstractmethod
     def log_prob(self, eta: Tensor, target: Tensor) -> Tensor:
-        """Return the log-likelihood in nats for predictors and targets of broadcastable shapes."""
+        """Return the log-likelihood in nats of targets given linear predictors, of broadcastable shapes."""
 
     @abstractmethod
     def derivatives(self, eta: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the first and second derivatives of the log-likelihood in the predictor."""
+        """Return the first and second derivatives of the log-likelihood with respect to the linear predictor."""
 
     @abstractmethod
     def mean(self, eta: Tensor) -> Tensor:
-        """Return the mean of the targets."""
+        """Return the mean of the targets given linear predictors."""
 
     def check(self, target: Tensor) -> Tensor:
-        """Return targets (N,) in the form that the other methods expect.
+        """Return targets (N,) in the form that the other methods expect, after a check of their values.
 
         Raises:
-            DataError: if the family does not contain these targets.
+            DataError: if the distribution does not allow these targets.
         """
         return target
 
@@ -47,7 +47,7 @@ class Likelihood(nn.Module, ABC):
 
 @ranges(variance=POSITIVE)
 class NormalLikelihood(Likelihood):
-    """Normal distribution with the predictor as its mean.
+    """Likelihood of normally distributed targets whose mean is the linear predictor.
 
     Args:
         variance: variance of the noise.
@@ -75,7 +75,7 @@ class NormalLikelihood(Likelihood):
 
 
 class LogisticLikelihood(Likelihood):
-    """Two classes, 0 and 1 or -1 and 1, with the predictor as their log-odds.
+    """Likelihood of two classes, 0 and 1 or -1 and 1, whose log-odds are the linear predictor.
 
     Example:
         >>> float(LogisticLikelihood().log_prob(torch.tensor(0.0), torch.tensor(1.0)).exp())
@@ -107,7 +107,7 @@ class LogisticLikelihood(Likelihood):
 
 
 class PoissonLikelihood(Likelihood):
-    """Poisson distribution of counts with rate ``ln(1 + e^eta)``.
+    """Likelihood of Poisson-distributed counts whose rate is ``ln(1 + e^eta)``, eta the linear predictor.
 
     Example:
         >>> float(PoissonLikelihood().mean(torch.tensor(0.0)).exp())

@@ -13,10 +13,10 @@ __all__ = ["NonnegativeOMP"]
 
 
 class NonnegativeOMP(CoresetSelector):
-    """Adds the example most aligned with the residual, and then refits all weights, in each iteration.
+    """Coreset selector by orthogonal matching pursuit: adds the example most aligned with the residual, then refits weights.
 
-    Examples whose optimal weight would be negative leave. The objective falls with every iteration. It is zero up to rounding
-    once the coreset spans the vectors' dimensions, or earlier.
+    Weights are nonnegative: examples whose optimal weight would be negative are removed. The objective decreases in every
+    iteration, and is zero up to rounding at the latest when the coreset spans all S dimensions.
 
     Each iteration costs one product with all vectors.
 

@@ -36,7 +36,9 @@ BLOCK = 65536
 
 @dataclass(frozen=True)
 class GaussianPosterior:
-    """A normal distribution of parameters. Its tensors must not be changed: what is computed from them is kept.
+    """Normal distribution of parameters, such as a prior or posterior.
+
+    Its tensors must not be changed, because quantities computed from them are cached.
 
     Attributes:
         mean: (D,), also the most probable parameters (MAP).
@@ -62,14 +64,14 @@ class GaussianPosterior:
 
     @classmethod
     def isotropic(cls, features: int, variance: float = 1.0, mean: float = 0.0) -> Self:
-        """Return independent normal parameters of equal mean and variance, such as a prior, in float64."""
+        """Return a normal distribution of independent parameters with equal mean and variance, such as a prior, in float64."""
         features, variance = check_count("features", features), check_positive("variance", variance)
         covariance = variance * torch.eye(features, dtype=torch.float64)
         return cls(torch.full((features,), mean, dtype=torch.float64), covariance)
 
     @classmethod
     def from_precision(cls, precision: Tensor, shift: Tensor) -> Self:
-        """Return the distribution with a given precision matrix (D, D), and its product with the mean (D,).
+        """Return the normal distribution given by its precision matrix (D, D), and the product (D,) of precision and mean.
 
         Raises:
             DataError: if the precision is not positive definite.
@@ -89,14 +91,14 @@ class GaussianPosterior:
         return torch.cholesky_inverse(self.factor)
 
     def sample(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
-        """Sample parameters (num_samples, D) on the CPU, so that they are the same on every device."""
+        """Return samples (num_samples, D), drawn on the CPU so that they are the same on every device."""
         noise = torch.randn(
             check_count("num_samples", num_samples), len(self.mean), generator=generator, dtype=torch.float64
         ).to(self.mean)
         return self.mean + noise @ self.factor.mT
 
     def to(self, other: torch.device | torch.dtype | Tensor) -> GaussianPosterior:
-        """Return the distribution on another device, or in another dtype; itself if it is there, with what it has computed."""
+        """Return the distribution on another device or in another dtype, or itself if neither differs."""
         mean, covariance = self.mean.to(other), self.covariance.to(other)
         same = mean is self.mean and covariance is self.covariance and not (mean.requires_grad or covariance.requires_grad)
         return self if same else GaussianPosterior(mean, covariance)
@@ -105,12 +107,12 @@ class GaussianPosterior:
 def gaussian_mean_posterior(
     x: Tensor, weights: Tensor | None = None, *, prior: GaussianPosterior | None = None, covariance: Tensor | None = None
 ) -> GaussianPosterior:
-    """Return the posterior of the mean of a normal distribution of known covariance.
+    """Return the posterior of the mean of a normal distribution with known covariance, from weighted data.
 
     Args:
         x: (N, D) samples of the distribution.
         weights: (N,); ones by default.
-        prior: distribution of the mean; standard normal by default.
+        prior: prior distribution of the mean; standard normal by default.
         covariance: (D, D) covariance of the distribution; the identity by default.
     """
     if x.ndim != 2 or (weights is not None and weights.shape != x.shape[:1]):
@@ -137,13 +139,13 @@ def linear_posterior(
     prior: GaussianPosterior | None = None,
     variance: float = 1.0,
 ) -> GaussianPosterior:
-    """Return the exact posterior of the coefficients of linear regression.
+    """Return the exact posterior of the coefficients of linear regression, from weighted data.
 
     Args:
         features: (N, D).
         target: (N,).
         weights: (N,); ones by default.
-        prior: distribution of the coefficients; standard normal by default.
+        prior: prior distribution of the coefficients; standard normal by default.
         variance: variance of the noise.
     """
     # The log posterior is quadratic, so a single Newton step is exact.
@@ -160,7 +162,7 @@ def laplace_posterior(
     start: Tensor | None = None,
     max_iter: int = 100,
 ) -> GaussianPosterior:
-    """Return Laplace's approximation of a posterior: its mode, and the inverse of the negative Hessian there.
+    """Return Laplace's approximation of a posterior: a normal with its mode and the inverse negative Hessian there.
 
     The mode is computed in float64 by Newton's method with step halving.
 
@@ -169,12 +171,12 @@ def laplace_posterior(
         features: (N, D).
         target: (N,).
         weights: (N,), not negative; ones by default.
-        prior: distribution of the coefficients; standard normal by default.
-        start: (D,) initial value; the prior's mean by default, and where no step from this value leads on.
-        max_iter: largest number of steps.
+        prior: prior distribution of the coefficients; standard normal by default.
+        start: (D,) initial value; by default, and if no step from it improves, the prior's mean.
+        max_iter: maximum number of steps.
 
     Raises:
-        DataError: if features, targets or weights do not fit together or are not finite, or a weight is negative.
+        DataError: if features, targets or weights differ in length or are not finite, or a weight is negative.
     """
     if features.ndim != 2 or target.ndim != 1:
         raise DataError(f"Expected features (N, D) and targets (N,) but got {tuple(features.shape)} and {tuple(target.shape)}.")
@@ -220,7 +222,10 @@ def laplace_posterior(
 
 
 def forward_kl(full: GaussianPosterior, approximate: GaussianPosterior) -> float:
-    """Return the divergence ``KL(full || approximate)`` in nats; tiny values have full relative precision."""
+    """Return the Kullback-Leibler divergence ``KL(full || approximate)`` of two normal distributions, in nats.
+
+    Tiny values have full relative precision.
+    """
     mine, other = _comparable(full, approximate)
     across = torch.linalg.solve_triangular(other.factor, mine.covariance - other.covariance, upper=False)
     excess = torch.linalg.solve_triangular(other.factor, across.mT, upper=False)  # L^-1 (S - S') L^-T
@@ -230,17 +235,17 @@ def forward_kl(full: GaussianPosterior, approximate: GaussianPosterior) -> float
 
 
 def reverse_kl(full: GaussianPosterior, approximate: GaussianPosterior) -> float:
-    """Return the divergence ``KL(approximate || full)`` in nats."""
+    """Return the Kullback-Leibler divergence ``KL(approximate || full)`` of two normal distributions, in nats."""
     return forward_kl(approximate, full)
 
 
 def symmetrized_kl(full: GaussianPosterior, approximate: GaussianPosterior) -> float:
-    """Return the sum of the forward and the reverse divergence, in nats."""
+    """Return the sum of the forward and the reverse Kullback-Leibler divergence of two normal distributions, in nats."""
     return forward_kl(full, approximate) + reverse_kl(full, approximate)
 
 
 def map_distance(full: GaussianPosterior, approximate: GaussianPosterior) -> float:
-    """Return the Euclidean distance between the most probable parameters."""
+    """Return the Euclidean distance between the most probable parameters of two normal distributions."""
     mine, other = _comparable(full, approximate)
     return float((mine.mean - other.mean).norm())
 

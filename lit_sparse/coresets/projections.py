@@ -44,23 +44,24 @@ CACHED = 2**17
 
 
 class Projection(VectorSource, ABC):
-    """Maps each example to a vector of S numbers; subclasses implement :meth:`project`, and :meth:`fit` if it needs all data.
+    """Base class of projections, which map each example to a vector that represents its log-likelihood.
 
-    Calling it with examples returns their vectors (N, S).
+    Inner products of the vectors measure the similarity of two examples. A subclass implements :meth:`project`, and
+    :meth:`fit` if it needs all data. Calling it with examples returns their vectors (N, S).
     """
 
     #: Number of examples per batch.
     batch_size = BATCH
 
     def fit(self, examples: Examples) -> None:
-        """Compute quantities that depend on all examples, such as an approximate posterior."""
+        """Compute quantities that depend on all examples, such as an approximate posterior; by default nothing."""
 
     @abstractmethod
     def project(self, batch: Any) -> Tensor:
-        """Return the vectors (B, S) of a batch, after ``fit``."""
+        """Return the vectors (B, S) of a batch of examples, after ``fit``."""
 
     def __call__(self, examples: Examples) -> Tensor:
-        """Return the vectors (N, S) of the examples, after fitting to them."""
+        """Return the vectors (N, S) of the examples, after fitting the projection to them."""
         if not isinstance(examples, Examples):
             raise ConfigurationError(
                 f"Expected Examples, such as Examples.of(features=x, target=y), but got a {type(examples).__name__}."
@@ -86,7 +87,7 @@ class Projection(VectorSource, ABC):
         return self.project(examples[torch.zeros(0, dtype=torch.int64)]) if whole is None else whole
 
     def streamed(self, examples: Examples, device: torch.device | str = "cpu") -> BlockVectors:
-        """Return vectors that are recomputed at each access, after ``fit``.
+        """Return the examples' vectors as an object that recomputes them at each access, after ``fit``.
 
         Args:
             examples: examples of the vectors; fetched on the CPU.
@@ -111,9 +112,9 @@ class Projection(VectorSource, ABC):
         return made
 
     def weighted(self, examples: Examples) -> Callable[[Tensor, Tensor, torch.Generator], Tensor]:
-        """Return a function that resamples the vectors from the posterior of a coreset, for :class:`SparseVI`.
+        """Return a function that computes vectors at samples from the posterior of a coreset, for :class:`SparseVI`.
 
-        It takes indices (n,), weights (n,) and a generator.
+        Its arguments are the coreset's indices (n,), weights (n,) and a generator.
 
         Raises:
             ConfigurationError: if the projection has no such posterior.
@@ -126,7 +127,12 @@ class Projection(VectorSource, ABC):
 
 @ranges(num_samples=Count(2, MOST_FEATURES), prior_mean=Number(-1e30, 1e30), prior_variance=POSITIVE)
 class LogLikelihoodVectors(Projection):
-    """Centred log-likelihoods of a regression at samples from the Laplace posterior of all examples.
+    r"""Projection to centred log-likelihoods of a regression at samples from the Laplace posterior of all examples.
+
+    .. math:: g_n = \frac{1}{\sqrt S} \Bigl(\ell_n(\theta_s)
+        - \frac{1}{S} \sum_{r=1}^{S} \ell_n(\theta_r)\Bigr)_{s = 1 \ldots S}
+
+    where l_n is the log-likelihood of example n and theta_1 ... theta_S are the samples.
 
     Args:
         likelihood: likelihood of a target, given the product of features and coefficients.
@@ -214,7 +220,7 @@ class LogLikelihoodVectors(Projection):
 
 
 class FunctionVectors(Projection):
-    """Centred log-likelihoods computed by a given function.
+    """Projection to centred log-likelihoods that a given function computes.
 
     Args:
         log_likelihood: function from a batch to the log-likelihoods (B, S) of its examples at S parameters.
@@ -233,10 +239,10 @@ class FunctionVectors(Projection):
 
 
 class ExactGaussianVectors(Projection):
-    r"""Vectors whose inner products are the exact covariances of log-likelihoods under the posterior of a normal mean.
+    r"""Projection whose inner products are the exact covariances of log-likelihoods under the posterior of a normal mean.
 
-    Let ``L L^T`` be the covariance of the data, and mu and Sig the posterior's mean and covariance. The vector of an example x
-    has D + 1 numbers:
+    Let ``L L^T`` be the covariance of the data, and mu and Sig the posterior's mean and covariance. The vector of an
+    example x has dimension D + 1:
 
     .. math:: (\Psi^{1/2} \nu, \sqrt{\mathrm{tr}(\Psi^2) / 2}), \quad
         \nu = L^{-1} (x - \mu), \quad \Psi = L^{-1} \mathrm{Sig}\, L^{-T}
@@ -258,7 +264,7 @@ class ExactGaussianVectors(Projection):
         self._known: tuple[Tensor, Tensor, float] | None = None
 
     def fit(self, examples: Examples) -> None:
-        """Compute the posterior of all examples."""
+        """Compute the posterior of the mean given all examples."""
         (x,) = _all(examples, self.batch_size, self.x)
         size = x.shape[-1]
         if self.covariance is not None and self.covariance.shape != (size, size):
@@ -287,9 +293,12 @@ def centred(log_likelihoods: Tensor) -> Tensor:
 
 
 def linear_covariance(features: Tensor, target: Tensor, posterior: GaussianPosterior, variance: float) -> Tensor:
-    """Return the exact covariances (N, N) of the log-likelihoods of linear regression under a normal posterior.
+    r"""Return the exact covariances (N, N) of the log-likelihoods of linear regression under a normal posterior.
 
-    ``(e_n e_m s_nm + s_nm^2 / 2) / variance^2`` with the errors ``e_n = y_n - b_n^T mu`` and ``s_nm = b_n^T Sig b_m``.
+    .. math:: \bigl(e_n e_m s_{nm} + \tfrac12 s_{nm}^2\bigr) / \mathrm{variance}^2, \qquad e_n = y_n - b_n^\top \mu, \quad
+        s_{nm} = b_n^\top \Sigma\, b_m
+
+    where b_n are the features, y_n the targets, and mu and Sigma the posterior's mean and covariance.
 
     Args:
         features: b (N, D).
@@ -307,18 +316,18 @@ def linear_covariance(features: Tensor, target: Tensor, posterior: GaussianPoste
 def approximate_linear_vectors(
     features: Tensor, target: Tensor, posterior: GaussianPosterior, variance: float, directions: int = 20
 ) -> Tensor:
-    """Return vectors (N, D + directions^2) whose inner products approximate :func:`linear_covariance`, as in the publication.
+    """Return vectors (N, D + directions^2) whose inner products approximate the covariances of :func:`linear_covariance`.
 
-    With the whitened features ``p_n = L^T b_n``, ``L L^T = Sig``, a vector holds ``e_n p_n`` and ``q_n q_n^T / sqrt(2)``, over
-    the variance. Here ``q_n`` are the coordinates of ``p_n`` along the strongest directions of all ``p_n``. With all D
-    directions the inner products are exact.
+    With the whitened features ``p_n = L^T b_n``, ``L L^T = Sigma``, a vector holds ``e_n p_n`` and ``q_n q_n^T / sqrt(2)``,
+    divided by the variance. Here ``q_n`` are the coordinates of ``p_n`` along the principal directions of all ``p_n``. With
+    all D directions, the inner products are exact.
 
     Args:
         features: b (N, D).
         target: y (N,).
         posterior: distribution of the coefficients.
         variance: variance of the noise.
-        directions: number of directions of ``q``.
+        directions: number of principal directions.
 
     Raises:
         DataError: if the posterior's covariance is not positive definite.
@@ -349,7 +358,7 @@ def vectors_of_covariance(covariance: Tensor) -> Tensor:
 
 
 def fitted(value: T | None) -> T:
-    """Return what :meth:`Projection.fit` computed.
+    """Return a quantity that :meth:`Projection.fit` computed, after checking that it was called.
 
     Raises:
         ConfigurationError: if it was not called.
@@ -360,7 +369,7 @@ def fitted(value: T | None) -> T:
 
 
 def entry(batch: Any, key: str) -> Tensor:
-    """Return an entry of a batch.
+    """Return an entry of a batch, after checking that it exists.
 
     Raises:
         ConfigurationError: if the batch is not a dict with this entry.

@@ -24,14 +24,14 @@ ROUNDING = 1e-15
 
 
 class NonnegativeFit:
-    """Nonnegative weights that bring the weighted sum of vectors nearest to a target.
+    """Nonnegative least squares on a changing support: weights that bring a weighted sum of vectors nearest to a target.
 
-    Vectors are normalized internally. Their Gram matrix is kept as a Cholesky factor, so that a vector enters or leaves a
-    support of n in O(n S + n^2). All computations are in float64.
+    Vectors are normalized internally. Their Gram matrix is stored as a Cholesky factor, so that adding a vector to, or
+    removing it from, a support of size n takes O(n S + n^2). All computations are in float64.
 
     Args:
         target: y (S,).
-        capacity: largest number of vectors.
+        capacity: maximum number of vectors.
 
     Source: Lawson & Hanson (1974), Solving Least Squares Problems, chapter 23, doi:10.1137/1.9781611971217.
     """
@@ -49,12 +49,12 @@ class NonnegativeFit:
 
     @property
     def objective(self) -> float:
-        """Squared distance to the target."""
+        """Squared distance of the weighted sum to the target."""
         return float(self.residual.square().sum())
 
     @property
     def indices(self) -> Tensor:
-        """Indices of the vectors in the support, (n,) int64, in order of entry."""
+        """Indices of the vectors in the support, (n,) int64, in order of insertion."""
         return torch.tensor(self.members, dtype=torch.int64, device=self.target.device)
 
     @property
@@ -63,7 +63,7 @@ class NonnegativeFit:
         return self._on_device(self._scaled) / self.lengths[: len(self.members)]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the support, and what was computed of it."""
+        """Return the support and all quantities computed from it."""
         n = len(self.members)
         arrays = {"factor": self._factor[:n, :n], "products": self._products[:n], "scaled": self._scaled}
         tensors = {"units": self.units[:n], "lengths": self.lengths[:n], "residual": self.residual}
@@ -71,7 +71,7 @@ class NonnegativeFit:
         return {"members": list(self.members), **copies, **{name: value.clone() for name, value in tensors.items()}}
 
     def state_example(self, state: Any, size: int) -> dict[str, Any]:
-        """Return an example of the state of a fit of ``size`` vectors, with the support of a stored one."""
+        """Return an example of the state of a fit of ``size`` vectors, against which a stored state is checked."""
         members: Any = state.get("members") if isinstance(state, dict) else None
         n, most = len(members) if isinstance(members, list) else 0, len(self.units)
         few = n <= most and n == len(set(map(repr, members if n else ())))
@@ -90,9 +90,9 @@ class NonnegativeFit:
         self._scaled = state["scaled"].double().numpy()
 
     def begin(self, indices: list[int], vectors: Tensor, weights: Tensor) -> None:
-        """Add vectors (n, S) at once, and move from positive weights (n,) to the optimal ones.
+        """Add vectors (n, S) at once, and move from their positive weights (n,) to the optimal ones.
 
-        They enter in descending order of their weights, up to the first one in the span of its predecessors.
+        They are added in descending order of their weights, up to the first one in the span of its predecessors.
         """
         lengths = vectors.norm(dim=1)
         scaled = weights * lengths
@@ -111,7 +111,7 @@ class NonnegativeFit:
         self._settle()
 
     def add(self, index: int, vector: Tensor) -> bool:
-        """Add a vector (S,) and update all weights; return whether it lies outside the span of the others."""
+        """Add a vector (S,) to the support and update all weights; return whether it lies outside the span of the others."""
         n = len(self.members)
         if n == len(self.units):
             return False
@@ -175,10 +175,10 @@ def _index(size: int) -> Kind:
 
 
 class Pursuit:
-    """Repeatedly adds the vector most aligned with the residual.
+    """Matching pursuit: repeatedly adds the vector most aligned with the residual.
 
     Args:
-        fit: weights that the vectors join, for the same target.
+        fit: nonnegative fit to which vectors are added.
         norms: (N,) norms of all candidates.
 
     Attributes:
@@ -194,7 +194,7 @@ class Pursuit:
         self.trace: list[float] = []
 
     def next(self, vectors: Vectors) -> int | None:
-        """Return the index of the vector to add; None if none decreases the objective."""
+        """Return the index of the next vector to add; None if none decreases the objective."""
         length = self.fit.residual.norm()
         direction = self.fit.residual / length.clamp_min(torch.finfo(torch.float64).tiny)
         products, off = vectors.correlate_roughly(direction.to(vectors.dtype))
@@ -218,7 +218,7 @@ class Pursuit:
         return cosines
 
     def enter(self, which: int, vector: Tensor) -> None:
-        """Add a vector; one without effect is excluded until another vector has an effect."""
+        """Add a vector; one that has no effect is excluded until another vector has one."""
         before = self.fit.objective
         if self.fit.add(which, vector) and self.fit.objective < before:
             self._barred[self._idle] = False
@@ -228,7 +228,7 @@ class Pursuit:
             self._idle.append(which)
 
     def run(self, vectors: Vectors, k: int, steps: Iterable[int]) -> None:
-        """Add one vector per step, until there are k or none decreases the objective; append the objectives to the trace."""
+        """Add one vector per step, until there are k or none decreases the objective; record the objective after each step."""
         for _ in steps:
             which = None if len(self.fit.members) >= k or self.stuck else self.next(vectors)
             if which is None:
@@ -237,15 +237,15 @@ class Pursuit:
             self.trace.append(self.fit.objective)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the fit, the vectors without effect, and the trace."""
+        """Return the state of the fit, the excluded vectors, and the trace."""
         return {"fit": self.fit.state_dict(), "idle": self._idle, "trace": self.trace}
 
     def state_example(self, state: dict[str, Any], size: int) -> dict[str, Any]:
-        """Return an example of the state of a pursuit among ``size`` vectors, with the support of a stored one."""
+        """Return an example of the state of a pursuit among ``size`` vectors, against which a stored state is checked."""
         return {"fit": self.fit.state_example(state.get("fit"), size), "idle": ListOf(_index(size)), "trace": ListOf(NUMBER)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a state."""
+        """Continue from a state that :meth:`state_dict` returned."""
         self.fit.load_state_dict(state["fit"])
         self._idle, self.trace = state["idle"], state["trace"]
         self._barred = self.norms <= 0
@@ -253,15 +253,15 @@ class Pursuit:
 
     @property
     def stuck(self) -> bool:
-        """Whether only rounding is left, or the last ten candidates had no effect."""
+        """Whether only rounding errors are left, or the last ten candidates had no effect."""
         return len(self._idle) >= 10 or float(self.fit.residual.norm()) <= 10 * self.least
 
 
 def nonnegative_least_squares(vectors: Vectors, indices: Tensor, start: Tensor | None = None) -> Tensor:
-    """Return the nonnegative weights (n,) that bring the sum of some vectors nearest to the sum of all.
+    """Return the nonnegative weights (n,) that bring a weighted sum of some vectors nearest to the sum of all.
 
     Args:
-        vectors: vectors of a scale whose fourth power neither overflows nor vanishes.
+        vectors: vectors whose norms to the fourth power neither overflow nor vanish.
         indices: (n,) indices of the vectors that get weights.
         start: (n,) initial weights.
     """

@@ -33,7 +33,7 @@ __all__ = ["CoresetSelector", "Selection"]
 
 @dataclass
 class Selection:
-    """The result of a selector's search.
+    """Result of a selector's search, before it becomes a :class:`Coreset`.
 
     Attributes:
         indices: (n,) int64, without repetition.
@@ -41,7 +41,7 @@ class Selection:
         trace: objective after each iteration.
 
     Raises:
-        ConfigurationError: for other indices or weights.
+        ConfigurationError: if indices or weights are not as described.
     """
 
     indices: Tensor
@@ -62,13 +62,16 @@ class Selection:
 
 
 class CoresetSelector(nn.Module, ABC):
-    """Selects k of N examples and nonnegative weights: ``min_w ||y - Phi w||^2`` with at most k of the w_i not zero.
+    r"""Base class of coreset selectors, which choose k of N examples with nonnegative weights.
 
-    The columns of Phi are the examples' vectors, and y is their sum. A subclass implements :meth:`select`.
+    .. math:: \min_{w \ge 0} \; \lVert y - \Phi w \rVert^2 \;\text{ with }\; \lVert w \rVert_0 \le k
+
+    where the columns of Phi are the examples' vectors, y is their sum and w are the weights. A subclass implements
+    :meth:`select`.
 
     Args:
-        refit: whether to recompute the weights at the end, as the optimal nonnegative ones for the selected examples. If all
-            of these are zero, the weights do not change.
+        refit: whether to recompute the weights at the end, as the optimal nonnegative ones for the selected examples. If
+            all of these are zero, the weights do not change.
         progress: whether to show a progress bar.
 
     Example:
@@ -91,24 +94,24 @@ class CoresetSelector(nn.Module, ABC):
 
     @abstractmethod
     def select(self, vectors: Vectors, k: int, generator: torch.Generator) -> Selection:
-        """Select at most k of the vectors.
+        """Select at most k of the vectors, with weights; a subclass implements this search.
 
         Args:
-            vectors: finite, not all zero, of a scale whose fourth power neither overflows nor vanishes.
-            k: number of vectors in 1 .. N.
+            vectors: finite vectors, not all zero, whose norms to the fourth power neither overflow nor vanish.
+            k: maximum number of vectors, in 1 .. N.
             generator: CPU generator for random choices, equal on all processes.
         """
 
     def prepared(self, projection: Projection, examples: Examples) -> CoresetSelector:
-        """Return a selector with what it needs of a projection besides vectors; by default the selector itself."""
+        """Return a selector that has taken from a projection what it needs besides vectors; by default the selector itself."""
         return self
 
     def within(self, members: Tensor) -> CoresetSelector:
-        """Return a selector for the vectors of a part (n,) of the examples; by default the selector itself."""
+        """Return a selector for a part of the examples, at indices (n,); by default the selector itself."""
         return self
 
     def problem(self, k: int) -> dict[str, int | float | str | None]:
-        """Return the options that a continued selection of at most k examples must share with the killed one."""
+        """Return the options that a resumed selection of at most k examples must share with the interrupted one."""
         arguments = {name: value for name, value in vars(self).items() if isinstance(value, int | float | str)}
         return {"selector": full_name(self), "k": k, **arguments, "training": None, "progress": None}
 
@@ -133,15 +136,16 @@ class CoresetSelector(nn.Module, ABC):
         """Return a coreset of at most k examples.
 
         Args:
-            vectors: (N, S), one per example; or :class:`Vectors`, which need not be in memory. Computations use their dtype;
-                use float64 for tiny objectives.
-            k: largest number of examples.
-            generator: CPU generator for random choices; torch's own by default. With several processes the first one's is used.
-            state: file with the state of the selection, for long ones. A killed selection continues from it.
+            vectors: (N, S), one per example; or :class:`Vectors`, which need not be in memory. Computations use their
+                dtype; use float64 for tiny objectives.
+            k: maximum number of examples.
+            generator: CPU generator for random choices; torch's own by default. With several processes, the generator of
+                the first one is used.
+            state: file for the state of a long selection, from which an interrupted one continues.
 
         Raises:
             CheckpointError: if the file of the state is damaged.
-            ConfigurationError: if k is not in 1 .. N, or the state is that of another selection.
+            ConfigurationError: if k is not in 1 .. N, or the state belongs to another selection.
             DataError: if a vector is not finite, or all of them are zero.
         """
         found = as_vectors(vectors)
@@ -205,12 +209,12 @@ class CoresetSelector(nn.Module, ABC):
         return Coreset(indices, weights, objective, size=vectors.shape[0])
 
     def steps(self, number: int, here: Resumable | None = None) -> Iterator[int]:
-        """Count from 0 to ``number - 1``, with a progress bar if requested.
+        """Yield step numbers from 0 to ``number - 1``, with a progress bar if requested, and store the state of the selection.
 
         Args:
             number: number of steps.
-            here: variables that the steps change. They are written to the state of the selection, and a continued selection
-                counts from the step that follows them. All loops of a selector have the same variables.
+            here: variables that the steps change. They are written to the state of the selection, and a resumed selection
+                continues with the step after them. All loops of a selector have the same variables.
         """
         state = self._state if here is not None else None
         done = state.begin(here, number) if state is not None and here is not None else 0
@@ -236,7 +240,7 @@ def _shown(value: object) -> str:
 
 
 def squared_distance(vectors: Vectors, indices: Tensor, weights: Tensor) -> float:
-    """Return ``||y - Phi w||^2`` for weights (n,) of some vectors, with the difference in float64."""
+    """Return the objective ``||y - Phi w||^2`` for weights (n,) of some vectors, computed in float64."""
     made = vectors.combine(indices, weights.to(vectors.dtype)) if len(indices) else torch.zeros_like(vectors.total)
     return float((vectors.total - made.double()).square().sum())
 

@@ -19,7 +19,7 @@ __all__ = ["ShardedVectors"]
 
 
 class ShardedVectors(Vectors):
-    """Vectors distributed over the processes of a group, in the order of ranks.
+    """Vectors of a coreset problem that are distributed over processes, in the order of ranks.
 
     All processes make the same calls and get the same results, so selectors need no changes.
 

@@ -27,19 +27,19 @@ Resample = Callable[[Tensor, Tensor, torch.Generator], Tensor | Vectors]
 
 @ranges(updates=Count())
 class SparseVI(CoresetSelector):
-    """Greedy selection with vectors that are resampled from the posterior of the coreset in every step: slow by design.
+    """Coreset selector by sparse variational inference, which resamples vectors from the coreset's posterior in each step.
 
-    Each of k rounds adds the example whose vector is most correlated with the residual. It then takes steps of size ``1 / t``
-    along the gradient of the posteriors' divergence in the weights, kept nonnegative. Adam scales the steps, because gradients
-    differ by factors of a thousand.
+    Slow by design. Each of k rounds adds the example whose vector is most correlated with the residual. It then takes
+    ``updates`` gradient steps on the divergence between the coreset's and the full posterior, with weights kept nonnegative
+    and the learning rate 1 / t. Adam scales the steps, because gradients differ by factors of a thousand.
 
     Args:
-        resample: function that returns vectors (N, S) at samples from the posterior of a coreset, given its indices (n,), its
-            weights (n,) and a generator; see :meth:`lit_sparse.coresets.projections.Projection.weighted`. None to use the
-            given vectors throughout.
-        updates: steps per round.
-        refit: whether to recompute the weights at the end, as the optimal nonnegative ones for the selected examples and the
-            given vectors.
+        resample: function that returns vectors (N, S) at samples from the posterior of a coreset, given its indices (n,),
+            its weights (n,) and a generator; see :meth:`lit_sparse.coresets.projections.Projection.weighted`. None to use
+            the given vectors throughout.
+        updates: number of gradient steps per round.
+        refit: whether to recompute the weights at the end, as the optimal nonnegative ones for the selected examples and
+            the given vectors.
         progress: whether to show a progress bar.
 
     Raises:
@@ -63,11 +63,11 @@ class SparseVI(CoresetSelector):
         self.resample, self.updates = resample, updates
 
     def prepared(self, projection: Projection, examples: Examples) -> SparseVI:
-        """Return a selector that resamples from a projection's posteriors, unless ``resample`` was given."""
+        """Return a selector that resamples from the posteriors of a projection, unless ``resample`` was given."""
         return self if self.resample is not None else self._with(projection.weighted(examples))
 
     def within(self, members: Tensor) -> SparseVI:
-        """Return a selector for some examples (n,), with resampling from the posterior of their coreset."""
+        """Return a selector for the examples at indices (n,), which resamples from the posterior of their coreset."""
         resample = self.resample
         if resample is None:
             return self

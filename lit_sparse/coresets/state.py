@@ -42,20 +42,20 @@ CHUNK = 2**20
 
 
 class Resumable(Protocol):
-    """The variables of a loop."""
+    """Protocol of the variables of a loop whose state can be stored and restored."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return them as tensors, numbers, text, lists and dicts."""
+        """Return the variables as tensors, numbers, text, lists and dicts."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Set them."""
+        """Set the variables from a stored state."""
 
     def state_example(self, state: dict[str, Any], size: int) -> Any:
-        """Return an example of the state of a selection from ``size`` vectors, with the support of a stored one."""
+        """Return an example of the state of a selection from ``size`` vectors, against which a stored state is checked."""
 
 
 class Kept(SimpleNamespace):
-    """Variables of a loop that are tensors, numbers, or lists of these.
+    """Resumable variables of a loop: attributes that are tensors, numbers, or lists of these.
 
     Example:
         >>> here = Kept(weights=torch.zeros(3), trace=[])
@@ -65,17 +65,20 @@ class Kept(SimpleNamespace):
     """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the variables."""
+        """Return the variables as a dict."""
         return dict(vars(self))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Set the variables; tensors on the devices of the present ones."""
+        """Set the variables from a stored state; tensors go to the devices of the present ones."""
         for name, value in state.items():
             before = getattr(self, name)
             setattr(self, name, value.to(before) if isinstance(before, Tensor) else value)
 
     def state_example(self, state: dict[str, Any], size: int) -> Any:
-        """Return an example of a state; a list and an empty tensor may grow, and weights are as many as indices."""
+        """Return an example of the variables' state, against which a stored state is checked.
+
+        Lists and empty tensors may grow, and there are as many weights as indices.
+        """
         support = state.get("indices", state.get("support"))
         example: dict[str, Any] = {}
         for name, value in vars(self).items():
@@ -98,7 +101,7 @@ def _is_round(pair: Any, size: int) -> bool:
 
 
 def indices(size: int) -> Kind:
-    """Return the example of different indices of ``size`` vectors, in a tensor (n,) int64 or a list."""
+    """Return an example of distinct indices of ``size`` vectors, in a tensor (n,) int64 or a list, to check a state against."""
 
     def holds(found: Any) -> bool:
         if isinstance(found, Tensor):
@@ -110,17 +113,17 @@ def indices(size: int) -> Kind:
 
 
 def length_of(found: Any) -> int:
-    """Return the length of a stored list or tensor, or 0 for what is neither."""
+    """Return the length of a stored list or tensor; 0 for any other object."""
     return len(found) if isinstance(found, list) or (isinstance(found, Tensor) and found.dim()) else 0
 
 
 @ranges(every=Count())
 class SelectionState:
-    """A file in which a selection writes its state every so many passes through the data.
+    """File to which a selection writes its state now and then, so that an interrupted selection can continue.
 
     Args:
         path: the file. A selection continues from it if it exists, and removes it at the end.
-        every: number of steps of the selector between two states.
+        every: number of steps between two writes.
 
     Raises:
         ConfigurationError: unless ``every`` is positive.
@@ -132,16 +135,16 @@ class SelectionState:
         self._loops = self._steps = 0
 
     def open(self, vectors: Vectors, problem: dict[str, Any], generator: torch.Generator) -> None:
-        """Begin a selection, and read its state if there is one.
+        """Begin a selection, reading its state from the file if there is one.
 
         Args:
-            vectors: vectors to select from; of several processes, the first one reads and writes.
-            problem: numbers and text that a continued selection must have in common with the killed one.
+            vectors: vectors to select from; among several processes, the first one reads and writes.
+            problem: numbers and text that a resumed selection must have in common with the interrupted one.
             generator: source of random choices.
 
         Raises:
             CheckpointError: if the file is damaged.
-            ConfigurationError: if the file is the state of another selection.
+            ConfigurationError: if the file belongs to another selection.
         """
         self._vectors, self._generator, self._loops, self._steps = vectors, generator, 0, 0
         self._problem = {**problem, "shape": list(vectors.shape), "dtype": str(vectors.dtype)}
@@ -187,21 +190,21 @@ class SelectionState:
 
     @property
     def is_new(self) -> bool:
-        """Whether there was no state when the selection began."""
+        """Whether no state existed when the selection began."""
         return self._found is None
 
     def begin(self, here: Resumable, number: int) -> int | None:
-        """Begin the next loop of the selector, and set its variables if it was killed here or later.
+        """Begin the next loop of the selector, restoring its variables if the selection was interrupted here or later.
 
         Args:
             here: variables of the loop.
-            number: largest number of its steps.
+            number: maximum number of its steps.
 
         Returns:
-            The number of steps that are done, or None if the loop had ended.
+            The number of steps already done, or None if the loop had ended.
 
         Raises:
-            CheckpointError: if the state is not one of this loop.
+            CheckpointError: if the state does not match this loop.
         """
         self._loops += 1
         if self._found is None or self._found["loop"] < self._loops:
@@ -215,10 +218,10 @@ class SelectionState:
         return int(self._found["step"])
 
     def keep(self, step: int, here: Resumable) -> None:
-        """Write the state, if enough steps were done since the last one.
+        """Write the state to the file, if enough steps were done since the last time.
 
         Args:
-            step: number of steps of the loop that are done.
+            step: number of steps of the loop done so far.
             here: variables of the loop.
         """
         self._steps += 1
@@ -235,10 +238,10 @@ class SelectionState:
             torch.save({**state, "generator": self._generator.get_state(), "state": here.state_dict()}, file)
 
     def close(self) -> None:
-        """Remove the file.
+        """Remove the file of the state at the end of a selection.
 
         Raises:
-            CheckpointError: if the selection continued from a loop that it does not have.
+            CheckpointError: if the state had more loops than the selection.
         """
         if self._found is not None:
             self._check("loop", self._found["loop"], at_most(self._loops, 1))

@@ -12,7 +12,7 @@ __all__ = ["Uniform"]
 
 
 class Uniform(CoresetSelector):
-    """Samples k examples without replacement, each with weight N / k.
+    """Coreset selector that samples k examples without replacement, each with weight N / k: the baseline.
 
     Args:
         refit: whether to recompute the weights at the end, as the optimal nonnegative ones for the sampled examples.

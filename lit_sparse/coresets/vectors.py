@@ -33,11 +33,13 @@ MOST_GATHERED = 2**14
 
 
 class VectorSource:
-    """Base of vectors, and of projections, which make vectors of examples."""
+    """Base class of vectors, and of projections, which make vectors from examples."""
 
 
 class Vectors(VectorSource, ABC):
-    """N vectors g_1 ... g_N of S numbers, the rows of Phi^T; a coreset approximates their sum y = Phi 1.
+    """Base class of the vectors of a coreset problem: N vectors of dimension S whose sum a coreset approximates.
+
+    The vectors g_1 ... g_N are the columns of Phi, and y is their sum.
 
     Attributes:
         shape: N and S.
@@ -51,11 +53,11 @@ class Vectors(VectorSource, ABC):
 
     @abstractmethod
     def correlate(self, direction: Tensor) -> Tensor:
-        """Return ``Phi^T r``: the products (N,) of all vectors with a direction (S,)."""
+        """Return the inner products ``Phi^T r``, (N,), of all vectors with a direction r (S,)."""
 
     @abstractmethod
     def rows(self, indices: Tensor) -> Tensor:
-        """Return some of the vectors, (n, S), for indices (n,) int64.
+        """Return the vectors (n, S) at indices (n,) int64.
 
         Raises:
             IndexError: for an index outside 0 .. N - 1.
@@ -69,11 +71,11 @@ class Vectors(VectorSource, ABC):
         """
 
     def correlate_some(self, indices: Tensor, direction: Tensor) -> Tensor:
-        """Return the products (n,) of the vectors at indices (n,) with a direction (S,)."""
+        """Return the inner products (n,) of the vectors at indices (n,) with a direction (S,)."""
         return self.rows(indices) @ direction
 
     def correlate_roughly(self, direction: Tensor) -> tuple[Tensor, float]:
-        """Return the products (N,) with a unit vector, and a bound on their error relative to the vectors' norms."""
+        """Return approximate inner products (N,) with a unit vector, and an error bound relative to the vectors' norms."""
         return self.correlate(direction), 0.0
 
     def combine(self, indices: Tensor, weights: Tensor) -> Tensor:
@@ -92,15 +94,15 @@ class Vectors(VectorSource, ABC):
 
     @abstractmethod
     def subset(self, indices: Tensor) -> Vectors:
-        """Return the vectors at indices (n,), ascending, as a new object."""
+        """Return the vectors at ascending indices (n,) as a new object."""
 
     def agree(self, value: Tensor) -> Tensor:
-        """Return the value of the first of the processes that select together."""
+        """Return the first process's value, among the processes that select together."""
         return value
 
     @property
     def is_first(self) -> bool:
-        """Whether this process is the first of those that select together."""
+        """Whether this process is the first of the processes that select together."""
         return is_first()
 
     @cached_property
@@ -130,7 +132,7 @@ class Vectors(VectorSource, ABC):
 
 
 class DenseVectors(Vectors):
-    """Vectors in memory, or in a memory-mapped file.
+    """Vectors of a coreset problem in a matrix, in memory or memory-mapped.
 
     Args:
         vectors: (N, S) floating. Contiguous float32 and float64 are used without a copy; half precision is converted to
@@ -205,7 +207,7 @@ class DenseVectors(Vectors):
 
 @ranges(size=Count(0), block_size=Count())
 class BlockVectors(Vectors):
-    """Vectors that are computed, or read, in blocks on each access.
+    """Vectors of a coreset problem that a function computes or reads, in blocks, on each access.
 
     Args:
         rows: function from indices (n,) int64 to vectors (n, S), the same each time.
@@ -289,9 +291,9 @@ class BlockVectors(Vectors):
 
 
 class ScaledVectors(Vectors):
-    """Vectors divided by a power of two, which is exact; the division is applied to the products.
+    """Vectors divided by a power of two, without a copy: the division, which is exact, is applied to their products.
 
-    Selectors read vectors, which may be of a user's class, through this one, which checks what it gets.
+    Selectors access all vectors through this class, which also checks the results of a user's own class of vectors.
     """
 
     def __init__(self, vectors: Vectors, unit: float) -> None:
@@ -332,15 +334,15 @@ class ScaledVectors(Vectors):
 
     @property
     def is_first(self) -> bool:
-        """Whether this process is the first of those that select together."""
+        """Whether this process is the first of the processes that select together."""
         return self.vectors.is_first
 
 
 def check_vectors(vectors: Vectors, method: str, found: Any, size: int) -> Vectors:
-    """Return vectors that a method of vectors, which may be of a user's class, made of these.
+    """Return the vectors that a method of a class of vectors made, after a check of their number and length.
 
     Raises:
-        ConfigurationError: unless they are vectors of this number and the same length.
+        ConfigurationError: unless there are ``size`` vectors, of the same length as before.
     """
     if not isinstance(found, Vectors) or tuple(found.shape) != (size, vectors.shape[1]):
         got = tuple(found.shape) if isinstance(found, Vectors) else full_name(found)
@@ -351,16 +353,16 @@ def check_vectors(vectors: Vectors, method: str, found: Any, size: int) -> Vecto
 
 
 def part_of(vectors: Vectors, indices: Tensor) -> Vectors:
-    """Return the vectors at indices (n,), ascending."""
+    """Return the vectors at ascending indices (n,), whatever their class."""
     return check_vectors(vectors, "subset", vectors.subset(indices), len(indices))
 
 
 def as_vectors(vectors: Vectors | Tensor) -> Vectors:
-    """Return vectors unchanged, or those of a checked matrix (N, S).
+    """Return vectors unchanged, or a checked matrix (N, S) as vectors.
 
     Raises:
         ConfigurationError: for another type.
-        DataError: if there are no vectors, or one has NaN or infinite numbers.
+        DataError: if there are no vectors, or one has NaN or infinite entries.
     """
     found = vectors if isinstance(vectors, Vectors) else DenseVectors(vectors)
     if 0 in found.shape:

@@ -41,12 +41,12 @@ Examples = tuple[list[FileVectors], Tensor, Tensor]
 
 @ranges(max_length=Count(), max_texts=Count())
 class ActivationDataModule(ResumableDataModule):
-    """Activations of a module of a Hugging Face model, one example per token of a text.
+    """Data module of a Hugging Face model's activations, one example per token of a text, stored on disk.
 
-    The first use computes them on the texts of a split and writes them to ``folder``, in shards of 2,048 texts. If it is
-    killed, the next one continues after the last complete shard. Later uses only read the shards, whose rows are mapped into
-    memory when they are needed. Padding and special tokens are left out, and so is a text that comes again. Shards of another
-    model, module or text are refused.
+    The first use computes the activations of one module on the texts of a split, and writes them to ``folder`` in shards of
+    2,048 texts. If it is interrupted, the next one continues after the last complete shard. Later uses only read the
+    shards, whose rows are mapped into memory when they are needed. Padding and special tokens are left out, and so are
+    repeated texts. Shards of another model, module or text are refused.
 
     Batches are dicts of ``features`` (B, D) float32, ``token`` (B,), the ids of the tokens, and ``index`` (B,).
 
@@ -66,9 +66,9 @@ class ActivationDataModule(ResumableDataModule):
 
     Raises:
         ConfigurationError: for an argument outside its range; when the shards are made, if there is no such module, or the
-            folder has shards of something else.
-        DataError: when the shards are made, if the tokenizer has more ids than the model, or activations are not finite; when
-            they are read, if a shard is damaged.
+            folder holds shards of another model, module or text.
+        DataError: when the shards are made, if the tokenizer has more ids than the model, or activations are not finite;
+            when they are read, if a shard is damaged.
         MissingExtraError: without the extra ``hf``.
     """
 
@@ -102,13 +102,13 @@ class ActivationDataModule(ResumableDataModule):
         self._tokenizer: Any = None
 
     def prepare_data(self) -> None:
-        """Compute the activations that a command needs and that are not stored yet; Lightning calls it on one process."""
+        """Compute and store missing activations that a command needs; Lightning calls it on one process."""
         stage = None if self.trainer is None else self.trainer.state.fn
         for split in self._needed(stage):
             self._store(split)
 
     def setup(self, stage: str | None = None) -> None:
-        """Open the shards; without a trainer, make them first."""
+        """Open the shards; without a trainer, compute missing activations first."""
         for split in self._needed(stage):
             if split not in self._examples:
                 if self.trainer is None:
@@ -120,7 +120,7 @@ class ActivationDataModule(ResumableDataModule):
         return len(self._of(split)[1])
 
     def fetch(self, split: Split, epoch: int, indices: Tensor) -> Batch:
-        """Return a batch; see the class."""
+        """Return a batch of activations; the class describes its entries."""
         shards, tokens, ends = self._of(split)
         number = torch.searchsorted(ends, indices, right=True)
         features = torch.empty(len(indices), shards[0].shape[1])
@@ -130,7 +130,7 @@ class ActivationDataModule(ResumableDataModule):
         return {"features": features, "token": tokens[indices, 1].long(), "index": indices}
 
     def token_text(self, split: Split, index: int) -> tuple[str, str, str]:
-        """Return the token of an example, with the text before and after it."""
+        """Return the token of an example as text, and the text before and after it."""
         _, tokens, _ = self._of(split)
         low, high = max(0, index - AROUND), index + AROUND + 1
         around = tokens[low:high]

@@ -37,34 +37,35 @@ ROWS_PER_FETCH = 1024
     updates_per_batch=Count(),
 )
 class ResumableDataModule(pl.LightningDataModule, ABC):
-    """Base of data modules: a subclass defines the number of examples and makes batches from their indices.
+    """Base class of data modules whose training resumes exactly: a subclass makes batches from the indices of examples.
 
     Training shuffles by (seed, epoch), and each process takes every n-th example of the same permutation. The epoch and the
-    position in it are the trainer's, so a fit reads each example once per epoch, whatever was read before it. A killed run
-    continues with the examples that are left, also with another batch size. Validation, test and prediction use one fixed
-    order. Again each process takes every n-th example, and no example comes twice.
+    position in it are the trainer's, so a fit reads each example once per epoch, whatever was read before it. An
+    interrupted run continues with the remaining examples, also with another batch size. Validation, test and prediction use
+    one fixed order; again, each process takes every n-th example, and no example is repeated.
 
     Args:
         batch_size: examples per training batch and process.
         eval_batch_size: examples per batch of validation, test and prediction.
         num_workers: number of worker processes that fetch batches; 0 fetches in the training process.
         seed: seed of all random draws, such as orders and augmentation.
-        fold: number of a fold from 0, and number of folds, for cross-validation: training and validation examples are taken
-            together and divided by the seed, the fold is for validation, the others are for training.
-        updates_per_batch: number of updates in a batch of training, one after another on ``batch_size`` examples each. The
-            training is the same as with 1, but the trainer's work per batch, which takes about a millisecond, is done only
-            once. Steps are updates. Callbacks run, and limits count, once per batch.
+        fold: index of a fold, from 0, and number of folds, for cross-validation. Training and validation examples are
+            joined and divided at random by the seed; this fold is for validation, the others are for training.
+        updates_per_batch: number of successive optimizer updates per training batch, each on ``batch_size`` examples.
+            Training is the same as with 1, but the trainer's overhead of about a millisecond per batch occurs only once.
+            Steps are updates. Callbacks run, and limits count, once per batch.
         persistent_workers: whether worker processes stay for the next epoch.
         prefetch_factor: number of batches that each worker process fetches in advance; None for torch's default.
         pin_memory: whether worker processes copy batches to pinned memory; None to do so if there is a GPU.
-        sampler: order of the training examples in an epoch, in place of a permutation. Its draws are seeded anew in each epoch.
+        sampler: order of the training examples in an epoch, in place of a permutation. Its random generator is reseeded in
+            each epoch.
         transform: function from each batch to the batch that is used.
-        augmentation: function from each training batch, after ``transform``, to the batch that is used. Random draws of both
-            are a function of the seed, the epoch and the batch, so that they are the same in a continued run.
+        augmentation: function from each training batch, after ``transform``, to the batch that is used. Random numbers in
+            both are a function of the seed, the epoch and the batch, so that they are the same in a resumed run.
 
     Raises:
-        ConfigurationError: for a batch size or a number of updates below 1, a negative number of workers, options of workers
-            without any, or a wrong fold.
+        ConfigurationError: for a batch size or a number of updates below 1, a negative number of workers, options of
+            workers without any, or a wrong fold.
     """
 
     #: Whether each row of a batch depends on its own example alone, so that small batches can be fetched together. It holds for
@@ -114,11 +115,11 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
 
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, trust: Collection[str] = (), **options: Any) -> Self:
-        """Build a data module from a checkpoint, as Lightning does, after a check of the names in it.
+        """Return a data module built from a checkpoint, after a check of the class names in it.
 
         Args:
             checkpoint_path: path, or an open file.
-            args: arguments of Lightning's method: ``map_location``, ``hparams_file``.
+            args: positional arguments of Lightning's method, ``map_location`` and ``hparams_file``.
             trust: additional import paths that the checkpoint may name.
             options: options of Lightning's method, and arguments of the data module in place of the checkpoint's.
         """
@@ -126,10 +127,10 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
         return load_module(cls, checkpoint_path, trust=trust, **options)
 
     def folded(self, splits: dict[Split, Any]) -> dict[Split, Any]:
-        """Return the examples of each split, after ``fold`` has divided those of training and validation.
+        """Return the examples of each split after joining and redividing training and validation examples by ``fold``.
 
         Args:
-            splits: split -> examples that can be joined by ``+``, counted, and chosen by indices.
+            splits: split -> examples, which support ``+``, ``len`` and indexing.
         """
         if self.fold is None:
             return splits
@@ -138,7 +139,7 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
         return splits | {split: both[indices] for split, indices in chosen.items()}
 
     def fold_indices(self, train: int, val: int) -> dict[Split, Tensor]:
-        """Return split -> indices of its examples in ``fold``, among all training examples and then those of validation.
+        """Return the indices of each split's examples in ``fold``, among all training and then all validation examples.
 
         Args:
             train: number of training examples.
@@ -157,7 +158,7 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
 
     @abstractmethod
     def size(self, split: Split) -> int:
-        """Return the number of examples of a split, after ``setup``."""
+        """Return the number of examples of a split, available after ``setup``."""
 
     @abstractmethod
     def fetch(self, split: Split, epoch: int, indices: Tensor) -> Batch:
@@ -195,10 +196,10 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
         return torch.arange(check_integer("size", self.size("train")))
 
     def divided(self, batches: Sequence[Tensor], rank: int, processes: int) -> Sequence[Tensor]:
-        """Return a process's share of the rest of an epoch, in batches of this size, when it was begun in others.
+        """Return a process's share of the rest of an epoch that was begun with another batch size or number of processes.
 
         Args:
-            batches: indices of each batch of the rest in its former division, all processes in turn.
+            batches: indices of each remaining batch in the former division, all processes in turn.
             rank: number of the process.
             processes: number of processes.
         """
@@ -206,7 +207,7 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
         return in_batches(rest[rank : len(rest) - len(rest) % processes : processes], self.batch_size)
 
     def train_dataloader(self) -> EpochLoader:
-        """Return the training loader, which follows the trainer in a fit, and goes on where the last one stopped by hand."""
+        """Return the training loader, which follows the trainer's epoch, or else continues where the last loop stopped."""
         loader = _TrainLoader(self, *self._process(), self.trainer if runs_fit(self.trainer) else None)
         if loader.trainer is None:
             if self._position is not None:
@@ -215,7 +216,7 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
         return loader
 
     def val_dataloader(self) -> EpochLoader | list[EpochLoader]:
-        """Return the loader of the validation split, or an empty list for no validation."""
+        """Return the loader of the validation split, or an empty list if there is no validation split."""
         return self._in_order("val")
 
     def test_dataloader(self) -> EpochLoader:
@@ -227,19 +228,19 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
         return self._in_order("test")
 
     def eval_order(self, split: Split) -> Tensor:
-        """Return the order of a split's examples outside training, a permutation."""
+        """Return the order of a split's examples in validation, test or prediction, a permutation."""
         return torch.arange(self.size(split))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of loops by hand in the training data; checkpoints have the position of the fit elsewhere."""
+        """Return the position in the training data of loops without a trainer; a trainer's own position is stored elsewhere."""
         return {} if self._position is None else {"train": self._position()}
 
     def position_example(self, epoch: int, batch: int) -> dict[str, Any]:
-        """Return an example of the position in the training data after so many batches of an epoch."""
+        """Return an example of a position in the training data, against which a stored one is checked."""
         return {"epoch": equal_to(epoch), "batch": equal_to(batch), "parts": ListOf(ListOf(COUNT))}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue loops by hand at a saved position in the training data."""
+        """Restore a saved position in the training data, for loops without a trainer."""
         position = state_dict.get("train")
         self._position = None if position is None else lambda: position
 

@@ -36,11 +36,11 @@ class _Values(Sequence[Any]):
 
 
 class Column(_Values):
-    """The values of a column, made when they are read.
+    """Values of a table's column, converted from Arrow when they are read.
 
     Args:
-        chunks: arrays of Arrow.
-        decode: function from a value in Arrow, other than None, to a value of the column; None for the same value.
+        chunks: Arrow arrays.
+        decode: function from an Arrow value other than None to a value of the column; None to leave values unchanged.
     """
 
     def __init__(self, chunks: Iterable[Any], decode: Callable[[Any], Any] | None = None) -> None:
@@ -102,31 +102,31 @@ class _Chosen(_Values):
 
 
 def chosen(values: Sequence[Any], places: Any) -> Sequence[Any]:
-    """Return some values of a column, by a tensor of their places, or of a list."""
+    """Return the values of a column or list at some positions, as a column or list."""
     return [values[place] for place in places.tolist()] if isinstance(values, list) else _Chosen(values, places)
 
 
 def unchecked(values: Sequence[Any]) -> Sequence[Any]:
-    """Return the values that may be anything but text in whole characters, which Arrow knows of a column of its own text."""
+    """Return the values that need a check of their text: all but Arrow's own text, which is valid UTF-8."""
     if not isinstance(values, Column) or values.decode is not None:
         return values
     return () if {str(chunk.type) for chunk in values.chunks} <= {"string", "large_string"} else values
 
 
 def joined(first: Sequence[Any], second: Sequence[Any]) -> Sequence[Any]:
-    """Return the values of two sequences, one after the other."""
+    """Return the concatenation of two sequences of values."""
     return first + second if isinstance(first, Column) else [*first, *second]
 
 
 def stored(chunks: Iterable[Mapping[str, Any]], *, mapped: bool = False) -> dict[str, list[Any]]:
-    """Return role -> arrays of all chunks of a table.
+    """Return role -> Arrow arrays of all chunks of a table, in memory or mapped from disk.
 
-    A large table is written to a temporary file, and mapped from there. The file has no name, so that the system removes it
-    with the process.
+    A large table is written to a temporary file, and mapped from there. The file is unnamed, so the operating system
+    removes it when the process ends.
 
     Args:
         chunks: role -> array of some rows.
-        mapped: whether they are mapped from the disk already.
+        mapped: whether the chunks are already mapped from disk.
 
     Raises:
         DataError: if the disk is full.

@@ -61,33 +61,34 @@ FORWARDED = frozenset(
 
 @ranges(k=Number(0.0, 1e18, open_low=True))
 class CoresetDataModule(ResumableDataModule):
-    """Train on a coreset of the training examples of another data module, selected when training begins.
+    """Data module that trains on a coreset of another data module's training examples.
 
-    Training batches have an additional entry ``weight`` (B,). The mean over the coreset of weight times loss estimates the
-    mean loss of all examples, and the package's models weight their losses by it. Validation, test, prediction and all
-    other attributes come from the base data module.
+    The coreset is selected when training begins. Training batches have an additional entry ``weight`` (B,). The mean over
+    the coreset of weight times loss estimates the mean loss of all examples, and the package's models weight their losses
+    by it. Validation, test, prediction and all other attributes come from the base data module.
 
-    Indices count the examples that the base trains on: with images and ``labelled_only``, the labelled ones. An epoch is one
-    pass over the coreset in random batches of the base's size; other rules of the base for its batches, such as sorting by
-    length, do not apply. Only the logged training loss is weighted.
+    Indices count the examples that the base trains on: with images and ``labelled_only``, the labelled ones. An epoch is
+    one pass over the coreset in random batches of the base's size; other rules of the base for its batches, such as sorting
+    by length, do not apply. Only the logged training loss is weighted.
 
     The coreset is part of checkpoints, so a resumed run continues with it. It is also written to ``coreset.npz`` in the run
-    folder. Several processes share the work of making the vectors.
+    folder. Several processes share the work of computing the vectors.
 
-    The base may be any Lightning data module whose training loader is a ``DataLoader`` of an indexable data set. Weights are
-    then appended to batches that are tuples or lists.
+    The base may be any Lightning data module whose training loader is a ``DataLoader`` of an indexable data set. Weights
+    are then appended to batches that are tuples or lists.
 
     Args:
         base: data module to select from.
         selector: selection method.
-        k: maximal number of examples; a fraction if below 1, so that 1 is one example.
-        vectors: a projection, or any function from :class:`lit_sparse.coresets.Examples` to vectors (N, S). Also vectors, such
-            as :class:`lit_sparse.coresets.FileVectors`, in the order of the training examples.
+        k: maximum number of examples; a fraction of them if below 1.
+        vectors: a projection, or any function from :class:`lit_sparse.coresets.Examples` to vectors (N, S). Also vectors,
+            such as :class:`lit_sparse.coresets.FileVectors`, in the order of the training examples.
         coreset: file of a coreset to train on, instead of a selection.
         normalize: whether to scale the weights to a mean of 1.
         stratify: key of the classes (B,) in a batch; each class is selected separately with its share of k. None selects
             from all examples together.
-        stream: whether to recompute vectors whenever the selector reads them, instead of keeping N x S numbers in memory.
+        stream: whether to recompute vectors whenever the selector reads them, instead of storing the N x S matrix in
+            memory.
         seed: seed of the selection and of orders.
 
     Raises:
@@ -158,7 +159,7 @@ class CoresetDataModule(ResumableDataModule):
 
     @property
     def coreset(self) -> Coreset:
-        """The coreset, which is selected at the first access after ``setup``."""
+        """The coreset, selected at the first access after ``setup``."""
         if self._coreset is None:
             try:
                 self._coreset = self._chosen()
@@ -172,7 +173,7 @@ class CoresetDataModule(ResumableDataModule):
         self.base.prepare_data()
 
     def setup(self, stage: str | None = None) -> None:
-        """Set up the other data module."""
+        """Set up the base data module."""
         self.base.trainer = self.trainer
         self.base.setup(stage)  # type: ignore[arg-type]
 
@@ -236,7 +237,7 @@ class CoresetDataModule(ResumableDataModule):
         return super().train_dataloader()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position in the training data, and the coreset."""
+        """Return the position in the training data, and the coreset, for a checkpoint."""
         state = super().state_dict()
         if self._coreset is not None:
             its = self._coreset
@@ -251,7 +252,7 @@ class CoresetDataModule(ResumableDataModule):
         return {**state, "base": base} if base else state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue with a saved coreset at a saved position."""
+        """Restore a coreset and the position in the training data from a checkpoint."""
         super().load_state_dict(state_dict)
         if STATE in state_dict:
             self._coreset = Coreset(**state_dict[STATE])
@@ -278,7 +279,7 @@ class CoresetDataModule(ResumableDataModule):
 
     @property
     def k(self) -> int:
-        """The maximal number of examples."""
+        """Maximum number of examples of the coreset."""
         if self._k is None:
             raise ConfigurationError(
                 f"Expected a selector and k but got the coreset {self._file!r}, which is selected already."
@@ -293,15 +294,15 @@ class CoresetDataModule(ResumableDataModule):
 
     @property
     def smallest(self) -> int:
-        """The smallest k that can be selected: the number of classes with ``stratify``."""
+        """Smallest k that can be selected: the number of classes with ``stratify``, else 1."""
         return 1 if self._stratify is None else len(torch.unique(self._classes(self._stratify)))
 
     def candidates(self) -> tuple[Vectors, CoresetSelector]:
-        """Return the vectors of all training examples, and a selector for them; call ``setup`` first.
+        """Return the vectors of all training examples, and a selector for them; requires ``setup``.
 
         Raises:
-            ConfigurationError: if the data module has a file of a coreset, or k is too large.
-            DataError: if the number of vectors differs from that of the examples.
+            ConfigurationError: if the coreset is read from a file, or k is too large.
+            DataError: if the number of vectors differs from the number of examples.
         """
         k, size = self.k, len(self._source)
         assert self._selector is not None and self._vectors is not None and k <= size
@@ -328,13 +329,13 @@ class CoresetDataModule(ResumableDataModule):
     def select(
         self, vectors: Vectors, selector: CoresetSelector, k: int | None = None, state: SelectionState | None = None
     ) -> Coreset:
-        """Return a coreset of the training examples; the data module does not keep it.
+        """Return a coreset of the training examples, without storing it in the data module.
 
         Args:
             vectors: vectors of :meth:`candidates`.
             selector: selector of :meth:`candidates`.
-            k: maximal number of examples; that of the data module by default.
-            state: file from which a killed selection continues.
+            k: maximum number of examples; by default the data module's k.
+            state: file from which an interrupted selection continues.
 
         Raises:
             DataError: if the coreset is empty, or an example has no class.

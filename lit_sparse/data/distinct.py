@@ -33,7 +33,7 @@ def _distinct_block(start: Any, stop: Any, out: Any, draws: Any, sizes: Any) -> 
 
 @on_values
 def distinct(draws: Tensor, sizes: Tensor) -> Tensor:
-    """Return n distinct numbers (B, n) of ``0 .. size - 1`` per row, all subsets equally likely, by Floyd's algorithm.
+    """Return n distinct integers (B, n) of ``0 .. size - 1`` per row, all subsets equally likely, by Floyd's algorithm.
 
     Args:
         draws: (B, n) float64, uniform in [0, 1), on the CPU.

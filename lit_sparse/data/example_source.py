@@ -1,4 +1,4 @@
-"""The training examples of any data module, by their indices."""
+"""Access by index to the training examples of any data module."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["ExampleSource", "source_of", "with_weights"]
 
 
 class ExampleSource(Protocol):
-    """The training examples of a data module."""
+    """Protocol of an object that gives access to a data module's training examples by index."""
 
     batch_size: int
     num_workers: int
@@ -24,10 +24,12 @@ class ExampleSource(Protocol):
     def __len__(self) -> int: ...
 
     def fetch(self, epoch: int, indices: Tensor) -> Any:
-        """Return a batch of the examples at indices (B,)."""
+        """Return a batch of the training examples at indices (B,), as of an epoch."""
 
 
 class _Resumable:
+    """Training examples of one of this package's data modules."""
+
     def __init__(self, base: ResumableDataModule) -> None:
         self.base, self.indices = base, base.train_indices()
         self.batch_size, self.num_workers = base.batch_size, base.num_workers
@@ -40,7 +42,7 @@ class _Resumable:
 
 
 class _OfLoader:
-    """The examples of the data set behind a ``DataLoader``."""
+    """Training examples in the data set of another data module's ``DataLoader``."""
 
     def __init__(self, base: pl.LightningDataModule) -> None:
         loader = base.train_dataloader()

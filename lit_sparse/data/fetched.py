@@ -19,10 +19,12 @@ __all__ = ["batches_of", "fetched", "seeded"]
 
 
 def fetched(data: Any, split: Split, epoch: int, indices: Tensor) -> Batch:
-    """Return the batch that ``fetch`` of a data module makes; without this check, Lightning skips a batch that is None.
+    """Return the batch that a data module's ``fetch`` makes, after a check.
+
+    Without it, Lightning would skip a batch that is None.
 
     Raises:
-        ConfigurationError: if it is None, or has an ``index`` for fewer or more examples.
+        ConfigurationError: if the batch is None, or its ``index`` has another number of examples.
     """
     batch = data.fetch(split, epoch, indices)
     index: Any = batch.get("index") if isinstance(batch, dict) else None
@@ -43,7 +45,7 @@ def fetched(data: Any, split: Split, epoch: int, indices: Tensor) -> Batch:
 
 @contextmanager
 def seeded(*numbers: int) -> Iterator[None]:
-    """Seed the generators of torch, numpy and Python by numbers, and restore them afterwards."""
+    """Seed the generators of torch, numpy and Python within a context, and restore them afterwards."""
     seed = int(np.random.SeedSequence([number % 2**32 for number in numbers]).generate_state(1)[0])
     kept = random.getstate(), np.random.get_state()  # noqa: NPY002
     with torch.random.fork_rng(devices=[]):
@@ -58,10 +60,10 @@ def seeded(*numbers: int) -> Iterator[None]:
 
 
 def batches_of(data: Any, epoch: int, rank: int, processes: int) -> Sequence[Tensor]:
-    """Return the batches that ``train_batches`` of a data module makes.
+    """Return the index batches that a data module's ``train_batches`` makes, after a check.
 
     Raises:
-        ConfigurationError: if it is not a sequence of indices.
+        ConfigurationError: if they are not sequences of indices.
     """
     batches: Any = data.train_batches(epoch, rank, processes)
     wrong = [batches]

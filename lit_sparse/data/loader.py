@@ -35,10 +35,10 @@ class _Epoch(NamedTuple):
 
 @ranges(num_workers=Count(0), prefetch_factor=Count(), rows_per_fetch=Count(0))
 class EpochLoader:
-    """Iterate over batches; each ``iter`` is the next epoch.
+    """Loader of batches whose order is a function of the epoch, with a position that can be saved; each ``iter`` is an epoch.
 
-    The class is not a ``torch.utils.data.DataLoader``, so Lightning does not change its order in distributed training: the
-    indices already are only this process's share.
+    The class is not a ``torch.utils.data.DataLoader``, so Lightning does not change its order in distributed training; the
+    indices are already this process's share.
 
     Args:
         batch_indices: function from the epoch to the indices of each batch.
@@ -47,9 +47,9 @@ class EpochLoader:
         pin_memory: whether to copy batches of worker processes to pinned memory.
         persistent_workers: whether the worker processes stay for the next epoch.
         prefetch_factor: number of batches that each worker process fetches in advance; None for torch's default.
-        rows_per_fetch: number of examples up to which this process fetches batches together, because a call takes longer than
-            the rows of a small batch. The entries of their batches are rows, but tuples are the same in each. 0 fetches each
-            batch by itself.
+        rows_per_fetch: number of examples up to which this process fetches several batches in one call, since calls
+            dominate the cost of small batches. The entries of batches must be rows, except tuples, which all batches share.
+            0 fetches each batch by itself.
 
     Raises:
         ConfigurationError: for a number outside its range, or options of worker processes without any.
@@ -102,14 +102,14 @@ class EpochLoader:
             yield batch
 
     def position(self) -> tuple[int, int]:
-        """Return the epoch and its number of batches so far."""
+        """Return the epoch and the number of its batches so far."""
         return (self.epoch, self.batch) if self.batch < len(self) else (self.epoch + 1, 0)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position after the last batch.
+        """Return the position after the last batch, as a dict.
 
-        It has the ``epoch``, its number of batches so far, ``batch``, and its ``parts``: one for each division in which it was
-        read, with the ``division`` and, last, the number of examples.
+        It holds the ``epoch``, the number of its batches so far, ``batch``, and its ``parts``: one for each division into
+        batches in which the epoch was read, with the ``division`` and, last, the number of examples.
         """
         epoch, batch = self.position()
         if batch == 0:
@@ -122,7 +122,7 @@ class EpochLoader:
         return {"epoch": epoch, "batch": batch, "parts": [*parts, part]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to a saved position; the next iteration yields the rest of its epoch.
+        """Restore a saved position; the next iteration yields the rest of its epoch.
 
         Raises:
             CheckpointError: if the state is not a position, or one in batches of another size.
@@ -144,7 +144,7 @@ class EpochLoader:
         self._restored = True
 
     def rest(self, epoch: int, batch: int, parts: list[list[int]]) -> Sequence[Tensor]:
-        """Return the indices of the batches that follow the first ``batch``, which had the examples of ``parts``.
+        """Return the indices of the batches of an epoch after the first ``batch``, whose examples are counted in ``parts``.
 
         Raises:
             CheckpointError: if these batches had other numbers of examples.

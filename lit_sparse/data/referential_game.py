@@ -28,15 +28,18 @@ SPLITS: tuple[Split, ...] = ("train", "val", "test")
 
 @ranges(val_size=Number(0.0, 1e12, open_low=True), test_size=Number(0.0, 1e12, open_low=True), candidates=Count(2))
 class ReferentialGameDataModule(ResumableDataModule):
-    """Each image of a split is the target of one game per epoch, among distractors of the same split.
+    """Data module of referential games: a target image or feature vector among distractors.
 
-    Distractors and the target's position are drawn anew in each training epoch. In validation and test they are a function of
-    (seed, index). Batches are dicts of ``target`` (B, F) and ``candidates`` (B, N, F) float32, ``position`` (B,) of the target
-    among the candidates, and ``index`` (B,) within the split. If known, the target's ``label`` (B,) int64, an index into
-    ``class_names``, and ``attributes`` (B, A) int64 are added.
+    In each epoch, every example of a split is the target of one game, with distractors from the same split.
+
+    Distractors and the target's position are sampled anew in each training epoch. In validation and test they are a
+    function of (seed, index). Batches are dicts of ``target`` (B, F) and ``candidates`` (B, N, F) float32, ``position``
+    (B,) of the target among the candidates, and ``index`` (B,) within the split. If known, the target's ``label`` (B,)
+    int64, an index into ``class_names``, and ``attributes`` (B, A) int64 are added.
 
     Args:
-        images: a data module of images, such as ``DigitsDataModule``, whose pixels are the features and whose splits are used.
+        images: a data module of images, such as ``DigitsDataModule``, whose pixels are the features and whose splits are
+            used.
         path: a file of feature vectors instead: ``.npy``, ``.npz``, or ``.h5`` (with the extra ``h5``).
         features: name of the array (M, F) in a file of several arrays.
         labels: name of the array (M,) of classes in the file, numbers or words; None for ``label`` if it exists.
@@ -44,7 +47,8 @@ class ReferentialGameDataModule(ResumableDataModule):
             it may be the array of the features. None skips these analyses.
         parts: name of the array (M,) of splits: 0 for training and other numbers for the test, or the words ``train``,
             ``val`` and ``test``. None for ``split`` if it exists, or else a random split by ``test_size``.
-        val_size: training vectors held out for validation: a fraction if below 1, else a number, unless ``parts`` marks some.
+        val_size: training vectors held out for validation: a fraction if below 1, else a number, unless ``parts`` marks
+            some.
         test_size: vectors held out for the test: a fraction if below 1, else a number, unless ``parts`` marks some.
         candidates: N, number of images per game, >= 2.
         distractors: kind of distractors: ``"any"`` other images, images of distinct ``"other_classes"``, or images of the
@@ -100,12 +104,12 @@ class ReferentialGameDataModule(ResumableDataModule):
         self.class_names: list[str] = []
 
     def prepare_data(self) -> None:
-        """Download the images, if they have a source."""
+        """Download the images, if the images' data module does."""
         if self.images is not None:
             self.images.prepare_data()
 
     def setup(self, stage: str | None = None) -> None:
-        """Read the vectors and split them."""
+        """Read the feature vectors and split them."""
         if not self._splits:
             self._read()
         if stage == "fit":
@@ -138,12 +142,12 @@ class ReferentialGameDataModule(ResumableDataModule):
 
     @property
     def in_features(self) -> int:
-        """F, after ``setup``."""
+        """Number of features F of an input, available after ``setup``."""
         return self._splits["train"].images.pixels.shape[1]
 
     @property
     def attribute_count(self) -> int:
-        """A, after ``setup``; 0 without attributes."""
+        """Number of attributes A of an input, available after ``setup``; 0 without attributes."""
         return self._attributes["train"].shape[1] if self._attributes else 0
 
     def size(self, split: Split) -> int:
@@ -151,7 +155,7 @@ class ReferentialGameDataModule(ResumableDataModule):
         return len(self._splits[split].images)
 
     def fetch(self, split: Split, epoch: int, indices: Tensor) -> Batch:
-        """Return a batch of games; see the class."""
+        """Return a batch of games; the class describes its entries."""
         mine = self._splits[split]
         draws = seeded_uniform(self.seed + 7919 * epoch, indices, (2 * self.candidates,), stream=STREAMS[split]).double()
         others = mine.others(indices, draws[:, : self.candidates - 1], draws[:, self.candidates : -1])

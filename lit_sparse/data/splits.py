@@ -32,15 +32,15 @@ def shuffled(size: int, seed: int, epoch: int = 0, stream: int = 0) -> Tensor:
 
 
 def in_batches(indices: Tensor, size: int) -> list[Tensor]:
-    """Split indices into batches of ``size``; the last batch may be smaller."""
+    """Return indices split into batches of ``size``; the last batch may be smaller."""
     return [indices[start : start + size] for start in range(0, len(indices), size)]
 
 
 def loaded(data: Any, kind: type[Loaded]) -> dict[Split, Loaded]:
-    """Return the splits that ``load`` of a data module returns.
+    """Return the splits that a data module's ``load`` returns, after a check.
 
     Raises:
-        DataError: unless it is a dict of splits of a type, with one to train on.
+        DataError: unless they are a dict of objects of type ``kind`` with a key ``train``.
     """
     splits: dict[Split, Loaded] = data.load()
     if not isinstance(splits, dict) or "train" not in splits or not all(isinstance(part, kind) for part in splits.values()):
@@ -53,7 +53,7 @@ def loaded(data: Any, kind: type[Loaded]) -> dict[Split, Loaded]:
 
 
 def held_out(name: str, size: float, total: int, rest: int) -> int:
-    """Return how many examples a split holds out.
+    """Return the number of examples that a split holds out, given as a number or as a fraction.
 
     Args:
         name: name of the argument, for the message.
@@ -82,7 +82,7 @@ def held_out(name: str, size: float, total: int, rest: int) -> int:
 
 
 def warn_without_test(check: Callable[[], None]) -> None:
-    """Warn before a long training if the test split is missing.
+    """Warn, before a long training run, if the test split is missing.
 
     Args:
         check: function that raises a DataError if the test split is missing.

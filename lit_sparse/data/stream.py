@@ -18,7 +18,9 @@ __all__ = ["Stream", "stream_batches", "stream_order"]
 
 
 def stream_order(size: int, buffer: int, seed: int, epoch: int) -> Tensor:
-    """Return the order of so many rows in an epoch: each ``buffer`` rows, one after another, are shuffled; 0 for their order.
+    """Return the order of a streamed table's rows in an epoch: successive groups of ``buffer`` rows, each shuffled.
+
+    0 keeps the rows in order.
 
     Example:
         >>> stream_order(6, 0, 0, 0).tolist(), sorted(stream_order(6, 3, 0, 0)[:3].tolist())
@@ -31,20 +33,21 @@ def stream_order(size: int, buffer: int, seed: int, epoch: int) -> Tensor:
 
 
 def stream_batches(data: ResumableDataModule, buffer: int, epoch: int, rank: int, processes: int) -> list[Tensor]:
-    """Return the indices of each training batch of one process, in the order of the stream; see :func:`stream_order`."""
+    """Return the indices of each training batch of one process for streamed rows; see :func:`stream_order`."""
     order = stream_order(data.size("train"), buffer, data.seed, epoch)
     return in_batches(order[rank : len(order) - len(order) % processes : processes], data.batch_size)
 
 
 class Stream:
-    """Rows of a table by their numbers, few of which are in memory: those that were read last.
+    """Rows of a table by index, read from its files on access; only the last ones read stay in memory.
 
-    Reading goes on from row to row. For a row before those in memory, the table is opened again.
+    The table is read from row to row. For a row before the ones in memory, it is opened again.
 
     Args:
-        chunks: function that opens the table and yields role -> array of Arrow, of some rows; picklable for worker processes.
-        decode: function from a value in Arrow to a value; None for the same value.
-        size: number of rows that are used, the first; None for all, which are counted once.
+        chunks: function that opens the table and yields chunks of rows as role -> Arrow array; picklable for worker
+            processes.
+        decode: function from an Arrow value to a value; None to leave values unchanged.
+        size: number of rows to use, the first ones; None for all, which are then counted once.
         buffer: number of rows that stay in memory.
 
     Raises:
@@ -75,7 +78,7 @@ class Stream:
         return {**vars(self), "_chunks": None, "_kept": deque(), "_end": 0}
 
     def values(self, role: str) -> Iterator[Any]:
-        """Yield the values of a role in all rows."""
+        """Yield the values of one role in all rows."""
         left = len(self)
         for chunk in self._open():
             yield from Column([chunk[role][:left]], self._decode)
@@ -84,7 +87,7 @@ class Stream:
                 return
 
     def rows(self, indices: Tensor) -> dict[str, list[Any]]:
-        """Return role -> values of some rows."""
+        """Return role -> values of the rows at some indices."""
         low, high = (int(end) for end in indices.aminmax())
         if self._chunks is None or low < (self._kept[0][0] if self._kept else self._end):
             self._chunks, self._end = self._open(), 0

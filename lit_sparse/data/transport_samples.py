@@ -29,10 +29,10 @@ STREAMS: dict[Split, int] = {"train": 0, "val": 2, "test": 4, "predict": 4}
 
 @ranges(samples=EXAMPLES, val_size=EXAMPLES, test_size=EXAMPLES)
 class TransportDataModule(ResumableDataModule):
-    """Draw points of two measures: anew in each training epoch, fixed for validation and test.
+    """Data module of points sampled from two measures: anew in each training epoch, fixed for validation and test.
 
     Batches are dicts of ``source`` (B, d) float32, independent ``target`` (B, d) float32, and ``index`` (B,) within the
-    split. Draws are a function of (seed, split, index), and of the epoch in training.
+    split. Samples are a function of (seed, split, index), and of the epoch in training.
 
     Args:
         source: measure of the source points.
@@ -78,7 +78,7 @@ class TransportDataModule(ResumableDataModule):
         self.test_size = test_size
 
     def setup(self, stage: str | None = None) -> None:
-        """Read the points of files, and check that both measures have equally many coordinates."""
+        """Read the points of files, and check that both measures have the same dimension."""
         if self.source.dim != self.target.dim:
             raise ConfigurationError(
                 f"Expected points of `source` and `target` with equally many coordinates but got {self.source.dim} and"
@@ -101,17 +101,17 @@ class TransportDataModule(ResumableDataModule):
         return {"source": source, "target": target, "index": indices}
 
     def train_indices(self) -> Tensor:
-        """Return the indices (N,) of an epoch's draws."""
+        """Return the indices (N,) of an epoch's samples."""
         return torch.arange(self.samples)
 
 
 class Points(Measure):
-    """Empirical measure of the rows of a data set.
+    """Empirical measure of the rows of a file or an array.
 
     Args:
-        path: path of the points: a ``.npy`` file of (N, d) or (N,) numbers, or a ``.csv`` file of N lines of d numbers,
-            optionally after a line of names.
-        weights: path of a file of (N,) non-negative weights, of any positive sum; None for equal weights.
+        path: path of the points: a ``.npy`` file with an array (N, d) or (N,), or a ``.csv`` file with N lines of d columns
+            and an optional header.
+        weights: path of a file of N nonnegative weights, with any positive sum; None for equal weights.
 
     The files are read when they are first needed; :meth:`of` takes arrays instead.
 
@@ -141,7 +141,7 @@ class Points(Measure):
 
     @property
     def dim(self) -> int:
-        """The number d of coordinates of a point."""
+        """Dimension d of the points."""
         return self._tables()[0].shape[1]
 
     @override

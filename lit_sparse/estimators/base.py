@@ -24,7 +24,7 @@ Latent: TypeAlias = Literal["categorical", "bits"]
 
 @dataclass(frozen=True)
 class LatentBatch:
-    """Latent values to decode, flattened over examples: each example has one row per value.
+    """Latent values to decode, flattened over examples: one row for each value of each example.
 
     Attributes:
         values: (R, K) one-hot for a categorical variable, (R, D) bits for a bit vector; always floating.
@@ -40,7 +40,7 @@ LossFunction = Callable[[LatentBatch], Tensor]
 
 @dataclass(frozen=True)
 class Expectation:
-    """An estimate of the expected loss of each example.
+    """Estimate of the expected loss of each example, with statistics of the latent distribution.
 
     Attributes:
         loss: (B,) the estimate; ``loss.sum().backward()`` gives the estimator's gradient in scores and decoder.
@@ -74,13 +74,17 @@ class Expectation:
 
 
 class Estimator(nn.Module, ABC):
-    """Turns scores of a latent variable, and a loss of each value, into an expected loss.
+    r"""Base class of estimators of the expected loss under a discrete latent variable, and of its gradient.
+
+    .. math:: E_{z \sim \pi(x)} \, \mathrm{loss}(z)
+
+    where x are the scores of the latent variable z and pi(x) is its distribution.
 
     A subclass implements :meth:`expect` and keeps each constructor argument as an attribute of the same name.
 
     Args:
-        mapping: mapping from scores to probabilities. A model with its own mapping passes it to :meth:`bind`. Estimators over
-            bit vectors have no mapping, because the probabilities of 2^D bit vectors are not stored.
+        mapping: mapping from scores to probabilities. A model with its own mapping passes it to :meth:`bind`. Estimators
+            over bit vectors have no mapping, because the probabilities of 2^D bit vectors are not stored.
     """
 
     #: Whether loss and gradient are exact under the estimator's distribution, not sampled.
@@ -103,11 +107,11 @@ class Estimator(nn.Module, ABC):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return instances, without a mapping, for the shared tests; override it if arguments are needed."""
+        """Return instances for the shared tests, without a mapping; override it if arguments are needed."""
         return [cls()]
 
     def bind(self, mapping: SparseMapping) -> Self:
-        """Use a mapping from scores to probabilities.
+        """Set the mapping from scores to probabilities.
 
         Raises:
             ConfigurationError: if another mapping is set already, the results are not probabilities, or this estimator is
@@ -133,11 +137,11 @@ class Estimator(nn.Module, ABC):
         return self
 
     def set_context_features(self, features: int) -> Self:
-        """Prepare for contexts with this number of features. The model calls it when it is built, for learnt baselines."""
+        """Set the number of features of contexts; a model calls it when it is built, for learned baselines."""
         return self
 
     def forward(self, scores: Tensor, loss_fn: LossFunction, *, context: Tensor | None = None) -> Expectation:
-        """Estimate the expected loss of each example.
+        """Return an estimate of the expected loss of each example, as an :class:`Expectation`.
 
         Args:
             scores: (B, K) scores of the K values of the latent variable, or (B, D) of its bits.
@@ -176,10 +180,10 @@ class Estimator(nn.Module, ABC):
 
     @abstractmethod
     def expect(self, scores: Tensor, loss_fn: LossFunction, context: Tensor | None) -> Expectation:
-        """Estimate the expected loss; see :meth:`forward`."""
+        """Return an estimate of the expected loss, given checked arguments; see :meth:`forward`."""
 
     def scores_from_logits(self, logits: Tensor) -> Tensor:
-        """Return the scores for an encoder's output, where 0 means an undecided bit. By default they are the same.
+        """Return the scores for an encoder's logits, of which 0 means an undecided bit; by default the logits themselves.
 
         A model passes its encoder's output (B, D) through this method, so that one encoder serves every estimator.
         """
@@ -215,7 +219,7 @@ class Estimator(nn.Module, ABC):
         return losses if losses.is_floating_point() else losses.to(batch.values.dtype)
 
     def over_support(self, probs: Tensor, values: Tensor | None, loss_fn: LossFunction) -> Expectation:
-        """Sum the loss over the listed values of nonzero probability, in a single call of ``loss_fn``.
+        """Return the exact expected loss over the listed values of nonzero probability, in a single call of ``loss_fn``.
 
         Args:
             probs: (B, S) probabilities.
@@ -239,5 +243,5 @@ class Estimator(nn.Module, ABC):
 
     @staticmethod
     def sum_by_example(values: Tensor, rows: Tensor, size: int) -> Tensor:
-        """Return the sums (size,) of values (R,) per example."""
+        """Return the sums (size,) of values (R,) over the rows of each example."""
         return torch.zeros(size, dtype=values.dtype, device=values.device).index_add(0, rows, values)

@@ -17,10 +17,15 @@ __all__ = ["GumbelSoftmax"]
 
 @ranges(temperature=POSITIVE)
 class GumbelSoftmax(Sampler):
-    """Decode a relaxed sample: the softmax of scores with Gumbel noise, or per bit the sigmoid with logistic noise.
+    r"""Estimator that decodes a relaxed sample, differentiable in the scores: the Gumbel-softmax or concrete relaxation.
+
+    .. math:: z = \operatorname{softmax}((\ln \pi + g) / \tau)
+
+    where pi are the probabilities of the categories, g is standard Gumbel noise and tau the temperature. Bits are relaxed
+    by the sigmoid of logit plus logistic noise, over tau.
 
     The loss is differentiated along the path from the scores to the sample. A lower temperature has less bias and more
-    variance. The entropy is that of the discrete distribution.
+    variance. The entropy refers to the discrete distribution.
 
     Args:
         temperature: temperature of the relaxation, > 0; a callback may lower it during training, and checkpoints keep it.
@@ -32,8 +37,8 @@ class GumbelSoftmax(Sampler):
     Raises:
         ConfigurationError: if the temperature is not a positive number, or another argument is not allowed.
 
-    Source: Jang, Gu & Poole (2017), Categorical Reparameterization with Gumbel-Softmax, arXiv:1611.01144. Maddison, Mnih & Teh
-    (2017), The Concrete Distribution, arXiv:1611.00712.
+    Source: Jang, Gu & Poole (2017), Categorical Reparameterization with Gumbel-Softmax, arXiv:1611.01144. Maddison, Mnih &
+    Teh (2017), The Concrete Distribution, arXiv:1611.00712.
 
     Example:
         >>> import torch
@@ -63,7 +68,7 @@ class GumbelSoftmax(Sampler):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return both forms for both kinds of variables."""
+        """Return instances for the shared tests: both forms for both kinds of variables."""
         return [cls(), cls(0.5, True), cls(0.7, latent="bits"), cls(1.0, True, "bits")]
 
     @override
@@ -80,7 +85,7 @@ class GumbelSoftmax(Sampler):
 
     @override
     def sent(self, scores: Tensor, noise: Tensor) -> Tensor:
-        """Return what training decodes for each example (B, K): a relaxed category; with ``straight_through`` a drawn one."""
+        """Return the value (B, K) that training decodes for each example: relaxed, or one-hot with ``straight_through``."""
         if self.straight_through:
             return super().sent(scores, noise)
         return ((self._log_probs(scores) + noise) / self.temperature.to(scores.dtype)).softmax(-1)

@@ -16,9 +16,11 @@ __all__ = ["Bits", "Categories", "LatentDistribution", "widened"]
 
 
 class LatentDistribution(ABC):
-    """One distribution per row. Values are floating, (B, n, K) one-hot or (B, n, D) bits.
+    """Base class of the distributions of a latent variable that samplers use, one distribution per row.
 
-    Values have the dtype of the scores. Half precision is too coarse for sampling, so all else is computed in float32.
+    Values are floating, one-hot (B, n, K) or bits (B, n, D).
+
+    They have the dtype of the scores; everything else is computed in float32, as half precision is too coarse.
 
     Attributes:
         broken: (B,) rows with NaN, which have no distribution.
@@ -36,11 +38,11 @@ class LatentDistribution(ABC):
 
     @abstractmethod
     def sample(self, count: int) -> Tensor:
-        """Sample independent values (B, count, .)."""
+        """Return independent samples (B, count, .), where the last dimension is K or D."""
 
     @abstractmethod
     def relaxed(self, temperature: Tensor) -> tuple[Tensor, Tensor]:
-        """Sample a relaxed value (B, 1, .), differentiable in the scores; also return the nearest discrete value."""
+        """Return a relaxed sample (B, 1, .), differentiable in the scores, and the nearest discrete value."""
 
     @abstractmethod
     def best(self, count: int) -> tuple[Tensor, Tensor]:
@@ -48,10 +50,10 @@ class LatentDistribution(ABC):
 
     @abstractmethod
     def outside(self, values: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
-        """Sample a value (B, 1, .) outside a given set; also return the probability mass outside it, (B,).
+        """Return a sample (B, 1, .) outside a given set of values, and the probability (B,) of being outside.
 
         Args:
-            values: (B, n, .), the set, without repetition.
+            values: (B, n, .), the values of the set, without repetition.
             there: (B, n), whether each value belongs to the set.
         """
 
@@ -61,11 +63,11 @@ class LatentDistribution(ABC):
 
     @abstractmethod
     def reported(self, values: Tensor, there: Tensor) -> Tensor:
-        """Return ``probs`` of an expectation that decodes the values (B, n, .), those that exist by the mask (B, n)."""
+        """Return the ``probs`` of an :class:`Expectation` that decodes values (B, n, .) that exist by the mask (B, n)."""
 
 
 class Categories(LatentDistribution):
-    """One of K categories.
+    """Distribution over K categories, one per row.
 
     Args:
         probs: (B, K), on the simplex, with a gradient; rows of zeros if nothing is allowed.
@@ -116,7 +118,7 @@ class Categories(LatentDistribution):
         return -(inside * inside.log()).sum(-1)
 
     def reported(self, values: Tensor, there: Tensor) -> Tensor:
-        """Return the probabilities of all categories."""
+        """Return the probabilities (B, K) of all categories."""
         return self.probs
 
     def _one_hot(self, index: Tensor) -> Tensor:
@@ -124,7 +126,7 @@ class Categories(LatentDistribution):
 
 
 class Bits(LatentDistribution):
-    """D independent bits.
+    """Distribution over D independent bits, one per row.
 
     Args:
         scores: (B, D) their logits; -inf forbids a bit.
@@ -193,7 +195,7 @@ class Bits(LatentDistribution):
         return torch.where(self.scores == -torch.inf, 0.0, each).sum(-1)
 
     def reported(self, values: Tensor, there: Tensor) -> Tensor:
-        """Return the probabilities of the decoded values."""
+        """Return the probabilities of the decoded values, (R,)."""
         return self.log_prob(values)[there].exp()
 
 

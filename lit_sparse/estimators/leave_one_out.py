@@ -18,7 +18,12 @@ __all__ = ["LeaveOneOut"]
 
 @ranges(k=Count(2, MOST_FEATURES))  # the baseline needs at least one other sample
 class LeaveOneOut(Sampler):
-    """Sample k values; the score-function gradient of each has the mean loss of the others as its baseline. Unbiased.
+    r"""Score-function estimator with k samples, each with the mean loss of the others as its baseline; unbiased.
+
+    .. math:: \nabla_x \approx \frac{1}{k} \sum_{i=1}^{k} \Bigl(\ell(z_i) - \frac{1}{k - 1} \sum_{j \ne i} \ell(z_j)\Bigr)
+        \nabla_x \ln \pi(z_i)
+
+    where z_i are the samples, l is the loss, x are the scores and pi is the distribution; the estimate is the mean loss.
 
     Args:
         k: number of samples, and of decoder calls, >= 2.
@@ -28,8 +33,8 @@ class LeaveOneOut(Sampler):
     Raises:
         ConfigurationError: if ``k`` is not an integer >= 2, or another argument is not allowed.
 
-    Source: Mnih & Rezende (2016), Variational Inference for Monte Carlo Objectives, arXiv:1602.06725. Kool, van Hoof & Welling
-    (2019), Buy 4 REINFORCE Samples, Get a Baseline for Free!
+    Source: Mnih & Rezende (2016), Variational Inference for Monte Carlo Objectives, arXiv:1602.06725. Kool, van Hoof &
+    Welling (2019), Buy 4 REINFORCE Samples, Get a Baseline for Free!
 
     Example:
         >>> import torch
@@ -52,7 +57,7 @@ class LeaveOneOut(Sampler):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return instances for both kinds of variables."""
+        """Return instances for the shared tests, for both kinds of variables."""
         return [cls(2), cls(4), cls(3, "bits")]
 
     @override

@@ -24,7 +24,7 @@ FIRST_STREAM = 1 << 20
 
 @dataclass(frozen=True)
 class MarginalLikelihood:
-    """An estimate of ``log p(x)`` for each example.
+    """Estimate of the log-likelihood ``log p(x)`` of each example, with its standard error.
 
     Attributes:
         log_likelihood: (B,) float64, nats.
@@ -36,10 +36,10 @@ class MarginalLikelihood:
 
     @property
     def corrected(self) -> Tensor:
-        """The estimate plus half its squared error (B,).
+        """The estimate plus half its squared standard error, (B,), which corrects its first-order bias.
 
-        This corrects the first-order (delta-method) bias of the log of the average, negative by Jensen's inequality. The bias
-        shows in means over many examples, where the errors of single examples cancel.
+        The logarithm of an average is biased downwards, by Jensen's inequality; this is the delta method's correction. The
+        bias matters in means over many examples, where the errors of single examples cancel.
         """
         bias = 0.5 * self.standard_error.square()
         return self.log_likelihood + torch.where(bias.isfinite(), bias, 0.0)
@@ -57,7 +57,7 @@ def marginal_likelihood(
     seed: int = 0,
     rows_at_once: int = 4096,
 ) -> MarginalLikelihood:
-    r"""Estimate the marginal likelihood under the uniform prior ``p(z) = 2^-D``.
+    r"""Return an estimate of the log-likelihood of data under a uniform prior ``p(z) = 2^-D`` over bit vectors z.
 
     .. math:: \log p(x) = \log \sum_z p(z) p(x|z)
 
@@ -78,8 +78,8 @@ def marginal_likelihood(
     Args:
         loss_fn: function from a :class:`LatentBatch` to ``-log p(x|z)`` (R,), in nats.
         support: values in Z, (R, D), without repetition per example.
-        index: (B,) int64 index of each example, such as its position in the data set. Samples are a function of it, and so do
-            not depend on batches or processes.
+        index: (B,) int64 index of each example, such as its position in the data set. Samples are a function of it, and so
+            do not depend on batches or processes.
         posterior: (B, D) logits of the bits of q(z|x); None to sample from p(z).
         samples: number of samples n, >= 2.
         seed: seed of the samples.

@@ -15,19 +15,19 @@ __all__ = ["Marginalize"]
 
 
 class Marginalize(Estimator):
-    r"""Sum the loss over the support.
+    r"""Exact expected loss: the sum of the loss over the support of a distribution on the simplex.
 
     .. math:: \sum_{z: \pi(z) > 0} \pi(z) \, \mathrm{loss}(z)
 
-    Exact for any mapping onto the simplex, and cheap for a small support: the decoder runs once, on one row per (example,
-    value) pair of the support. A dense mapping decodes all K values of each example, except those whose probability underflows,
-    which happens to softmax if scores are far apart.
+    where pi(z) is the probability of category z. Exact for any mapping onto the simplex, and cheap for a small support: the
+    decoder runs once, on one row per (example, value) pair of the support. A dense mapping decodes all K values of each
+    example, except those whose probability underflows, which happens to softmax if scores are far apart.
 
     Args:
         mapping: mapping from scores to probabilities; None if a model gives its own.
-        decode: ``"support"``, or ``"all"`` for the K values of each example, with the same result. ``"all"`` decodes more rows,
-            but their number does not depend on the scores, so a GPU is not synchronized, and ``torch.compile`` gets constant
-            shapes. Losses and their gradients must then be finite for all values.
+        decode: ``"support"``, or ``"all"`` for the K values of each example, with the same result. ``"all"`` decodes more
+            rows, but their number does not depend on the scores, so a GPU is not synchronized, and ``torch.compile`` gets
+            constant shapes. Losses and their gradients must then be finite for all values.
 
     Raises:
         ConfigurationError: if ``decode`` is not one of these.
@@ -54,7 +54,7 @@ class Marginalize(Estimator):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return both forms."""
+        """Return instances for the shared tests, one for each value of ``decode``."""
         return [cls(), cls(decode="all")]
 
     @override

@@ -12,7 +12,7 @@ __all__ = ["RunningMean"]
 
 
 class RunningMean(KeepsDtype):
-    """A checkpointed mean that is the same on all processes.
+    """Running mean of all numbers so far that is the same on all processes and part of checkpoints.
 
     Its state is parameters without a gradient, not buffers. DistributedDataParallel broadcasts buffers in every call, which
     hangs if processes make different numbers of calls, as in validation.
@@ -32,7 +32,7 @@ class RunningMean(KeepsDtype):
 
     @torch.no_grad()
     def update(self, numbers: Tensor, used: Tensor | None = None) -> None:
-        """Add finite numbers; in a distributed run all processes must call it together.
+        """Add numbers to the mean, ignoring those that are not finite; in a distributed run, all processes must call it.
 
         Args:
             numbers: tensor of any shape.

@@ -24,7 +24,7 @@ Evaluation: TypeAlias = Literal["most_probable", "sample"]
 
 @dataclass(frozen=True)
 class Decoded:
-    """Values and their losses.
+    """Decoded latent values and their losses.
 
     Attributes:
         values: (B, n, .).
@@ -40,15 +40,15 @@ class Decoded:
 
 
 class Sampler(Estimator):
-    """Estimates the expected loss from a few values of the latent variable, mostly samples.
+    """Base class of estimators that use a few values of the latent variable, mostly samples.
 
-    In evaluation only the most probable value is decoded, so that results are deterministic; ``evaluation="sample"`` samples
-    there too. Samples use torch's generator. A sampler warns once if its mapping is sparse, because values of probability zero
-    are never sampled.
+    In eval mode, only the most probable value is decoded, so that results are deterministic; with ``evaluation="sample"``,
+    values are sampled there too. Samples use torch's generator. A sampler warns once if its mapping is sparse, because
+    values of probability zero are never sampled.
 
     Args:
-        latent: ``"categorical"``, with a mapping from scores to probabilities, or ``"bits"``, independent bits with the scores
-            as logits.
+        latent: ``"categorical"``, with a mapping from scores to probabilities, or ``"bits"``, independent bits with the
+            scores as logits.
         mapping: mapping from scores to probabilities of categories; None if a model gives its own.
         evaluation: ``"most_probable"`` or ``"sample"``.
 
@@ -75,14 +75,14 @@ class Sampler(Estimator):
 
     @abstractmethod
     def estimate(self, latent: LatentDistribution, loss_fn: LossFunction, context: Tensor | None) -> Expectation:
-        """Estimate the expected loss by sampling; see :meth:`Estimator.forward`."""
+        """Return an estimate of the expected loss by sampling; see :meth:`Estimator.forward`."""
 
     def distribution(self, scores: Tensor) -> LatentDistribution:
-        """Return the distributions given by scores (B, K) or (B, D)."""
+        """Return the latent distributions given by scores (B, K) of categories or (B, D) of bits."""
         return Bits(scores) if self.latent == "bits" else Categories(self.probabilities(scores))
 
     def sent(self, scores: Tensor, noise: Tensor) -> Tensor:
-        """Return what training decodes for each example (B, K): a drawn category, one-hot.
+        """Return the value (B, K) that training decodes for each example: a sampled category, one-hot.
 
         Args:
             scores: (B, K) scores of the categories.
@@ -106,7 +106,7 @@ class Sampler(Estimator):
         )
 
     def decode(self, latent: LatentDistribution, values: Tensor, loss_fn: LossFunction, there: Tensor | None = None) -> Decoded:
-        """Return the losses of values, by a single call of ``loss_fn``.
+        """Return the losses of latent values, by a single call of ``loss_fn``.
 
         Args:
             latent: distribution of the values; in its empty rows nothing is decoded.
@@ -124,11 +124,11 @@ class Sampler(Estimator):
     def expectation(
         self, latent: LatentDistribution, loss: Tensor, decoded: Decoded, near: Tensor | None = None
     ) -> Expectation:
-        """Return an estimate (B,) with its statistics; NaN for broken rows.
+        """Return an :class:`Expectation` with the estimate (B,) and its statistics; NaN for broken rows.
 
         Args:
             latent: distribution of the values.
-            loss: (B,).
+            loss: (B,) estimated expected loss.
             decoded: decoded values and their losses.
             near: discrete values of relaxed ones; by default the decoded values.
         """
@@ -143,7 +143,7 @@ class Sampler(Estimator):
 
 
 def with_gradient_of(value: Tensor, surrogate: Tensor) -> Tensor:
-    """Return a value with the gradient of a surrogate of the same shape added to its own."""
+    """Return a value whose gradient is its own plus the gradient of a surrogate of the same shape."""
     if value.shape != surrogate.shape:
         raise ConfigurationError(
             f"Expected a surrogate of the value's shape {tuple(value.shape)} but got {tuple(surrogate.shape)}."

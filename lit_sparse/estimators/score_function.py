@@ -22,16 +22,20 @@ __all__ = ["ScoreFunction"]
 
 @ranges(context_features=INPUTS, hidden=WIDTHS)
 class ScoreFunction(Sampler):
-    """Sample a value z; its loss is the estimate, and ``(loss - baseline) grad log pi(z)`` the gradient in the scores.
+    r"""Score-function estimator (REINFORCE): decodes one sample, with one of three baselines; unbiased.
+
+    .. math:: \nabla_x \approx (\ell(z) - b)\, \nabla_x \ln \pi(z)
+
+    where z is the sample, l(z) its loss and also the estimate, b the baseline, x are the scores and pi is the distribution.
 
     Unbiased for every baseline that does not depend on z. The closer the baseline is to the expected loss, the lower the
     variance of the gradient.
 
     Args:
         baseline: ``"mean"``, ``"self_critic"`` or ``"learnt"``. ``"mean"`` is the mean loss of all training batches so far
-            (SFE). ``"self_critic"`` is the loss of a second, independent sample (SFE+), at the cost of another decoder call.
-            ``"learnt"`` adds to the mean a network's output for the example's context, fitted to the loss by squared error
-            (NVIL). That error's gradient reaches only the network, and its value is not part of the loss.
+            (SFE). ``"self_critic"`` is the loss of a second, independent sample (SFE+), at the cost of another decoder
+            call. ``"learnt"`` adds to the mean a network's output for the example's context, fitted to the loss by squared
+            error (NVIL). That error's gradient reaches only the network, and its value is not part of the loss.
         latent: ``"categorical"`` or ``"bits"``; see :class:`~lit_sparse.estimators.Sampler`.
         context_features: size of the learnt baseline's context; None if a model sets it.
         hidden: widths of the hidden layers of a learnt baseline.
@@ -42,8 +46,8 @@ class ScoreFunction(Sampler):
         ConfigurationError: if an argument is not allowed, or a learnt baseline gets no context.
 
     Source: Williams (1992), Simple Statistical Gradient-Following Algorithms, doi:10.1007/BF00992696. Rennie et al. (2017),
-    Self-critical Sequence Training, arXiv:1612.00563, for the two samples. Mnih & Gregor (2014), Neural Variational Inference
-    and Learning in Belief Networks, arXiv:1402.0030.
+    Self-critical Sequence Training, arXiv:1612.00563, for the two samples. Mnih & Gregor (2014), Neural Variational
+    Inference and Learning in Belief Networks, arXiv:1402.0030.
 
     Example:
         >>> import torch
@@ -77,7 +81,7 @@ class ScoreFunction(Sampler):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return an instance for each baseline and kind of variable."""
+        """Return instances for the shared tests, one for each baseline and kind of variable."""
         kinds: tuple[Latent, ...] = ("categorical", "bits")
         plain = [cls(baseline, latent) for latent in kinds for baseline in ("mean", "self_critic")]
         return plain + [cls("learnt", latent, context_features=3) for latent in kinds]

@@ -17,16 +17,20 @@ __all__ = ["SparseMAPMarginalize"]
 
 
 class SparseMAPMarginalize(Estimator):
-    """Sum the loss over the support of SparseMAP: at most d + 1 structures, usually a handful.
+    r"""Exact expected loss over the support of SparseMAP: at most d + 1 structures, usually a handful.
 
-    The marginals are those of the nearest point of the structures' convex hull. Several distributions may have these marginals.
-    ``"active_set"`` takes the result of the active-set method, as published. ``"nested"``, for bit vectors, takes the
-    distribution over nested structures, which costs a sort and no iteration. The choice changes the model.
+    .. math:: \sum_s \xi_s \, \mathrm{loss}(a_s)
 
-    The sum over that distribution is exact. But only the marginals, and losses linear in the structure, are functions of the
-    scores alone. Over assignments and trees many distributions share the marginals, and rounding decides which one the active
-    set returns: other losses may jump under a change of the scores in the ninth digit. The page "Which distribution SparseMAP
-    sums over" has figures.
+    where a_s are the structures and xi_s their probabilities by :func:`~lit_sparse.mappings.functional.sparsemap`.
+
+    The marginals are those of the nearest point of the structures' convex hull. Several distributions may have these
+    marginals. ``"active_set"`` uses the result of the active-set method, as in the paper. ``"nested"``, for bit vectors,
+    uses the distribution over nested structures, which needs a sort and no iteration. The choice changes the model.
+
+    The sum over that distribution is exact. But only the marginals, and losses linear in the structure, are functions of
+    the scores alone. Over assignments and trees many distributions share the marginals, and rounding decides which one the
+    active set returns: other losses may jump under a change of the scores in the ninth digit. The page "Which distribution
+    SparseMAP sums over" has figures.
 
     Args:
         structure: a set of structures; see :mod:`lit_sparse.structures`.
@@ -84,12 +88,12 @@ class SparseMAPMarginalize(Estimator):
 
     @property
     def potentials(self) -> Tensor | None:
-        """Further scores, a parameter if they are learnt."""
+        """Scores besides those of single entries, a parameter if they are learned; None without potentials."""
         return self.layer.potentials
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return instances over bit vectors, with and without a budget, in both decompositions."""
+        """Return instances for the shared tests: bit vectors with and without a budget, in both decompositions."""
         return [cls(BitVector()), cls(Budget(None, 2), gamma=0.5), cls(BitVector(), "nested")]
 
     @override
@@ -97,7 +101,7 @@ class SparseMAPMarginalize(Estimator):
         return f"decomposition={self.decomposition!r}"
 
     def scores_from_logits(self, logits: Tensor) -> Tensor:
-        """Return the scores of logits: for bits ``(logits + 1) / 2``, where 0 means undecided; else the logits.
+        """Return the scores for an encoder's logits: ``(logits + 1) / 2`` for bits, where 0 means undecided; else the logits.
 
         Pairs of scores, one for a bit and 0 for its absence, would give the same solution.
         """

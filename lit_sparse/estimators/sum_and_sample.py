@@ -18,12 +18,13 @@ __all__ = ["SumAndSample"]
 
 @ranges(k=FEATURES)
 class SumAndSample(Sampler):
-    r"""Sum the loss over the k most probable values T, and sample a value z of the rest.
+    r"""Estimator that sums the loss over the k most probable values, and samples one of the others; unbiased.
 
     .. math:: \sum_{t \in T} \pi(t) \, \mathrm{loss}(t) + \pi(\lnot T) \, \mathrm{loss}(z)
 
-    The sum has its exact gradient, the sample the score-function gradient with the mean loss over T as its baseline. Unbiased,
-    with less variance the more probability T has; exact if T holds all values.
+    where T holds the k most probable values, pi is the distribution, and z is sampled outside T. The sum has its exact
+    gradient, the sample the score-function gradient with the mean loss over T as its baseline. The more probability T has,
+    the lower the variance; exact if T holds all values.
 
     Args:
         k: number of summed values, >= 1; a larger k than the number of values sums all of them.
@@ -57,7 +58,7 @@ class SumAndSample(Sampler):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return instances for both kinds of variables, and instances that leave nothing to sample."""
+        """Return instances for the shared tests, for both kinds of variables, some of which leave nothing to sample."""
         return [cls(1), cls(3), cls(100), cls(2, "bits"), cls(100, "bits")]
 
     @override

@@ -18,18 +18,21 @@ __all__ = ["TopKMarginalize"]
 
 @ranges(k=FEATURES)
 class TopKMarginalize(Estimator):
-    """Sum the loss over the support of top-k sparsemax on all 2^D bit vectors.
+    r"""Exact expected loss over the support of top-k sparsemax on all 2^D bit vectors: at most k vectors.
 
-    A vector z has the score ``<x, z>``. The k best vectors are found without enumeration, sparsemax of their scores gives the
-    probabilities, and the decoder runs once on the vectors of positive probability. If the support is smaller than k, it is
-    that of sparsemax over all vectors.
+    .. math:: \sum_{z \in T} \pi(z) \, \mathrm{loss}(z), \qquad
+        \pi = \operatorname{sparsemax}\bigl((\langle x, z \rangle)_{z \in T}\bigr)
+
+    where x are the scores of the bits and T holds the k vectors z of largest score ``<x, z>``, found without enumeration.
+    The decoder runs once, on the vectors of positive probability. If the support is smaller than k, sparsemax over all
+    vectors has the same support.
 
     Args:
-        k: largest support, >= 1; a k above 2^D allows all vectors. Ties are broken as in
+        k: maximum support size, >= 1; a k above 2^D allows all vectors. Ties are broken as in
             :func:`lit_sparse.kernels.kbest.best_bits`.
 
-    A score of -inf forbids its bit; with all bits forbidden the zero vector has probability 1. A row with NaN or +inf has a NaN
-    loss, and does not change other rows.
+    A score of -inf forbids its bit; with all bits forbidden the zero vector has probability 1. A row with NaN or +inf has a
+    NaN loss, and does not change other rows.
 
     Raises:
         ConfigurationError: if ``k`` is not an integer >= 1.
@@ -59,7 +62,7 @@ class TopKMarginalize(Estimator):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return instances with a small k, with k = 1, and with a k above the number of vectors."""
+        """Return instances for the shared tests: a small k, k = 1, and a k above the number of vectors."""
         return [cls(3), cls(1), cls(100)]
 
     @override

@@ -24,7 +24,7 @@ WORDS = {bool: "True or False", int: "an integer", float: "a number", str: "text
 
 
 class KeepsArguments:
-    """Base of classes that keep the arguments of their constructor.
+    """Base class of objects that store the arguments of their constructor.
 
     ``_arguments`` maps names to values, with defaults and with each name in ``**options``. It is set before the constructor
     runs. A copied or unpickled object has the arguments of the original.
@@ -33,7 +33,7 @@ class KeepsArguments:
     _arguments: dict[str, Any]
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
-        """Keep the arguments."""
+        """Create the object and store the arguments of its constructor."""
         self = super().__new__(cls)
         # Not with `setattr`, which torch.nn.Module refuses before its constructor has run.
         self.__dict__["_arguments"] = _bind(cls, self, args, options)
@@ -41,7 +41,7 @@ class KeepsArguments:
 
 
 def constructor_parameters(cls: type) -> dict[str, inspect.Parameter]:
-    """Return the parameters of a constructor by name, without ``self``.
+    """Return the parameters of a class's constructor by name, without ``self``.
 
     A constructor with ``**options`` passes them on: its other parameters are those of the next constructor in the method
     resolution order, and so on, except positional ones (before a slash). A class whose constructor passes a fixed value to
@@ -68,7 +68,7 @@ def constructor_parameters(cls: type) -> dict[str, inspect.Parameter]:
 
 
 def shown_arguments(part: object) -> str:
-    """Return the constructor's arguments that an object keeps as attributes, with their values, on one line.
+    """Return the constructor arguments that an object stores as attributes, with their values, as text on one line.
 
     Functions have their names, not their addresses, so texts are equal in all processes.
 
@@ -94,7 +94,7 @@ def _bind(cls: type, self: object, args: tuple[Any, ...], options: dict[str, Any
 
 
 def check_types(namespace: Mapping[str, Any]) -> None:
-    """Let the constructors of a subpackage's public classes, and of their bases, be :func:`checked`.
+    """Make the constructors of a subpackage's public classes, and of their bases, check argument types; see :func:`checked`.
 
     Args:
         namespace: globals of the subpackage.
@@ -108,7 +108,7 @@ def check_types(namespace: Mapping[str, Any]) -> None:
 
 
 def checked(function: Function, ranges: Mapping[str, Callable[[str, Any], Any]] | None = None) -> Function:
-    """Return a function that refuses arguments of other types than its annotations.
+    """Return a function that raises an error for arguments whose type does not match the annotation.
 
     The function itself runs first, so that its own messages count. Then, also if it has raised another error, each argument is
     compared with its annotation.

@@ -55,9 +55,9 @@ def _has_group() -> bool:
 
 @contextmanager
 def group_for_run() -> Iterator[None]:
-    """Destroy the process group that a run initializes, once it succeeded.
+    """Destroy, after a context that succeeds, the process group that a run has initialized in it.
 
-    A gloo group that is left to the interpreter's exit may abort the process there. Lightning destroys NCCL groups only.
+    A gloo group that still exists at the interpreter's exit may abort the process. Lightning destroys only NCCL groups.
     """
     had_group = _has_group()
     yield
@@ -66,13 +66,13 @@ def group_for_run() -> Iterator[None]:
 
 
 def join_launched() -> None:
-    """Join the other processes, if a launcher such as ``torchrun`` has set torch's variables and no group exists."""
+    """Initialize the process group if a launcher such as ``torchrun`` has set torch's variables and no group exists."""
     if torch.distributed.is_available() and not _has_group() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         torch.distributed.init_process_group("gloo")
 
 
 def is_lost(error: BaseException) -> bool:
-    """Return whether an error of a distributed run says that another process has ended, or cannot be reached."""
+    """Return whether an error of a distributed run means that another process has ended or cannot be reached."""
     if not _has_group():
         return False
     return isinstance(error, torch.distributed.DistError) or (isinstance(error, RuntimeError) and "/gloo/" in str(error))
@@ -99,11 +99,11 @@ def is_first(group: Any = None) -> bool:
 
 
 def reduce(value: Tensor, group: Any = None) -> Tensor:
-    """Return the sum of a tensor over processes, on each of them. All processes call it with tensors of one shape.
+    """Return the sum of a tensor over processes, on each of them; all must call it with tensors of one shape.
 
     Args:
         value: any tensor; it is not changed.
-        group: the processes; None for all of them.
+        group: process group; None for all processes.
     """
     if world_size(group) == 1:
         return value
@@ -113,11 +113,11 @@ def reduce(value: Tensor, group: Any = None) -> Tensor:
 
 
 def broadcast(value: Tensor, group: Any = None) -> Tensor:
-    """Return the tensor of a group's first process, on each of them. All processes call it with tensors of one shape.
+    """Return the first process's tensor on each process of a group; all must call it with tensors of one shape.
 
     Args:
         value: any tensor; it is not changed.
-        group: the processes; None for all of them.
+        group: process group; None for all processes.
     """
     if world_size(group) == 1:
         return value
@@ -128,11 +128,11 @@ def broadcast(value: Tensor, group: Any = None) -> Tensor:
 
 
 def gather(value: Tensor, group: Any = None) -> list[Tensor]:
-    """Return the tensors of all processes, by rank, on each of them. All processes call it with tensors of one shape.
+    """Return the tensors of all processes, by rank, on each process; all must call it with tensors of one shape.
 
     Args:
         value: any tensor; gradients do not flow to other processes.
-        group: the processes; None for all of them.
+        group: process group; None for all processes.
     """
     if world_size(group) == 1:
         return [value]
@@ -142,11 +142,11 @@ def gather(value: Tensor, group: Any = None) -> list[Tensor]:
 
 
 def gather_unequal(value: Tensor, group: Any = None) -> list[Tensor]:
-    """Return the tensors (N, ...) of all processes, by rank, on each of them; N may differ, and may be zero.
+    """Return the tensors (N, ...) of all processes, by rank, on each process; N may differ, and may be zero.
 
     Args:
         value: (N, ...).
-        group: the processes; None for all of them.
+        group: process group; None for all processes.
     """
     if world_size(group) == 1:
         return [value]
@@ -156,7 +156,7 @@ def gather_unequal(value: Tensor, group: Any = None) -> list[Tensor]:
 
 
 def gather_objects(value: Value) -> list[Value]:
-    """Return the objects of all processes, by rank, on each of them. They are pickled; tensors should be on the CPU."""
+    """Return the objects of all processes, by rank, on each process; they are pickled, so tensors should be on the CPU."""
     if world_size() == 1:
         return [value]
     values: list[Any] = [None] * world_size()
@@ -174,10 +174,10 @@ def gather_to_first(value: Value) -> list[Value]:
 
 
 def shard(module: nn.Module, mesh: Any, methods: Iterable[str]) -> None:
-    """Divide the weights of a module over the processes of a mesh, once; ``forward`` and methods compute with whole ones.
+    """Shard the weights of a module over the processes of a mesh; ``forward`` and methods still compute with whole weights.
 
     Raises:
-        ConfigurationError: with tensor parallelism.
+        ConfigurationError: for a mesh with tensor parallelism.
     """
     if (size := mesh["tensor_parallel"].size()) > 1:
         raise ConfigurationError(
@@ -193,7 +193,7 @@ def shard(module: nn.Module, mesh: Any, methods: Iterable[str]) -> None:
 
 
 def unflatten(flat: dict[str, Any], places: dict[str, Any]) -> dict[str, Any]:
-    """Return the dicts and lists of a sharded checkpoint from its values by name, with the place of each name."""
+    """Return the nested dicts and lists of a sharded checkpoint, given its values by name and each name's path."""
     from torch.distributed.checkpoint._nested_dict import unflatten_state_dict
 
     return dict(unflatten_state_dict(flat, places))

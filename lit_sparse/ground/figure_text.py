@@ -10,10 +10,10 @@ __all__ = ["literal", "new_figure"]
 
 
 def literal(text: str, longest: int = 40) -> str:
-    r"""Return a text that matplotlib draws as it is, on one line.
+    r"""Return a text in a form that matplotlib draws literally, on one line.
 
-    Dollar signs would begin a formula. Control characters and line breaks are escaped, characters that no font of matplotlib's
-    ``font.family`` has are replaced, and a long text is cut.
+    Dollar signs, which would start a formula, control characters and line breaks are escaped, characters without a glyph in
+    matplotlib's ``font.family`` are replaced, and a long text is truncated.
 
     Args:
         text: a name or token.
@@ -37,7 +37,10 @@ def literal(text: str, longest: int = 40) -> str:
 
 
 def new_figure(rows: int, columns: int, width: float, height: float, constrained: bool = False) -> tuple[Any, list[Any]]:
-    """Return a matplotlib figure and its axes, without pyplot or a display; ``constrained`` makes room for labels."""
+    """Return a matplotlib figure and its axes, created without pyplot or a display.
+
+    With ``constrained``, the layout leaves space for labels.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

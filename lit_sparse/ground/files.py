@@ -20,10 +20,10 @@ PART = ".part"
 
 
 def open_to_append(path: Path) -> IO[str]:
-    """Open a file to append text to it; a link, which may lead anywhere, and a pipe, which may block, are refused.
+    """Return a file opened to append text; links and pipes are refused.
 
     Raises:
-        ConfigurationError: naming the file.
+        ConfigurationError: if it is a link, a pipe or not writable; the message names the file.
     """
     flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
@@ -40,14 +40,14 @@ def open_to_append(path: Path) -> IO[str]:
 
 
 def not_plain(path: Path, expected: str = "plain file with one name") -> ConfigurationError:
-    """Return the error of a path that is not what it should be."""
+    """Return the error for a path that is not of the expected kind."""
     found = "a link" if expected == "folder" else "a folder, a link, a pipe or a device"
     return ConfigurationError(f"Expected {str(path)!r} to be a {expected} but it is {found}. Remove it.")
 
 
 @contextmanager
 def replaced(path: Path, mode: str) -> Iterator[IO[Any]]:
-    """Open a temporary file that replaces ``path`` after it is complete and on the disk.
+    """Provide, within a context, a temporary file that replaces ``path`` once it is complete and on disk.
 
     The temporary file has a random name in the same folder and must be new, so a link that waits there is never followed.
 
@@ -88,7 +88,7 @@ def replaced(path: Path, mode: str) -> Iterator[IO[Any]]:
 
 @contextmanager
 def result_file(path: Path, mode: str) -> Iterator[IO[Any]]:
-    """Open a file of results that the user names, as :func:`replaced` does; a link or a device in its place stays.
+    """Provide, within a context, a file of results that the user names, as :func:`replaced` does; links and devices are kept.
 
     Raises:
         ConfigurationError: if it cannot be written.

@@ -62,12 +62,12 @@ class _Node:
 
 
 def check_torch_file(file: IO[bytes]) -> None:
-    """Check the pickle in an archive of ``torch.save``, as :func:`check_pickle` does.
+    """Check the pickle in a ``torch.save`` file, as :func:`check_pickle` does.
 
-    It may also call what the user has allowed by ``torch.serialization.add_safe_globals``.
+    It may also call functions that the user has allowed by ``torch.serialization.add_safe_globals``.
 
     Raises:
-        pickle.UnpicklingError: see :func:`check_pickle`; also if it takes more than 128 MiB.
+        pickle.UnpicklingError: see :func:`check_pickle`; also if the pickle exceeds 128 MiB.
     """
     content = archived(file, "data.pkl")
     if len(content) > MOST_BYTES:

@@ -49,7 +49,7 @@ ADVICE = "Use another checkpoint, such as one of checkpoints/ in a run folder."
 
 @dataclass(frozen=True)
 class Kind:
-    """Example of values with a property.
+    """Example of values that have a property, for checks of stored states.
 
     Args:
         words: description of the values.
@@ -62,14 +62,14 @@ class Kind:
 
 @dataclass(frozen=True)
 class ListOf:
-    """Example of lists of any length, whose entries have one example."""
+    """Example of lists of any length, given an example of their entries."""
 
     item: Any
 
 
 @dataclass(frozen=True)
 class DictOf:
-    """Example of dicts with any keys of a type, whose values have one example."""
+    """Example of dicts with any keys of a type, given an example of their values."""
 
     item: Any
     key: type = str
@@ -77,7 +77,7 @@ class DictOf:
 
 @dataclass(frozen=True)
 class Some:
-    """Example of dicts with some of the keys of a dict, whose values have its examples."""
+    """Example of dicts with some of the keys of another dict, whose values are their examples."""
 
     items: dict[str, Any]
 
@@ -105,7 +105,7 @@ RATE = Kind(
 
 
 def is_plain(value: Any) -> bool:
-    """Return whether a value is a tensor that computes in place: strided, each entry in memory of its own, without gradient."""
+    """Return whether a tensor can be changed in place: strided, without overlapping entries, and without a gradient."""
     if type(value) is not Tensor or value.layout != torch.strided or value.requires_grad:
         return False
     last = 0  # place of the last entry in the dimensions so far
@@ -120,7 +120,7 @@ def check_apart(source: str, place: str, found: Any) -> None:
     """Check that no two tensors of a stored state share memory.
 
     Raises:
-        CheckpointError: naming one of them.
+        CheckpointError: if two do; the message names one of them.
     """
     tensors = [(at, value) for at, value in entries(place, found) if isinstance(value, Tensor) and value.numel()]
     end = 0
@@ -133,7 +133,7 @@ def check_apart(source: str, place: str, found: Any) -> None:
 
 
 def entries(place: str, found: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the values in nested dicts and lists with their places."""
+    """Yield all values in nested dicts and lists with their paths."""
     if isinstance(found, dict | list | tuple):
         for key, value in found.items() if isinstance(found, dict) else enumerate(found):
             yield from entries(f"{place}.{key}", value)
@@ -142,17 +142,17 @@ def entries(place: str, found: Any) -> Iterator[tuple[str, Any]]:
 
 
 def equal_to(value: Any) -> Kind:
-    """Return the example of a value that the config determines."""
+    """Return the example of a value that must equal a given one, which the config determines."""
     return Kind(f"{shown(value)}, as in this run", lambda found: same(found, value))
 
 
 def one_of(what: str, allowed: Container[Any]) -> Kind:
-    """Return the example of values in a container, which the words describe."""
+    """Return the example of values in a container; ``what`` describes them in messages."""
     return Kind(f"one of {what}", lambda found: found in allowed)
 
 
 def at_most(most: int, least: int = 0) -> Kind:
-    """Return the example of integers up to a number."""
+    """Return the example of integers from ``least`` to ``most``."""
     return Kind(f"an integer in {least} .. {most}", lambda found: type(found) is int and least <= found <= most)
 
 
@@ -177,7 +177,7 @@ def same(found: Any, expected: Any) -> bool:
 
 
 def example_of(state: Any) -> Any:
-    """Return the example that a state makes; nothing is known of what is empty or None in it."""
+    """Return the example that a state itself gives; nothing is required where it is empty or None."""
     if isinstance(state, dict):
         return {name: example_of(value) for name, value in state.items()} or DictOf(ANY, object)
     if isinstance(state, list | tuple):
@@ -186,17 +186,17 @@ def example_of(state: Any) -> Any:
 
 
 def check_state(source: str, place: str, found: Any, example: Any, advice: str = ADVICE) -> None:
-    """Check a stored state.
+    """Check a stored state against an example of such states.
 
     Args:
         source: name of the file in messages.
-        place: name of the state in it.
-        found: the state.
-        example: an example of it.
+        place: name of the state in the file.
+        found: stored state.
+        example: example of the state.
         advice: what to do if it does not match.
 
     Raises:
-        CheckpointError: naming the entry that does not match.
+        CheckpointError: if it does not match; the message names the entry.
     """
     if (wrong := _mismatch(place, found, example)) is not None:
         at, words, value = wrong
@@ -265,7 +265,7 @@ def _first(place: str, entries: Any, examples: Any) -> tuple[str, str, Any] | No
 
 
 def is_of_kind(found: Tensor, example: Tensor) -> bool:
-    """Return whether tensors both hold real, complex, whole or logical numbers."""
+    """Return whether two tensors hold the same kind of numbers: real, complex, integer or boolean."""
     kinds = [(one.is_floating_point(), one.is_complex(), one.dtype == torch.bool) for one in (found, example)]
     return kinds[0] == kinds[1]
 

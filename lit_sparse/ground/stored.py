@@ -51,7 +51,7 @@ KINDS = {
 
 
 class NotPlainError(OSError):
-    """Error for a link, a folder, a pipe or a device in place of a plain file, which ``kind`` names."""
+    """Error for a link, folder, pipe or device in place of a plain file; ``kind`` names it."""
 
     def __init__(self, mode: int) -> None:
         self.kind = KINDS.get(stat.S_IFMT(mode), "special file")
@@ -59,21 +59,21 @@ class NotPlainError(OSError):
 
 
 def is_file(path: str | Path) -> bool:
-    """Return whether there is a file; also for a name that the system refuses, such as a long one."""
+    """Return whether a file exists; also for names that the system refuses, such as a long one."""
     return os.path.isfile(path)  # noqa: PTH113
 
 
 def open_plain(path: str | Path, within: Path | None = None, buffering: int = -1) -> IO[bytes]:
-    """Open a plain file to read its bytes; it is checked once it is open, since another process may replace it before.
+    """Return a plain file opened to read bytes, checked after opening so that it cannot be replaced in between.
 
     Args:
-        path: the file.
-        within: folder below which symbolic links are refused, since the file's writer need not be its reader; None for a file
-            that the user names.
+        path: path of the file.
+        within: folder below which symbolic links are refused, for files written by someone else; None for a file that the
+            user names.
         buffering: as in ``open``.
 
     Raises:
-        NotPlainError: if it is something else.
+        NotPlainError: if it is not a plain file.
         OSError: if it does not exist, cannot be read, or consists of holes: a small file that looks large.
         ValueError: if its name holds a null byte.
     """
@@ -93,10 +93,10 @@ def open_plain(path: str | Path, within: Path | None = None, buffering: int = -1
 
 
 def open_inside(path: Path, folder: Path) -> IO[bytes]:
-    """Open a plain file of a folder, by its name or by a link from one place in the folder to another.
+    """Return a plain file in a folder opened to read bytes; links within the folder are followed.
 
     Raises:
-        NotPlainError: if a link leads out of the folder, or see :func:`open_plain`.
+        NotPlainError: if a link leads out of the folder, or it is not a plain file.
     """
     real, root = path.resolve(), folder.resolve()
     if not real.is_relative_to(root):
@@ -129,12 +129,12 @@ def _opened(path: Path, within: Path | None) -> int:
 
 
 def read_bytes(path: Path, within: Path | None = None, limit: int | None = MAX_BYTES) -> bytes | None:
-    """Return the content of a plain file, or None if there is none.
+    """Return the bytes of a plain file, or None if it does not exist.
 
     Args:
-        path: the file.
+        path: path of the file.
         within: see :func:`open_plain`.
-        limit: largest number of bytes; None for any.
+        limit: maximum number of bytes; None for no limit.
 
     Raises:
         ConfigurationError: if it is a link, a folder, a pipe or a device, too large, or not readable.
@@ -155,7 +155,7 @@ def read_bytes(path: Path, within: Path | None = None, limit: int | None = MAX_B
 
 
 def read_text(path: Path, within: Path | None = None, limit: int | None = MAX_BYTES) -> str | None:
-    """Return the text of a file in UTF-8, or None if there is none; see :func:`read_bytes`."""
+    """Return the text of a UTF-8 file, or None if it does not exist; see :func:`read_bytes`."""
     content = read_bytes(path, within, limit)
     try:
         return None if content is None else content.decode("utf-8-sig")
@@ -165,14 +165,14 @@ def read_text(path: Path, within: Path | None = None, limit: int | None = MAX_BY
 
 
 def read_yaml(path: Path, within: Path | None = None) -> dict[Any, Any] | None:
-    """Return the content of a YAML file of keys and values, or None if there is no file.
+    """Return the dict in a YAML file, or None if the file does not exist.
 
     Args:
-        path: the file.
+        path: path of the file.
         within: see :func:`open_plain`; None for a file that the user names, which may be of any size.
 
     Raises:
-        ConfigurationError: if it has other content, or see :func:`read_bytes`.
+        ConfigurationError: if it has other content, or cannot be read; see :func:`read_bytes`.
     """
     text = read_text(path, within, MAX_YAML_BYTES if within is not None else None)
     if text is None:
@@ -195,13 +195,13 @@ def read_yaml(path: Path, within: Path | None = None) -> dict[Any, Any] | None:
 
 
 def read_json(path: Path, within: Path | None = None) -> dict[Any, Any] | None:
-    """Return the object in a JSON file, or None if there is no file; see :func:`read_bytes`."""
+    """Return the dict in a JSON file, or None if the file does not exist; see :func:`read_bytes`."""
     content = parse_json(path, within)
     return None if content is None else _checked(path, content[0])
 
 
 def parse_json(path: Path, within: Path | None) -> tuple[Any] | None:
-    """Return what a JSON file holds, as the one entry of a tuple, or None if there is no file; see :func:`read_bytes`."""
+    """Return the value in a JSON file as a tuple of one entry, or None if the file does not exist; see :func:`read_bytes`."""
     text = read_text(path, within)
     try:
         return None if text is None else (json.loads(text, object_pairs_hook=unique_keys),)
@@ -210,10 +210,10 @@ def parse_json(path: Path, within: Path | None) -> tuple[Any] | None:
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of JSON.
+    """Return the dict of a JSON object's pairs, in which no key may occur twice.
 
     Raises:
-        ValueError: if a key is in it twice.
+        ValueError: if a key occurs twice.
     """
     found = dict(pairs)
     if len(found) < len(pairs):
@@ -254,19 +254,21 @@ def read_table(
     numbers: Collection[str] | None = (),
     lists: Collection[str] = (),
 ) -> list[dict[str, str]]:
-    """Return the rows of a CSV file; none if there is no file. A last line that a killed process left unfinished is dropped.
+    """Return the rows of a CSV file as dicts; none if the file does not exist.
+
+    A last line that an interrupted process left unfinished is dropped.
 
     Args:
-        path: the file.
+        path: path of the file.
         within: see :func:`read_bytes`.
-        needed: columns that it must have.
+        needed: columns that the table must have.
         integers: columns whose cells must be integers.
         numbers: columns whose cells must be empty or numbers; None for all.
         filled: columns of numbers without empty cells.
-        lists: columns of several numbers, separated by spaces.
+        lists: columns whose cells hold several numbers, separated by spaces.
 
     Raises:
-        ConfigurationError: if it is not such a table, or see :func:`read_bytes`.
+        ConfigurationError: if it is not such a table, or cannot be read; see :func:`read_bytes`.
     """
     text = read_text(path, within) or ""
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
@@ -311,15 +313,15 @@ def _is_number(text: str) -> bool:
 
 
 def largest_unpacked(packed: int) -> int:
-    """Return the largest plausible number of bytes to which a file of so many bytes unpacks."""
+    """Return the largest plausible number of bytes to which a file with so many bytes decompresses."""
     return max(ALWAYS, RATIO * packed)
 
 
 def check_members(archive: zipfile.ZipFile) -> None:
-    """Check that each name is in an archive once, and its compression: bzip2 and LZMA make gigabytes of a few kilobytes.
+    """Check that an archive has no repeated names, and no compression that turns kilobytes into gigabytes.
 
     Raises:
-        zipfile.BadZipFile: for a second member of a name, or another method than none and deflate.
+        zipfile.BadZipFile: for a repeated name, or a compression method other than none and deflate.
     """
     if len(archive.NameToInfo) < len(archive.infolist()):
         raise zipfile.BadZipFile("two members of it have the same name")
@@ -329,5 +331,5 @@ def check_members(archive: zipfile.ZipFile) -> None:
 
 
 def refusal(path: Path, expected: str, got: str, step: str) -> ConfigurationError:
-    """Return an error about a file: what was expected in it, what it has, and the next step."""
+    """Return an error about a file that says what was expected, what it has, and the next step."""
     return ConfigurationError(f"Expected {expected} in {str(path)!r} but got {got[:300].rstrip('.')}. {step}.")

@@ -70,13 +70,13 @@ _EXCLUDED = torch._C._dispatch_tls_local_exclude_set()
 
 
 def archived(file: IO[bytes], name: str) -> bytes:
-    """Return a member of an archive of ``torch.save`` as ``torch.load`` reads it, which is not how other readers might."""
+    """Return a member of a ``torch.save`` archive exactly as ``torch.load`` reads it, unlike other archive readers."""
     content: bytes = torch._C.PyTorchFileReader(file).get_record(name)
     return content
 
 
 def is_fake(x: object) -> bool:
-    """Return whether a tensor has no values, as those that stand for others while a graph is made."""
+    """Return whether a tensor has no values, such as the placeholders with which graphs are traced."""
     module = sys.modules.get("torch._subclasses.fake_tensor")  # which a mode of such tensors imports; it imports SymPy
     return module is not None and bool(module.is_fake(x))
 
@@ -102,7 +102,7 @@ def outside_graphs(function: Function) -> Function:
 
 
 def constant_in_graphs(function: Function) -> Function:
-    """Make ``torch.compile`` take the result of a function for a constant.
+    """Make ``torch.compile`` treat the result of a function as a constant.
 
     Unlike ``torch.compiler.assume_constant_result``, this does not import the compiler.
     """
@@ -111,19 +111,19 @@ def constant_in_graphs(function: Function) -> Function:
 
 
 def forward_mode_active() -> bool:
-    """Return whether forward-mode derivatives are computed."""
+    """Return whether forward-mode differentiation is active."""
     return forward_ad._current_level >= 0
 
 
 def autocast_enabled(device: torch.device) -> bool:
-    """Return whether operations on a device are under autocast."""
+    """Return whether autocast is enabled for a device."""
     if hasattr(torch, "get_autocast_dtype"):
         return torch.is_autocast_enabled(device.type)
     return torch.is_autocast_cpu_enabled() if device.type == "cpu" else torch.is_autocast_enabled()  # torch 2.3
 
 
 def lacks_autocast_dtype() -> bool:
-    """Return whether autocast of the CPU is enabled, and oneDNN does not have its dtype on this processor."""
+    """Return whether CPU autocast is enabled with a dtype that oneDNN does not support on this processor."""
     if not autocast_enabled(torch.device("cpu")) or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     new = hasattr(torch, "get_autocast_dtype")  # since torch 2.4
@@ -150,7 +150,7 @@ def is_exporting() -> bool:
 
 
 def while_loop(condition: Callable[..., Tensor], body: Callable[..., Any], carried: Any, constants: Any) -> tuple[Tensor, ...]:
-    """Return ``carried`` after ``carried = body(*carried, *constants)`` while a condition holds: one operator of a graph."""
+    """Return the tensors ``carried`` after passes of ``body`` while a condition holds, as one operator of a graph."""
     from torch._higher_order_ops.while_loop import while_loop_op
 
     loop: Any = while_loop_op  # whose annotations are too narrow
@@ -158,21 +158,21 @@ def while_loop(condition: Callable[..., Tensor], body: Callable[..., Any], carri
 
 
 def scan(step: Callable[..., list[Tensor]], carried: list[Tensor], series: list[Tensor], constants: tuple[Tensor, ...]) -> Any:
-    """Return the last carried tensors and the stacked results of a step along the first dimension: one operator of a graph."""
+    """Return the final carried tensors and the stacked results of a step along the first dimension, as one graph operator."""
     from torch._higher_order_ops.scan import scan_op
 
     return scan_op(step, carried, series, constants)
 
 
 def autograd_in_operator() -> AbstractContextManager[Any]:
-    """Return a block inside a custom operator in which autograd records; torch excludes it there."""
+    """Enable autograd within a context inside a custom operator, where torch otherwise disables it."""
     return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), _EXCLUDED)
 
 
 def derivatives() -> Literal["operator", "operations", "function"] | None:
-    """Return what carries the derivatives of a kernel in the running code; None where there are none.
+    """Return which mechanism carries a kernel's derivatives in the running code; None if there are none.
 
-    This is an autograd function, plain operations around an opaque operator, or, in an exported program without derivatives,
+    It is an autograd function, plain operations around an opaque operator, or, in an exported program without derivatives,
     the operator alone.
     """
     if is_exporting() and no_autograd():
@@ -207,24 +207,25 @@ def must_decompose() -> bool:
 
 
 def unbound_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """Return a function's ``apply`` without the binding of arguments to a signature, which only functorch's transforms need."""
+    """Return an autograd function's ``apply`` without binding arguments to a signature, which only functorch needs."""
     return super(torch.autograd.Function, function).apply  # type: ignore[misc, no-any-return]
 
 
 def softmax_backward(grad: Tensor, y: Tensor) -> Tensor:
-    """Return the product of the Jacobian of softmax along the last dimension, at its result y, with a tensor like it."""
+    """Return the product of the Jacobian of softmax along the last dimension, at its result y, with a tensor like y."""
     return torch._softmax_backward_data(grad, y, -1, y.dtype)
 
 
 def call_operator(operator: Any, *args: Any) -> Any:
-    """Call a custom operator, which a graph holds whole.
+    """Call a custom operator, which graphs keep whole, and return its result.
 
     Args:
-        operator: the operator; None before torch 2.4, which has none.
-        args: its arguments.
+        operator: the operator; None before torch 2.4, which has no custom operators.
+        args: arguments of the operator.
 
     Raises:
-        ConfigurationError: in the ONNX exporter based on TorchScript, which cannot write such operators, and without one.
+        ConfigurationError: in the TorchScript-based ONNX exporter, which cannot write such operators, or if the operator is
+            None.
     """
     if operator is None:
         raise ConfigurationError("Expected torch 2.4 or newer under torch.jit.trace, which would record constants.")
@@ -238,10 +239,10 @@ def call_operator(operator: Any, *args: Any) -> Any:
 
 
 def on_values(function: Function, *, differentiable: bool = False) -> Function:
-    """Make a function that hands the values of its tensors to compiled code run on nothing but values.
+    """Return a function that passes tensor values to compiled code, restricted to tensors that have values.
 
-    ``torch.compile`` calls it eagerly, between two graphs. All others that record or batch operations are refused: compiled
-    code would read whatever the memory of their tensors holds.
+    ``torch.compile`` calls it eagerly, between two graphs. All other modes that record or batch operations raise an error,
+    since compiled code would read arbitrary memory of their tensors.
 
     Args:
         function: the function.
@@ -273,7 +274,7 @@ on_batches = functools.partial(on_values, differentiable=True)
 
 
 def refuse_vmap(what: str) -> None:
-    """Refuse torch's vmap for something whose work depends on the values of a batch.
+    """Raise an error under torch's vmap, for an operation whose work depends on the values of a batch.
 
     Raises:
         ConfigurationError: under vmap.
@@ -283,7 +284,7 @@ def refuse_vmap(what: str) -> None:
 
 
 def vmap_active() -> bool:
-    """Return whether one of the active functorch transforms is vmap."""
+    """Return whether vmap is among the active functorch transforms."""
     return transforms_active() and torch._C._functorch.TransformType.Vmap in _transforms()
 
 

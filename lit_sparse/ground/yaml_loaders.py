@@ -13,11 +13,11 @@ MAX_DIGITS = 100
 
 
 class SecondKeyError(yaml.constructor.ConstructorError):
-    """A mapping has a key twice.
+    """Error for a key that occurs twice in a YAML mapping.
 
     Args:
         node: the second key.
-        first: line of the first one, from 0.
+        first: line of the first key, from 0.
     """
 
     def __init__(self, node: yaml.ScalarNode, first: int) -> None:
@@ -26,10 +26,10 @@ class SecondKeyError(yaml.constructor.ConstructorError):
 
 
 class Loader(yaml.SafeLoader):
-    """Refuses a key that a mapping has twice, and a value that contains itself.
+    """YAML loader that refuses keys that occur twice in a mapping, and values that contain themselves.
 
     Args:
-        text: content of the file.
+        text: YAML text.
     """
 
     def __init__(self, text: Any) -> None:
@@ -37,7 +37,7 @@ class Loader(yaml.SafeLoader):
         self.begun: list[Any] = []
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """Read a value, unless it is an alias of one that it is in."""
+        """Read a YAML value, unless it is an alias of a value that contains it."""
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         anchor, mark = getattr(event, "anchor", None), event.start_mark
         if isinstance(event, yaml.AliasEvent) and anchor in self.begun:
@@ -48,7 +48,7 @@ class Loader(yaml.SafeLoader):
         return node
 
     def compose_mapping_node(self, anchor: Any) -> Any:
-        """Read keys and values, and check the keys."""
+        """Read a YAML mapping, and check that its keys are distinct."""
         node: Any = super().compose_mapping_node(anchor)
         lines: dict[str, int] = {}
         for key, _ in node.value:
@@ -70,12 +70,12 @@ def written_out(node: yaml.Node | None, known: dict[int, int] | None = None) -> 
 
 
 class StoredLoader(Loader):
-    """Refuses what is slow to read, and ``<<``: some nested merges make a small file large. Runs write none of it.
+    """YAML loader for files that may come from anyone, which refuses merges (``<<``) and whatever is slow to read.
 
     Args:
-        text: content of the file.
-        most: largest number of values, and of levels.
-        refusal: what a file with more has.
+        text: YAML text.
+        most: maximum number of values, and of nested levels.
+        refusal: description, for the message, of a file that exceeds it.
     """
 
     def __init__(self, text: str, most: tuple[int, int], refusal: str) -> None:
@@ -84,7 +84,7 @@ class StoredLoader(Loader):
         self.values = self.level = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """Read a value with the values in it, and count them."""
+        """Read a YAML value with the values in it, and count them."""
         self.values, self.level = self.values + 1, self.level + 1
         if self.values > self.most[0] or self.level > self.most[1]:
             raise yaml.composer.ComposerError(None, None, self.refusal, self.peek_event().start_mark)  # type: ignore[no-untyped-call]
@@ -93,14 +93,14 @@ class StoredLoader(Loader):
         return node
 
     def construct_number(self, node: yaml.ScalarNode) -> Any:
-        """Read a number of a bounded length: many digits, or digits to the base 60, take quadratic time."""
+        """Read a number of limited length, since many digits, or digits to the base 60, take quadratic time."""
         if len(node.value) > MAX_DIGITS:
             raise yaml.constructor.ConstructorError(None, None, "a number of more than 64 bits", node.start_mark)
         whole = node.tag.endswith(":int")
         return self.construct_yaml_int(node) if whole else self.construct_yaml_float(node)
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Refuse merges."""
+        """Raise an error for merges (``<<``)."""
         for key, _ in node.value:
             if key.tag.endswith(":merge"):
                 raise yaml.constructor.ConstructorError(None, None, "a merge by `<<`", key.start_mark)

@@ -63,24 +63,24 @@ def attend(
     sinks: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attend as a layer of transformers asks for, by any mapping.
+    """Attention function for layers of transformers models, by any mapping.
 
     Args:
-        module: layer of attention.
+        module: attention layer.
         query: (B, H, L, E).
-        key: (B, H_kv, S, E), the cache included; H_kv divides H.
+        key: (B, H_kv, S, E), including the cache; H_kv divides H.
         value: (B, H_kv, S, Ev).
         attention_mask: as in :func:`lit_sparse.hf.masks.split_mask`, broadcastable to (B, H, L, S).
         mapping: mapping from scores to weights.
         scaling: factor of the scores; ``1 / sqrt(E)`` by default.
         dropout: probability with which a weight is set to zero.
-        is_causal: whether a missing mask means a causal one. The layer's attribute of this name does not count, as in eager
-            attention: a causal model always makes a mask.
+        is_causal: whether a missing mask means a causal one. The layer's attribute of this name is ignored, as in eager
+            attention, because a causal model always makes a mask.
         position_bias: broadcastable to (B, H, L, S), added to the scores.
         softcap: bound of the scores, see :func:`lit_sparse.nn.attention`.
         s_aux: (H,) or (B, H, L, 1) scores of attention sinks, which take weight and have no value.
         sinks: another name of ``s_aux``.
-        options: keywords in :data:`HARMLESS`, or without a value.
+        options: other keywords, which must be known to have no effect, or be None.
 
     Returns:
         The output (B, L, H, Ev), contiguous, and the weights (B, H, L, S), after dropout, or None if the model

@@ -15,13 +15,14 @@ __all__ = ["AnnealedEntmax"]
 
 @ranges(target=Number(1.0, 100.0, open_low=True))
 class AnnealedEntmax(Entmax):
-    """Entmax that starts as softmax; its alpha is saved with the model's weights.
+    """Entmax whose alpha rises from 1, where it is softmax, to a target; alpha is saved with the model's weights.
 
-    :class:`lit_sparse.hf.AlphaAnnealing` raises alpha while a Trainer runs. In a loop of your own, call :meth:`set_progress`.
+    :class:`lit_sparse.hf.AlphaAnnealing` raises alpha while a Trainer runs. In a loop of your own, call
+    :meth:`set_progress`.
 
     Args:
         target: alpha at the end, > 1 and <= 100; 2 is sparsemax.
-        progress: how far alpha is on its way, in 0 .. 1.
+        progress: position of alpha between 1 and its target, in 0 .. 1.
         gamma: strength of the regularizer, > 0.
         dim: dimension along which to map.
 
@@ -47,7 +48,7 @@ class AnnealedEntmax(Entmax):
 
     @property
     def progress(self) -> float:
-        """How far alpha is on its way from 1 to its target."""
+        """Position of alpha between 1 and its target, in 0 .. 1."""
         return float(self.alpha.detach().double() - 1.0) / (self.target - 1.0)
 
     def set_progress(self, progress: float) -> None:

@@ -31,7 +31,7 @@ NEAR_SOFTMAX = 0.01
 
 @dataclass(frozen=True)
 class LayerReport:
-    """One attention layer.
+    """Report on one attention layer of a model.
 
     Args:
         name: name of the layer in the model.
@@ -46,12 +46,12 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class AttentionReport:
-    """The attention layers of a model.
+    """Report on the attention layers of a model, which prints as a table.
 
     Args:
         model: class of the model.
-        layers: layers that attend by a mapping of this package.
-        others: layers that go on with a softmax of their own; empty unless ``layers`` was given to :func:`sparsify`.
+        layers: layers whose attention uses a mapping of this package.
+        others: layers that keep their own softmax; empty unless ``layers`` was given to :func:`sparsify`.
     """
 
     model: str
@@ -59,7 +59,7 @@ class AttentionReport:
     others: tuple[str, ...]
 
     def __str__(self) -> str:
-        """Return a table."""
+        """Return the report as a table."""
         width = max(len(layer.name) for layer in self.layers)
         lines = [f"{self.model}: {len(self.layers)} attention layers"]
         for layer in self.layers:
@@ -78,30 +78,31 @@ def sparsify(
     *,
     example: Mapping[str, Any] | None = None,
 ) -> AttentionReport:
-    """Replace the softmax in the attention of a model of transformers, in place.
+    """Replace softmax in the attention of a transformers model by a mapping, in place.
 
     Each layer gets a copy of the mapping as its child ``lit_sparse``: its parameters are trained and saved with the model.
-    ``LearnableEntmax(shape=(heads, 1, 1))`` learns an alpha per head. The config keeps the mappings with their arguments, and
-    :func:`lit_sparse.hf.from_pretrained` restores a saved model.
+    ``LearnableEntmax(shape=(heads, 1, 1))`` learns an alpha per head. The config stores the mappings with their arguments,
+    and :func:`lit_sparse.hf.from_pretrained` restores a saved model.
 
-    A small forward pass finds the layers: those that use the interface, and ``torch.nn.MultiheadAttention``. A model is
-    refused if some of its attention would stay softmax.
+    A small forward pass finds the layers: those that use transformers' attention interface, and
+    ``torch.nn.MultiheadAttention``. Models in which some attention would stay softmax are refused.
 
     Args:
         model: a ``PreTrainedModel``; before it is wrapped for LoRA or for several devices.
         mapping: mapping onto the simplex, or one per chosen layer.
-        layers: numbers or names of the layers to change, in the order of the report; None for all. The others get softmax.
-        start: ``"cold"``: the mapping at once. ``"annealed"``: softmax at first, for pretrained weights. Alpha then
-            rises to that of the given Entmax or Sparsemax, see :class:`lit_sparse.hf.AlphaAnnealing`, or a
-            learnable alpha starts near its lower end.
-        example: arguments of a small forward pass; None to make them.
+        layers: indices or names of the layers to change, in the order of the report; None for all. Other layers get
+            softmax.
+        start: ``"cold"`` to use the mapping at once. ``"annealed"`` to start from softmax, for pretrained weights: alpha
+            then rises to the alpha of the given Entmax or Sparsemax, see :class:`lit_sparse.hf.AlphaAnnealing`, or a
+                learnable alpha starts near its lower bound.
+        example: arguments of a small forward pass; None to construct them.
 
     Returns:
         The layers, their numbers of heads and their mappings; ``print`` shows a table.
 
     Raises:
-        ConfigurationError: if the model does not use the interface of attention in all its layers, its config asks for
-            ``output_attentions``, a name is unknown, or a mapping does not fit. The model is then unchanged.
+        ConfigurationError: if a layer of the model does not use the attention interface, its config sets
+            ``output_attentions``, a name is unknown, or a mapping is not usable. The model is then unchanged.
         MissingExtraError: without transformers.
 
     Example:
@@ -155,15 +156,15 @@ def sparsify(
 
 
 def attach(model: Any, described: Mapping[str, Any], source: str = "the config") -> None:
-    """Give layers their mappings, and let the model use them.
+    """Attach mappings to a model's attention layers, given their descriptions, and let the model use them.
 
     Args:
-        model: model of transformers.
+        model: transformers model.
         described: name of a layer -> description of its mapping.
         source: name of the description's file in messages.
 
     Raises:
-        CheckpointError: if the description does not fit the model, or names a class that is not a mapping or not allowed.
+        CheckpointError: if the description does not match the model, or names a class that is not a mapping or not allowed.
     """
     whole = _pretrained(model)
     parts = {name: part for name, part in model.named_modules() if not any(part is one for one in whole)}

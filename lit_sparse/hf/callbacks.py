@@ -36,9 +36,9 @@ def _ignore(*_args: Any, **_options: Any) -> None:
 
 @ranges(every=Count())
 class SparsityCallback(_Callback):
-    """Log how sparse the attention of each layer and head is, to the Trainer's loggers.
+    """Trainer callback that logs how sparse the attention of each layer and head is.
 
-    For the layer number l and the head h it logs ``attention/layer_l/head_h/support``, the mean number of nonzero weights
+    For layer l and head h, it logs ``attention/layer_l/head_h/support``, the mean number of nonzero weights
     of a query, and ``attention/layer_l/head_h/zeros``, the fraction of allowed keys with a weight of exactly zero. Both are
     also logged over all heads, as ``attention/support`` and ``attention/zeros``. Weights are counted before dropout, over
     all processes; examples that the Trainer repeats to fill the processes' last batch count again. Keys of padding do not
@@ -67,7 +67,7 @@ class SparsityCallback(_Callback):
         self.trainer, self.every, self.per_head = trainer, every, per_head
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: nn.Module, **_options: Any) -> None:
-        """Refuse a model without mappings."""
+        """Raise an error for a model without mappings."""
         if not _layers(model):
             raise ConfigurationError(
                 f"SparsityCallback found no mapping in {type(model).__name__}. Call `lit_sparse.hf.sparsify(model, mapping)`"
@@ -75,18 +75,18 @@ class SparsityCallback(_Callback):
             )
 
     def on_step_begin(self, args: Any, state: Any, control: Any, model: nn.Module, **_options: Any) -> None:
-        """Start to count in a step that is logged."""
+        """Start counting weights in a step that is logged."""
         every = self.every if self.every is not None else max(1, int(state.logging_steps))
         if (state.global_step + 1) % every == 0:
             _record(model, True)
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: nn.Module, **_options: Any) -> None:
-        """Log the counts of the step, and count in an evaluation that follows."""
+        """Log the counts of the step, and count in a following evaluation."""
         self._log(model, control, "")
         self.on_epoch_end(args, state, control, model)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, model: nn.Module, **_options: Any) -> None:
-        """Count in an evaluation that follows."""
+        """Start counting weights for a following evaluation."""
         if control.should_evaluate:
             _record(model, True)
 
@@ -130,7 +130,7 @@ def _values(layers: list[Tensor | None], prefix: str, per_head: bool) -> dict[st
 
 @ranges(share=Number(0.0, 1.0, open_low=True))
 class AlphaAnnealing(_Callback):
-    """Raise the alpha of annealed mappings from 1, softmax, to its target, linearly in the steps.
+    """Trainer callback that raises the alpha of annealed mappings from 1 (softmax) to its target, linearly in the steps.
 
     Call :func:`lit_sparse.hf.sparsify` with ``start="annealed"`` first. A pretrained model loses quality if its softmax is
     replaced at once. The alphas are saved with the weights, and a resumed run continues the schedule.
@@ -141,7 +141,7 @@ class AlphaAnnealing(_Callback):
     Raises:
         ConfigurationError: if ``share`` is out of its range, or the model has nothing to anneal.
 
-    Source: after Correia, Niculae & Martins (2019), Adaptively Sparse Transformers, where alpha is learnt.
+    Source: after Correia, Niculae & Martins (2019), Adaptively Sparse Transformers, where alpha is learned.
 
     Example:
         >>> trainer.add_callback(AlphaAnnealing(share=0.5))  # doctest: +SKIP
@@ -151,11 +151,11 @@ class AlphaAnnealing(_Callback):
         self.share = share
 
     def progress(self, step: int, steps: int) -> float:
-        """Return how far alpha is on its way at a step, in 0 .. 1."""
+        """Return the position of alpha between 1 and its target at a step, in 0 .. 1."""
         return min(1.0, step / max(1.0, self.share * steps))
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: nn.Module, **_options: Any) -> None:
-        """Refuse a model whose alphas do not move."""
+        """Raise an error for a model without annealed mappings."""
         if not any(True for _ in _annealed(model)):
             raise ConfigurationError(
                 f"AlphaAnnealing found no annealed mapping in {type(model).__name__}. Call `lit_sparse.hf.sparsify(model,"
@@ -163,7 +163,7 @@ class AlphaAnnealing(_Callback):
             )
 
     def on_step_begin(self, args: Any, state: Any, control: Any, model: nn.Module, **_options: Any) -> None:
-        """Set the alphas of the step."""
+        """Set the alphas for the step."""
         for mapping in _annealed(model):
             mapping.set_progress(self.progress(state.global_step, state.max_steps))
 

@@ -20,10 +20,10 @@ CHILD = "lit_sparse"
 
 
 class LayerMapping(nn.Module):
-    """The mapping of one attention layer.
+    """Module that holds the mapping of one attention layer, as a child of the layer.
 
-    Its parameters are saved with the model. Loaded the ordinary way, a model has no such part, and transformers reports
-    the names of its tensors as unexpected; one of them says what to call instead.
+    Its parameters are saved with the model. A model loaded by transformers alone has no such module, and transformers
+    reports its tensors as unexpected; one tensor's name says what to call instead.
 
     Args:
         mapping: mapping from scores to weights.
@@ -37,16 +37,16 @@ class LayerMapping(nn.Module):
         self._counts: Tensor | None = None
 
     def current(self) -> SparseMapping:
-        """Return the mapping, or, while recording, one that also counts its weights."""
+        """Return the mapping, or, while recording, a mapping that also counts its weights."""
         return _Recorded(self.mapping, self) if self.recording else self.mapping
 
     def take_counts(self) -> Tensor | None:
-        """Return the counts (H, 3) of nonzero weights, allowed keys, and queries, and forget them. None if nothing ran."""
+        """Return and reset the counts (H, 3) of nonzero weights, allowed keys, and queries; None if nothing ran."""
         counts, self._counts = self._counts, None
         return counts
 
     def count(self, weights: Tensor, allowed: Tensor | None) -> None:
-        """Add the counts of weights (B, H, L, S). Queries without allowed keys do not count."""
+        """Add the counts of attention weights (B, H, L, S), except for queries without allowed keys."""
         weights = weights.detach()
         allowed = torch.ones_like(weights, dtype=torch.bool) if allowed is None else allowed.expand(weights.shape)
         each = [weights != 0, allowed, allowed.any(-1, keepdim=True)]
@@ -69,12 +69,12 @@ class _TorchLayer(MultiheadAttention):
 
 
 def is_torch_layer(part: nn.Module) -> bool:
-    """Return whether a part is ``torch.nn.MultiheadAttention``, with a mapping or without."""
+    """Return whether a module is ``torch.nn.MultiheadAttention``, with or without a mapping."""
     return type(part) in (nn.MultiheadAttention, _TorchLayer)
 
 
 def set_mapping(layer: nn.Module, part: LayerMapping | None) -> None:
-    """Let a layer attend by a mapping, or, for None, as it did without one."""
+    """Make an attention layer use a mapping, or, for None, restore its own attention."""
     if part is not None:
         layer.add_module(CHILD, part)
     elif hasattr(layer, CHILD):
@@ -108,7 +108,7 @@ class _Recorded(SparseMapping):
 def attend_by_layer(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """Attend by the mapping of the layer itself, see :func:`lit_sparse.hf.adapter.attend`.
+    """Attention function that uses the mapping of the layer itself; see :func:`lit_sparse.hf.adapter.attend`.
 
     Raises:
         ConfigurationError: if the layer does not have a mapping.

@@ -24,14 +24,14 @@ LossFunction = Callable[..., Tensor]
 
 @checked
 def fenchel_young_loss_func(mapping: SparseMapping, *, shift: bool | None = None, label_smoothing: float = 0.0) -> LossFunction:
-    """Return a ``compute_loss_func`` of the Trainer: the Fenchel-Young loss of a mapping in place of cross-entropy.
+    """Return a Trainer's ``compute_loss_func`` for the Fenchel-Young loss of a mapping, in place of cross-entropy.
 
     The loss is the sum over labels divided by the number of labels in all accumulated batches, so that gradient
     accumulation gives the gradient of the whole batch.
 
     Args:
         mapping: mapping onto the simplex that has a value, see :class:`lit_sparse.mappings.FenchelYoungLoss`.
-        shift: whether position t predicts label t + 1; None for True if the output is that of a causal language model.
+        shift: whether position t predicts label t + 1; None to detect it from the output of a causal language model.
         label_smoothing: see :class:`lit_sparse.mappings.FenchelYoungLoss`.
 
     Raises:
@@ -61,19 +61,19 @@ def fenchel_young_loss_func(mapping: SparseMapping, *, shift: bool | None = None
 def risk_loss_func(
     risk: Risk, example_losses: Callable[[Tensor, Tensor], Tensor] | None = None, *, shift: bool | None = None
 ) -> LossFunction:
-    """Return a ``compute_loss_func`` of the Trainer: a risk over the losses of the examples, such as CVaR.
+    """Return a Trainer's ``compute_loss_func`` for a risk over the examples' losses, such as CVaR.
 
     An example's loss is its cross-entropy, averaged over its labels. Examples without a label are left out.
 
-    Gradient accumulation is right for risks whose mean over batches is the objective (``risk.unbiased``), with one label
-    per example. For other risks, such as CVaR and KL-DRO, the risk of parts is not that of the whole batch, and accumulation
-    is refused when training starts. So are several processes.
+    Gradient accumulation is exact for risks whose mean over batches is the objective (``risk.unbiased``), with one label
+    per example. For other risks, such as CVaR and KL-DRO, the risk of parts is not the risk of the whole batch, so
+    accumulation and several processes are refused when training starts.
 
-    A risk with a dual variable, such as SafeKLDRO, is refused. The Trainer clears the gradients of the model's parameters only.
-    Their learning rate is too small for a dual variable, which is in units of the loss.
+    A risk with a dual variable, such as SafeKLDRO, is refused. The Trainer clears only the gradients of the model's
+    parameters, and their learning rate is too small for a dual variable, which is in units of the loss.
 
     Args:
-        risk: the risk, without parameters, an adversary and groups.
+        risk: the risk, without parameters, adversary or groups.
         example_losses: function of logits and labels that returns losses (B,); None for cross-entropy.
         shift: as in :func:`fenchel_young_loss_func`.
 
@@ -130,7 +130,7 @@ def count_labels(labels: Tensor) -> Tensor:
 
 
 def summed_cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the cross-entropy of each example (B,), summed over its labels."""
+    """Return the cross-entropy (B,) of each example, summed over its labels."""
     losses = F.cross_entropy(logits.float().flatten(0, -2), labels.flatten(), ignore_index=IGNORED, reduction="none")
     return losses.view(len(labels), -1).sum(-1)
 
@@ -141,7 +141,7 @@ def _cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def aligned(outputs: Any, labels: Tensor, shift: bool | None) -> tuple[Tensor, Tensor]:
-    """Return logits (..., C) and their labels (...)."""
+    """Return logits (..., C) and the labels (...) that they predict, shifted for a causal language model."""
     if isinstance(outputs, dict) and "logits" not in outputs:
         raise ConfigurationError(f"Expected outputs with `logits` but got {', '.join(map(str, outputs)) or 'none'}.")
     logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]

@@ -13,9 +13,9 @@ __all__ = ["added_mask", "boolean_mask", "split_mask"]
 
 
 def added_mask(**options: Any) -> Tensor | None:
-    """Return the floating mask of transformers' ``eager``: 0 at allowed positions, else the lowest number.
+    """Return the floating mask of transformers' ``eager`` attention: 0 at allowed positions, else the lowest number.
 
-    All models understand it. Some, such as DeepSeek-V4, extend it by values that are added to the scores.
+    All models support it. Some, such as DeepSeek-V4, add further values to it.
     """
     from transformers.masking_utils import eager_mask
 
@@ -24,7 +24,7 @@ def added_mask(**options: Any) -> Tensor | None:
 
 
 def boolean_mask(**options: Any) -> Tensor | None:
-    """Return the boolean mask of transformers' ``sdpa``, True at allowed positions, which costs no addition to the scores.
+    """Return the boolean mask of transformers' ``sdpa`` attention, True at allowed positions; nothing is added to scores.
 
     It is None for bidirectional attention without padding. A causal mask is never left out: the attention
     function would not see that it is missing.
@@ -36,14 +36,14 @@ def boolean_mask(**options: Any) -> Tensor | None:
 
 
 def split_mask(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """Return which positions are allowed and what is added to the scores.
+    """Return which positions a transformers mask allows, and what it adds to the scores.
 
     Args:
         mask: boolean, True at allowed positions, or floating, added to the scores. Floating values at or below half the
             lowest number of their dtype mean "not allowed", because models use that number in place of -inf.
 
     Raises:
-        ConfigurationError: for a mask of another kind.
+        ConfigurationError: for a mask of another dtype.
     """
     if mask is None:
         return None, None

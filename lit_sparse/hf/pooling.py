@@ -29,9 +29,11 @@ __all__ = ["SparseAttentionPooling"]
 
 @ranges(dim=FEATURES)
 class SparseAttentionPooling(nn.Module):
-    """Average the vectors of tokens by ``mapping(token @ w + b)``; most tokens get a weight of exactly zero.
+    """Pool the vectors of tokens to one vector by sparse attention, which gives most tokens a weight of exactly zero.
 
-    It starts as the mean over tokens, because w starts at zero. It is also a module of sentence-transformers: given its
+    The weights are ``mapping(token @ w + b)``.
+
+    Initially it is the mean over tokens, because w is zero. It is also a module for sentence-transformers: given its
     features, it reads ``token_embeddings`` and ``attention_mask``, and adds ``sentence_embedding`` and ``token_weights``.
 
     Args:
@@ -60,7 +62,7 @@ class SparseAttentionPooling(nn.Module):
         nn.init.zeros_(self.score.bias)
 
     def forward(self, tokens: Any, mask: Tensor | None = None) -> Any:
-        """Pool.
+        """Return the pooled vectors of texts.
 
         Args:
             tokens: (B, L, D), or the features of sentence-transformers.
@@ -70,7 +72,7 @@ class SparseAttentionPooling(nn.Module):
             The vectors (B, D), zero without tokens; or the features.
 
         Raises:
-            ConfigurationError: if the shapes do not fit.
+            ConfigurationError: if the shapes do not match.
         """
         if isinstance(tokens, Mapping):
             vectors = tokens["token_embeddings"]
@@ -79,7 +81,7 @@ class SparseAttentionPooling(nn.Module):
         return self.pool(tokens, mask)[0]
 
     def pool(self, tokens: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the vectors (B, D) and the weights (B, L) of the tokens; see :meth:`forward`."""
+        """Return the pooled vectors (B, D) and the weights (B, L) of the tokens; see :meth:`forward`."""
         if not isinstance(tokens, Tensor) or not tokens.is_floating_point():
             got = tokens.dtype if isinstance(tokens, Tensor) else full_name(tokens)
             raise ConfigurationError(f"Expected tokens in a floating tensor but got {got}.")
@@ -98,7 +100,7 @@ class SparseAttentionPooling(nn.Module):
         return self.dim
 
     def save(self, output_path: str, *_args: Any, **_options: Any) -> None:
-        """Write the arguments and the weights to a folder, as sentence-transformers asks for."""
+        """Write the arguments and the weights to a folder, in sentence-transformers' layout."""
         folder = Path(output_path)
         folder.mkdir(parents=True, exist_ok=True)
         config = {"dim": self.dim, "mapping": describe(self.mapping)}
@@ -109,9 +111,10 @@ class SparseAttentionPooling(nn.Module):
 
     @classmethod
     def load(cls, input_path: str) -> Self:  # sentence-transformers gives a folder to what takes one argument
-        """Return a module from a folder of :meth:`save`.
+        """Return a module from a folder written by :meth:`save`.
 
-        ``SentenceTransformer(folder, trust_remote_code=True)`` calls it: it loads no other class than its own without this.
+        ``SentenceTransformer(folder, trust_remote_code=True)`` calls it; without ``trust_remote_code`` it loads only its
+        own classes.
 
         Raises:
             CheckpointError: if the files are damaged, or the config names a class that is not allowed.

@@ -33,11 +33,11 @@ _ROUTERS = ("router", "gate", "moe", "expert")
 
 @dataclass
 class Probe:
-    """Result of one forward pass.
+    """Result of a forward pass that finds a model's attention layers.
 
     Args:
-        heads: layer that called the interface, or is torch's -> its number of heads.
-        others: names of layers that attend by a softmax of their own.
+        heads: name of each layer that uses the attention interface, or is torch's -> number of heads.
+        others: names of layers with a softmax of their own.
     """
 
     heads: dict[nn.Module, int] = field(default_factory=dict)
@@ -84,13 +84,13 @@ def _is_attention(module: nn.Module) -> bool:
 
 
 def probe(model: nn.Module, example: Mapping[str, Any] | None) -> Probe:
-    """Run a model on a small example, with an attention that records its calls, and softmax as the mapping.
+    """Return a model's attention layers, found by a forward pass with an attention function that records its calls.
 
-    The model's attention is this one afterwards.
+    The recording attention, with softmax as the mapping, stays in the model.
 
     Args:
-        model: model of transformers.
-        example: arguments of its forward pass; None to make them.
+        model: transformers model.
+        example: arguments of its forward pass; None to construct them.
 
     Raises:
         ConfigurationError: if the pass fails.
@@ -122,14 +122,14 @@ def probe(model: nn.Module, example: Mapping[str, Any] | None) -> Probe:
 
 
 def run(model: nn.Module, examples: Sequence[Mapping[str, Any]]) -> None:
-    """Run a model once, in evaluation, without gradients.
+    """Run a model once in eval mode, without gradients, on the first of several examples that works.
 
     Args:
-        model: model of transformers.
-        examples: arguments of its forward pass; the next are tried if the pass fails.
+        model: transformers model.
+        examples: arguments of its forward pass; if the pass fails, the next ones are tried.
 
     Raises:
-        ConfigurationError: if all passes fail, or the mapping does not fit.
+        ConfigurationError: if all passes fail, or the mapping is not usable.
     """
     training, device = model.training, next(model.parameters()).device
     model.eval()
@@ -156,7 +156,7 @@ def run(model: nn.Module, examples: Sequence[Mapping[str, Any]]) -> None:
 
 
 def use_attention(model: Any, name: str) -> None:
-    """Let a model use a registered attention, also in layers that hold a copy of its config, which transformers leaves out."""
+    """Set a registered attention in a model, also in layers that hold a copy of its config, which transformers leaves out."""
     model.set_attn_implementation(name)
     for module in model.modules():
         config = getattr(module, "config", None)
@@ -165,7 +165,7 @@ def use_attention(model: Any, name: str) -> None:
 
 
 def uses_interface(module: nn.Module) -> bool:
-    """Return whether the forward method of a layer calls the interface of attention."""
+    """Return whether a layer's forward method calls transformers' attention interface."""
     try:
         return "ALL_ATTENTION_FUNCTIONS" in inspect.getsource(type(module).forward)
     except (OSError, TypeError):
@@ -176,7 +176,7 @@ def example_inputs(model: Any) -> list[dict[str, Any]]:
     """Return arguments of small forward passes: the model's main input alone, text with an image, and other inputs alone.
 
     Args:
-        model: model of transformers.
+        model: transformers model.
     """
     accepted = inspect.signature(model.forward).parameters
     known = sorted((name for name in _MAKERS if name in accepted), key=lambda name: name != model.main_input_name)

@@ -1,4 +1,4 @@
-"""Registers mappings with transformers, as names of attention and of masks."""
+"""Registers mappings with transformers, as attention implementations with their masks."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ AttentionFunction = Callable[..., tuple[Tensor, Tensor | None]]
 
 
 def register(**mappings: SparseMapping) -> list[str]:
-    """Register mappings as attention of transformers, for ``attn_implementation``; return the names.
+    """Register mappings as attention implementations of transformers, and return their names for ``attn_implementation``.
 
-    Without arguments, these are all mappings onto the simplex that need no argument, by their names: ``lit_sparse_softmax``,
-    ``lit_sparse_sparsemax``, ``lit_sparse_entmax15``, and so on. Each name is registered for attention and for masks. A name
-    for attention alone would attend without any mask. Registering a name again replaces it.
+    Without arguments, these are all mappings onto the simplex that need no argument, by their names:
+    ``lit_sparse_softmax``, ``lit_sparse_sparsemax``, ``lit_sparse_entmax15``, and so on. Each name is registered for
+    attention and for masks. A name registered for attention alone would not apply masks. Registering a name again replaces
+    it.
 
-    Transformers accepts these names for models that cannot use them, and such a model goes on with softmax.
+    Transformers accepts these names for models that cannot use them, which then keep softmax;
     :func:`lit_sparse.hf.sparsify` checks the model. Continuous batching (``generate_batch``) refuses all such names.
 
     Args:
@@ -60,7 +61,7 @@ def register(**mappings: SparseMapping) -> list[str]:
             )
         if not re.fullmatch(r"[a-z0-9_]+", name):
             raise ConfigurationError(f"Expected a name of lower-case letters, digits and underscores but got {name!r}.")
-        register_function(f"{PREFIX}{name}", _by(mapping))
+        register_function(f"{PREFIX}{name}", _attention_by(mapping))
         names.append(f"{PREFIX}{name}")
     register_function(BY_LAYER, attend_by_layer)
     register_function(BY_LAYER_BOOLEAN, attend_by_layer, boolean_mask)
@@ -68,7 +69,7 @@ def register(**mappings: SparseMapping) -> list[str]:
 
 
 def register_function(name: str, function: AttentionFunction, mask: Callable[..., Tensor | None] = added_mask) -> None:
-    """Register a function of attention together with the function that makes its masks."""
+    """Register an attention function together with the function that makes its masks."""
     import_transformers()
     from transformers.masking_utils import AttentionMaskInterface
     from transformers.modeling_utils import AttentionInterface
@@ -78,7 +79,7 @@ def register_function(name: str, function: AttentionFunction, mask: Callable[...
 
 
 def check_on_simplex(mapping: object) -> None:
-    """Refuse what is not a mapping onto the simplex."""
+    """Raise an error unless the argument is a mapping onto the simplex."""
     check_mapping(mapping)
     if not mapping.on_simplex:  # type: ignore[attr-defined]
         raise ConfigurationError(
@@ -87,7 +88,7 @@ def check_on_simplex(mapping: object) -> None:
         )
 
 
-def _by(mapping: SparseMapping) -> AttentionFunction:
+def _attention_by(mapping: SparseMapping) -> AttentionFunction:
     def function(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
     ) -> tuple[Tensor, Tensor | None]:
@@ -97,8 +98,8 @@ def _by(mapping: SparseMapping) -> AttentionFunction:
 
 
 def _mappings_without_arguments() -> dict[str, SparseMapping]:
-    """Return the mappings of this package that are onto the simplex and can be built without arguments, by name."""
-    found: dict[str, SparseMapping] = {}
+    """Return name -> mapping, for this package's mappings onto the simplex that need no arguments."""
+    mappings: dict[str, SparseMapping] = {}
     for name in lit_sparse.mappings.__all__:
         kind = getattr(lit_sparse.mappings, name)
         if not (isinstance(kind, type) and issubclass(kind, SparseMapping)) or kind is SparseMapping or not kind.on_simplex:
@@ -108,8 +109,8 @@ def _mappings_without_arguments() -> dict[str, SparseMapping]:
         except TypeError:  # an argument is required
             continue
         if not any(True for _ in mapping.parameters()):
-            found["entmax15" if kind is Entmax else _snake_case(name)] = mapping
-    return found
+            mappings["entmax15" if kind is Entmax else _snake_case(name)] = mapping
+    return mappings
 
 
 def _snake_case(name: str) -> str:

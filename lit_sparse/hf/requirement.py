@@ -15,7 +15,7 @@ OLDEST = 5
 
 
 def import_transformers() -> ModuleType:
-    """Return the package transformers.
+    """Return the module ``transformers``, imported when it is first used.
 
     Raises:
         MissingExtraError: if it is not installed, or older than version 5.

@@ -22,13 +22,14 @@ VERSION = "6.0.0"
 @torch.no_grad()
 @checked
 def save_for_sae_lens(autoencoder: Any, folder: str | Path, *, model_name: str = "", hook_name: str = "") -> None:
-    """Write ``cfg.json`` and ``sae_weights.safetensors`` to a folder, for ``sae_lens.SAE.load_from_disk``.
+    """Write a sparse auto-encoder to a folder in the format of SAELens, for ``sae_lens.SAE.load_from_disk``.
 
-    The activity there is this package's activity times the scale of the activations.
+    The files are ``cfg.json`` and ``sae_weights.safetensors``. The activity in SAELens is this package's activity times the
+    scale of the activations.
 
     Args:
         autoencoder: a :class:`lit_sparse.models.SparseAutoencoder` with a ``HardThreshold`` of positive scores, a
-            ``BatchTopK`` or a ``JumpReLU``. SAELens has no other mapping of the package.
+            ``BatchTopK`` or a ``JumpReLU``. SAELens supports no other mapping of the package.
         folder: folder of the two files.
         model_name: name of the model whose activations it reconstructs.
         hook_name: name of the module there.

@@ -33,25 +33,25 @@ MOST = 10**5
 
 
 class SavedFiles:
-    """The files of a saved model.
+    """Files of a saved transformers model, which are checked before they are loaded.
 
     Args:
-        path: folder, or name on the hub.
-        shared: arguments of transformers that say where the files are.
-        variant: part of the names of the weights.
+        path: folder, or name on the Hugging Face hub.
+        shared: arguments of transformers that locate the files.
+        variant: variant in the names of the weight files.
     """
 
     def __init__(self, path: str, shared: Mapping[str, Any], variant: str | None) -> None:
         self.path, self.shared, self.variant = path, shared, variant
 
     def config(self, *, trust_remote_code: bool) -> Any:
-        """Return the config of transformers.
+        """Return the transformers config of the saved model, after a check.
 
         Args:
             trust_remote_code: whether the user allows the config to name code.
 
         Raises:
-            CheckpointError: if it is damaged, or chooses code or files.
+            CheckpointError: if it is damaged, or names code or files.
         """
         transformers = import_transformers()
         content, source = self._json("config.json"), f"the config of {self.path!r}"
@@ -71,10 +71,10 @@ class SavedFiles:
             raise restoring_error(source, error) from error
 
     def limits(self) -> Limits:
-        """Check the other files, and return the limits of a model with these weights.
+        """Return the limits of a model with the saved weights, after a check of the other files.
 
         Raises:
-            CheckpointError: if a file is damaged, or leads elsewhere.
+            CheckpointError: if a file is damaged, or is a link out of the folder.
         """
         if self._file("adapter_config.json") is not None:
             raise CheckpointError(
@@ -244,10 +244,10 @@ def _sizes(file: Path) -> list[int]:
 
 
 def place_of(path: Path, folder: Path) -> Path:
-    """Return the place of a folder's file, which in a cache of the hub is a link to the blobs of the same repository.
+    """Return the path of a file in a folder, following the links that a hub cache makes to its own blobs.
 
     Raises:
-        CheckpointError: if a link leads elsewhere.
+        CheckpointError: if a link leads out of the repository.
     """
     try:
         real, root = path.resolve(), folder.resolve()
@@ -262,6 +262,6 @@ def place_of(path: Path, folder: Path) -> Path:
 
 
 def unreadable(what: str, error: Exception) -> CheckpointError:
-    """Return the error for a file of a saved model that is not there or damaged."""
+    """Return the error for a file of a saved model that is missing or damaged."""
     reason = " ".join(str(error).split())[:300].rstrip(".")
     return CheckpointError(f"{what} cannot be read: {reason}. Fetch or save the model again.")

@@ -19,27 +19,27 @@ __all__ = ["from_pretrained"]
 
 
 def from_pretrained(model_class: Any, path: Any, *args: Any, trust: Collection[str] = (), **options: Any) -> nn.Module:
-    """Load a model that :func:`lit_sparse.hf.sparsify` has changed, with its mappings and their parameters.
+    """Return a saved model that :func:`lit_sparse.hf.sparsify` has changed, with its mappings and their parameters.
 
-    ``model_class.from_pretrained(path)`` would load it with softmax. It logs a warning then, of unexpected weights.
+    ``model_class.from_pretrained(path)`` would load it with softmax, and log a warning of unexpected weights.
 
-    The config names the classes of the mappings. They are checked before anything is built: allowed are classes of this
-    package, public layers of torch, parts from modules that the program has imported, and ``trust``. A config that chooses
-    code, kernels, a quantization or files elsewhere is refused, and so is one with larger layers than the weights.
+    The config names the classes of the mappings. They are checked before anything is built: classes of this package, public
+    layers of torch, classes from modules that the program has imported, and those in ``trust`` are allowed. A config is
+    refused if it names code, kernels, a quantization or files elsewhere, or has larger layers than the weights.
 
     Args:
         model_class: class of the model, or an ``AutoModel`` class.
-        path: folder, or name on the hub.
+        path: folder, or name on the Hugging Face hub.
         args: further arguments of ``model_class.from_pretrained``.
         trust: import paths of further classes that the config may name.
         options: further arguments of ``model_class.from_pretrained``.
 
     Returns:
-        The model in evaluation mode.
+        The model in eval mode.
 
     Raises:
-        CheckpointError: if a file is missing, or the config does not describe mappings, names a class that is not allowed, or
-            does not fit the weights.
+        CheckpointError: if a file is missing, or the config does not describe mappings, names a class that is not allowed,
+            or does not match the weights.
         ConfigurationError: if ``attn_implementation`` is given too.
         MissingExtraError: without transformers.
     """

@@ -30,14 +30,14 @@ def example_gradients(
     features: int | None = None,
     seed: int = 0,
 ) -> Tensor:
-    """Return the gradient of each example's loss, as vectors (N, S) of any selector.
+    """Return the gradient of each example's loss as a vector, (N, S), for any coreset selector.
 
     Args:
-        model: the model, whose dropout is off meanwhile. With LoRA, only its weights require gradients.
+        model: the model, used without dropout. With LoRA, only its weights require gradients.
         examples: the inputs of the model for one example after another, each a batch of one.
         loss: function of the model's output and the inputs; None for ``output.loss``.
-        parameters: beginnings of the names of parameters, such as ``"classifier"``; None for all that require gradients.
-        features: S of a random projection, by which inner products stay the same on average; None for all entries.
+        parameters: prefixes of parameter names, such as ``"classifier"``; None for all parameters that require gradients.
+        features: dimension S of a random projection, which preserves inner products on average; None for no projection.
         seed: seed of the projection.
 
     Returns:
@@ -109,7 +109,7 @@ def _projection(size: int, features: int | None, seed: int) -> Callable[[Tensor]
 
 @checked
 def weighted_dataset(dataset: Any, coreset: Coreset) -> Any:
-    """Return the chosen examples of a ``datasets.Dataset`` with a column ``weight``, of mean 1.
+    """Return the selected examples of a ``datasets.Dataset`` with a column ``weight``, of mean 1.
 
     Args:
         dataset: the data set whose examples were selected from.
@@ -130,11 +130,11 @@ def weighted_dataset(dataset: Any, coreset: Coreset) -> Any:
 
 @checked
 def weighted_loss_func(model: nn.Module, *, shift: bool | None = None) -> LossFunction:
-    """Return a ``compute_loss_func`` of the Trainer: cross-entropies, or squared errors, times the examples' weights.
+    """Return a Trainer's ``compute_loss_func`` for cross-entropies or squared errors times the examples' weights.
 
-    The column ``weight`` of a batch is kept from the model and used by the loss. Batches without it, as in evaluation, have
-    weights of one. The Trainer drops columns that a model does not take, unless ``remove_unused_columns=False`` is
-    among its arguments.
+    The column ``weight`` of a batch is removed before the model is called, and used by the loss. Batches without it, as in
+    evaluation, have weights of one. The Trainer drops columns that a model does not take, unless
+    ``remove_unused_columns=False`` is among its arguments.
 
     Args:
         model: the model that the Trainer trains.

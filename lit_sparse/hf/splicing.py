@@ -19,10 +19,10 @@ __all__ = ["activations", "loss_recovered", "spliced"]
 
 @checked
 def activations(model: nn.Module, layer: str, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Return the output (B, L, D) of a module for a batch of tokens.
+    """Return the output (B, L, D) of a module inside a model, for a batch of tokens.
 
     Args:
-        model: model of tokens, such as one of transformers.
+        model: model of tokens, such as a transformers model.
         layer: name of the module, as in ``named_modules``.
         inputs: arguments of the model, with ``input_ids`` (B, L).
 
@@ -62,8 +62,8 @@ def spliced(
     Args:
         model: model of tokens, which gets ``input_ids`` by name.
         layer: name of the module, as in ``named_modules``.
-        function: of activations (N, D).
-        skipped: token ids whose activations are left alone: ``tokenizer.all_special_ids``.
+        function: function from activations (N, D) to activations (N, D).
+        skipped: token ids whose activations stay unchanged, such as ``tokenizer.all_special_ids``.
 
     Raises:
         ConfigurationError: if there is no module of this name, or it or the function returns no vector per token.
@@ -96,14 +96,14 @@ def loss_recovered(
     loss: Callable[[], Any],
     skipped: Collection[int] = (),
 ) -> dict[str, float]:
-    """Return how much of a model's loss remains when a module's activations are replaced by their reconstructions.
+    """Return how much of a model's loss is recovered when a module's activations are replaced by their reconstructions.
 
     Args:
         model: the model.
         layer: name of the module, as in ``named_modules``.
         autoencoder: function of activations (N, D), such as a :class:`lit_sparse.models.SparseAutoencoder`.
         loss: function without arguments that returns the model's loss on some text.
-        skipped: token ids whose activations are left alone: ``tokenizer.all_special_ids``.
+        skipped: token ids whose activations stay unchanged, such as ``tokenizer.all_special_ids``.
 
     Returns:
         The losses ``clean``, ``spliced`` with reconstructions and ``zero`` with zeros, and

@@ -31,7 +31,7 @@ FIXED, FREE, TIED = -1, 0, 1  # labels: y is 0 or 1; it is z; it shares what the
 
 @compile_rows()
 def clipped_sum(z: Any, n: Any, base: Any, delta: Any) -> Any:
-    """Return the sum of ``min((z - base + delta)_+, 1)``, and how many of them are in [0, 1)."""
+    """Return the sum of ``min((z - base + delta)_+, 1)`` over n scores, and how many of the terms are in [0, 1)."""
     total, inside = 0.0, 0
     for j in range(n):
         y = (z[j] - base) + delta
@@ -42,7 +42,7 @@ def clipped_sum(z: Any, n: Any, base: Any, delta: Any) -> Any:
 
 @compile_rows()
 def solve(z: Any, n: Any, top: Any, k: Any) -> Any:
-    """Return the root tau > 0 as ``base`` and ``delta``, for scores z > 0, the largest of them ``top``."""
+    """Return the threshold tau > 0 of budget sparsemax as ``base`` and ``delta``, for n scores z > 0 with maximum ``top``."""
     lower, upper, tau = 0.0, top, 0.0
     for i in range(PASSES):
         total, inside = clipped_sum(z, n, tau, 0.0)
@@ -66,7 +66,7 @@ def solve(z: Any, n: Any, top: Any, k: Any) -> Any:
 
 @compile_rows()
 def map_block(start: Any, stop: Any, out: Any, labels: Any, x: Any, ks: Any, gamma: Any) -> None:
-    """Map rows ``start .. stop - 1``, in float64."""
+    """Write the budget sparsemax of rows ``start .. stop - 1`` of ``x``, in float64, and labels of how entries depend on x."""
     d = x.shape[1]
     bits, cell, cell_bits = row_views(x)
     z, places = empty(d + 1, np.float64), empty(d + 1, np.int32)
@@ -155,7 +155,7 @@ allowed entries.
 
 @compile_rows()
 def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, labels: Any, gamma: Any) -> None:
-    """Multiply rows ``start .. stop - 1`` of ``v`` by the Jacobian at ``y``."""
+    """Multiply rows ``start .. stop - 1`` of ``v`` by the Jacobian of budget sparsemax at its result ``y``."""
     for row in range(start, stop):
         total, count = 0.0, 0
         for i in range(y.shape[1]):

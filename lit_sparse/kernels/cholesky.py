@@ -16,14 +16,14 @@ __all__ = ["grow", "shrink", "solve"]
 
 @compile_rows()
 def grow(factor: Any, n: int, column: Any, diagonal: float, least: float) -> float:
-    """Append a row to the factor of a matrix of n rows, and return the square of its pivot.
+    """Append a row and column to the Cholesky factor of an n x n matrix; return the square of the new pivot.
 
     Args:
         factor: (C, C) with C > n, changed in place where the square of the pivot is above ``least``.
-        n: rows of the matrix so far.
-        column: (n,) products of the new row with the others.
-        diagonal: product with itself.
-        least: a smaller square means that the row depends on the others.
+        n: present size of the matrix.
+        column: (n,) inner products of the new vector with the others.
+        diagonal: inner product of the new vector with itself.
+        least: smallest squared pivot; below it, the new vector counts as linearly dependent.
     """
     squares = 0.0
     for i in range(n):
@@ -41,12 +41,12 @@ def grow(factor: Any, n: int, column: Any, diagonal: float, least: float) -> flo
 
 @compile_rows()
 def shrink(factor: Any, n: int, which: int) -> None:
-    """Take a row out of the factor of a matrix of n rows, by rotations.
+    """Remove a row and column from the Cholesky factor of an n x n matrix, by Givens rotations.
 
     Args:
         factor: (C, C), changed in place; its first n - 1 rows are the new factor.
-        n: rows of the matrix.
-        which: number of the row.
+        n: size of the matrix.
+        which: index of the row.
     """
     for i in range(which, n - 1):
         for j in range(i + 2):
@@ -65,11 +65,11 @@ def shrink(factor: Any, n: int, which: int) -> None:
 
 @compile_rows()
 def solve(factor: Any, n: int, values: Any) -> None:
-    """Solve the system of a matrix of n rows.
+    """Solve a linear system by the Cholesky factor of its n x n matrix.
 
     Args:
-        factor: (C, C) of the matrix.
-        n: rows of the matrix.
+        factor: (C, C), whose first n rows are the factor.
+        n: size of the matrix.
         values: (n,) right-hand side, replaced by the solution.
     """
     for i in range(n):

@@ -25,7 +25,7 @@ SMALLEST = float(np.finfo(np.float32).tiny)
 
 @compile_rows()
 def add(high: Any, low: Any, value: Any) -> Any:
-    """Add a number to a sum in two parts."""
+    """Return a sum in two parts (high, low) after adding a number, with twice the precision of float64."""
     total = high + value
     added = total - high
     rest = low + ((high - (total - added)) + (value - added))
@@ -35,7 +35,7 @@ def add(high: Any, low: Any, value: Any) -> Any:
 
 @compile_rows()
 def add_difference(high: Any, low: Any, value: Any, top: Any) -> Any:
-    """Add ``value - top``, which is not rounded."""
+    """Return a sum in two parts (high, low) after adding ``value - top``, which is not rounded first."""
     difference = value - top
     added = difference - value
     high, low = add(high, low, difference)
@@ -44,7 +44,10 @@ def add_difference(high: Any, low: Any, value: Any, top: Any) -> Any:
 
 @compile_rows()
 def add_multiple(high: Any, low: Any, value: Any, times: Any) -> Any:
-    """Add a whole multiple, below 2^52, of a number: every product is exact."""
+    """Return a sum in two parts (high, low) after adding an integer multiple, below 2^52, of a number.
+
+    The product is exact.
+    """
     scaled = SPLITTER * value
     most = scaled - (scaled - value)
     many = math.floor(times / HALF) * HALF
@@ -56,7 +59,7 @@ def add_multiple(high: Any, low: Any, value: Any, times: Any) -> Any:
 
 @compile_rows()
 def square(high: Any, low: Any) -> Any:
-    """Return the square of a sum in two parts, in two parts."""
+    """Return the square of a number in two parts (high, low), in two parts."""
     scaled = SPLITTER * high
     most = scaled - (scaled - high)
     least = high - most
@@ -67,7 +70,7 @@ def square(high: Any, low: Any) -> Any:
 
 @compile_rows()
 def is_long(value: Any) -> Any:
-    """Return whether a parameter has more digits than float32, so that it stands for a decimal number near it, such as 0.1."""
+    """Return whether a parameter has more digits than float32, so that it stands for a nearby decimal number such as 0.1."""
     return value != np.float64(np.float32(value))
 
 
@@ -75,19 +78,20 @@ def is_long(value: Any) -> Any:
 def stands_out(
     high: Any, low: Any, code: Any, size: Any, all_high: Any, all_low: Any, all_code: Any, all_size: Any, gamma: Any, lam: Any
 ) -> Any:
-    """Return whether the mean of a group is above the threshold of a set of groups that contains it.
+    """Return whether the mean of a group of entries is above the simplex threshold of a set of groups that contains it.
 
-    Group and set have the sums ``s + gamma lam c`` of scores, c a whole number, and n and m entries. The mean of the group
-    exceeds the threshold ``(S + gamma lam C - gamma) / m`` if ``m (s + gamma lam c) > n (S + gamma lam C - gamma)``. A group
-    is not above where both sides are equal for the decimal numbers that gamma and lam stand for.
+    The group has n entries whose scores sum to ``s + gamma lam c``, c an integer; the set has m entries whose scores sum to
+    ``S + gamma lam C``. The mean of the group exceeds the threshold ``(S + gamma lam C - gamma) / m`` if ``m (s + gamma lam
+    c) > n (S + gamma lam C - gamma)``. A group is not above where both sides are equal for the decimal numbers that gamma
+    and lam stand for.
 
     Args:
-        high: s, in two parts.
-        low: the second of them.
+        high: first part of s.
+        low: second part of s.
         code: c.
         size: n.
-        all_high: S, in two parts.
-        all_low: the second of them.
+        all_high: first part of S.
+        all_low: second part of S.
         all_code: C.
         all_size: m.
         gamma: strength of the regularizer.

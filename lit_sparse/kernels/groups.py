@@ -22,13 +22,13 @@ __all__ = ["average_groups", "code_of", "group_product", "label_of", "sign_of", 
 
 @compile_rows()
 def label_of(group: Any, code: Any) -> Any:
-    """Pack the number of a group and a code in -2 .. 2."""
+    """Return a label that packs a group's number and a code in -2 .. 2."""
     return (group << 3) | (code + 2)
 
 
 @compile_rows()
 def write_invalid_labels(x: Any, row: Any, broken: Any, out: Any, labels: Any) -> None:
-    """Write zeros for a row where nothing is allowed; for a broken one NaN, in one group, whose derivative is NaN then."""
+    """Write result and labels of a row that cannot be mapped: zeros if nothing is allowed, NaN in one group if it is broken."""
     if broken:
         write_invalid(x, row, out)
     else:
@@ -38,28 +38,28 @@ def write_invalid_labels(x: Any, row: Any, broken: Any, out: Any, labels: Any) -
 
 
 def code_of(labels: Tensor) -> Tensor:
-    """Return the codes in -2 .. 2."""
+    """Return the codes in -2 .. 2 that are packed in labels."""
     return (labels & 7) - 2
 
 
 def sign_of(labels: Tensor, signed: bool, like: Tensor) -> Tensor:
-    """Return 0 for entries without a group, and 1 for the others; -1 where ``signed`` and the code is below zero."""
+    """Return 0 for entries without a group, else 1, or -1 where ``signed`` and the label's code is negative."""
     member = (labels >= 0).to(like.dtype)
     return member * torch.where(code_of(labels) < 0, -1.0, 1.0).to(like.dtype) if signed else member
 
 
 def group_sums(v: Tensor, ids: Tensor) -> Tensor:
-    """Return the sum of v over each entry's group (..., d), the groups numbered by ids, in differentiable operations."""
+    """Return (..., d), for each entry the sum of v over its group ``ids``, in differentiable operations."""
     return torch.zeros_like(v).scatter_add(-1, ids, v).gather(-1, ids)
 
 
 def average_groups(v: Tensor, labels: Tensor, signed: bool) -> Tensor:
-    """Return the average over each group of ``sign v``, times the sign, in differentiable operations.
+    """Return (..., d), for each entry the signed average of v over its group, in differentiable operations.
 
     Args:
         v: (..., d).
         labels: (..., d) int32.
-        signed: whether codes below zero are negative signs.
+        signed: whether negative codes mean a negative sign; v is multiplied by the sign before and after averaging.
     """
     sign = sign_of(labels, signed, v)
     ids = (labels >> 3).clamp_min(0).long()
@@ -69,7 +69,7 @@ def average_groups(v: Tensor, labels: Tensor, signed: bool) -> Tensor:
 
 @compile_rows()
 def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, labels: Any, gamma: Any, signed: Any) -> None:
-    """Multiply rows ``start .. stop - 1`` of ``v`` by the transposed Jacobian at ``y``."""
+    """Multiply rows of ``v`` by the transposed Jacobian of a mapping that ties entries together, at its result ``y``."""
     d = y.shape[1]
     sums, counts = zeros(d, np.float64), zeros(d, np.int64)
     members, groups = empty(d, np.int32), empty(d, np.int32)

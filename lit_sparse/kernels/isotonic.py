@@ -20,7 +20,7 @@ INSERTION = 8
 
 @compile_rows()
 def sort_decreasing(n: Any, floats: Any, ints: Any) -> None:
-    """Sort the keys decreasingly, their places with them; stable. Merges sorted stretches, at first of 8."""
+    """Sort keys in decreasing order, and their places with them, by a stable merge sort."""
     for first in range(0, n, INSERTION):
         last = min(first + INSERTION, n)
         for i in range(first + 1, last):
@@ -54,11 +54,11 @@ def sort_decreasing(n: Any, floats: Any, ints: Any) -> None:
 
 @compile_rows()
 def pool_sorted(n: Any, d: Any, lam: Any, floats: Any, ints: Any) -> Any:
-    """Pool adjacent violators: fit decreasing values to ``z_(i) - lam (d - i)`` of the first n sorted keys z.
+    """Fit decreasing values to ``z_(i) - lam (d - i)`` of the first n sorted keys z, by pooling adjacent violators.
 
     Args:
-        n: how many keys there are.
-        d: how many entries the row has.
+        n: number of keys.
+        d: number of entries of the row.
         lam: strength of the penalty; for lam > 0 equal keys share a block.
         floats: (4, >= n) float64 workspace, the keys in row KEYS; rows SUMS and MEANS receive sums and means of the blocks.
         ints: (3, >= n + 1) int32 workspace; row STARTS receives where each block starts, and n after the last.
@@ -86,13 +86,13 @@ def pool_sorted(n: Any, d: Any, lam: Any, floats: Any, ints: Any) -> Any:
 
 
 def isotonic_blocks(a: Tensor, tied: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the decreasing isotonic regression of rows, and the number of each entry's block.
+    """Return the decreasing isotonic regression of rows, and the index of each entry's block.
 
-    Pools all violating neighbours at once until there are none; any order of pooling gives the same.
+    All violating neighbours are pooled at once until there are none; the order of pooling does not matter.
 
     Args:
         a: (..., d).
-        tied: (..., d - 1), where neighbours share a block in any case.
+        tied: (..., d - 1), True where neighbours must share a block.
     """
     (joined,) = repeat_while(
         lambda joined, a: _violating(a, joined),

@@ -49,7 +49,7 @@ def insert_smallest(x: Any, row: Any, n: Any, costs: Any, places: Any) -> Any:
 
 @compile_rows()
 def sort_smallest(x: Any, row: Any, n: Any, costs: Any, places: Any) -> Any:
-    """Do what :func:`insert_smallest` does, by sorting the whole row."""
+    """Write the n smallest finite magnitudes of a row, as :func:`insert_smallest` does, by sorting the whole row."""
     magnitudes = np.abs(x[row].astype(np.float64))
     order = np.argsort(magnitudes, kind="mergesort")
     count = 0
@@ -62,7 +62,7 @@ def sort_smallest(x: Any, row: Any, n: Any, costs: Any, places: Any) -> Any:
 
 @compile_rows()
 def best_block(start: Any, stop: Any, bits: Any, counts: Any, x: Any) -> None:
-    """Write the best bit vectors (rows, k, d) of rows ``start .. stop - 1``, and how many of the k there are."""
+    """Write the k best bit vectors (rows, k, d) of rows ``start .. stop - 1``, and how many of the k exist."""
     k, d = bits.shape[1], bits.shape[2]
     n = min(d, k - 1)
     costs, places = empty(n, np.float64), empty(n, np.int64)
@@ -144,12 +144,12 @@ def _best_reference(bits: Tensor, counts: Tensor, x: Tensor) -> None:
 
 @on_values
 def best_bits(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the k bit vectors z of largest ``<scores, z>`` for each row, the best first, none twice.
+    """Return the k bit vectors z of largest score ``<scores, z>`` for each row, best first and without repetition.
 
-    A score of -inf forbids its bit, which is 0 in every vector; m allowed bits have only 2^m vectors. The best vector sets the
-    bits of positive score. Vectors of equal total are ordered by their differences from it. Rank the bits by |score|, and equal
-    ones by index. The vector that keeps the highest-ranked bit in which two vectors differ comes first. So bits of low
-    index change before bits of high index. Sums are computed in float64, in the order of the ranks. A row with NaN or +inf
+    A score of -inf forbids its bit, which is 0 in every vector; m allowed bits have only 2^m vectors. The best vector sets
+    the bits of positive score. Among vectors of equal score, bits of low index change before bits of high index: rank the
+    bits by |score|, and equal ones by index; of two vectors, the one that agrees with the best vector at the highest-ranked
+    bit in which they differ comes first. Sums are computed in float64, in the order of the ranks. A row with NaN or +inf
     has one vector, NaN at every allowed bit. There is no gradient.
 
     Args:

@@ -15,7 +15,7 @@ Tensors = tuple[Tensor, ...]
 
 
 def repeat(body: Callable[..., Tensors], carried: Tensors, constants: Tensors, passes: int) -> Tensors:
-    """Return ``carried`` after ``carried = body(*carried, *constants)``, a number of times.
+    """Return the tensors ``carried`` after a fixed number of passes of ``carried = body(*carried, *constants)``.
 
     Args:
         body: function of tensors that returns as many new tensors as are carried, of the same shapes and dtypes.
@@ -40,10 +40,10 @@ def repeat(body: Callable[..., Tensors], carried: Tensors, constants: Tensors, p
 def repeat_while(
     condition: Callable[..., Tensor], body: Callable[..., Tensors], carried: Tensors, constants: Tensors
 ) -> Tensors:
-    """Return ``carried`` after ``carried = body(*carried, *constants)``, as long as a condition holds anywhere.
+    """Return the tensors ``carried`` after passes of ``carried = body(*carried, *constants)`` while a condition holds.
 
     Args:
-        condition: function of the same tensors that returns booleans.
+        condition: function of the same tensors that returns booleans; the loop goes on while any is True.
         body: function of tensors that returns as many new tensors as are carried, of the same shapes and dtypes.
         carried: tensors that change. Tensors without values, on the device ``meta``, are returned unchanged.
         constants: all other tensors that the functions use.

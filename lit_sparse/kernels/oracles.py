@@ -35,13 +35,13 @@ STEP, FINE = 2.0**-29, 2.0**23
 
 
 class CompiledOracle(NamedTuple):
-    """Which structures to search, and with what.
+    """A compiled search for the best structure: the kind of structure and its parameters.
 
     Attributes:
-        kind: :data:`BITS` or :data:`SEQUENCE`.
-        budget: most ones of a bit vector.
+        kind: ``BITS`` or ``SEQUENCE``.
+        budget: maximum number of ones of a bit vector.
         tags: number of tags of a sequence.
-        links: float64 (B or 1, positions - 1 or 1, tags, tags) scores of a tag after another, [from, to]; an array or a
+        links: float64 (B or 1, positions - 1 or 1, tags, tags) transition scores [from, to]; an array or a
             tensor, or None for zeros where a solver has not filled them in yet.
     """
 
@@ -53,7 +53,7 @@ class CompiledOracle(NamedTuple):
 
 @compile_rows()
 def coarse(score: Any) -> Any:
-    """Return a score rounded to integer steps, or zero if it is zero up to rounding."""
+    """Return a score rounded to a multiple of a tiny step, or zero if it is zero up to rounding."""
     if abs(score) <= TIE:
         return 0.0
     return math.floor(score / STEP + 0.5) * STEP if abs(score) < FINE else score
@@ -61,7 +61,7 @@ def coarse(score: Any) -> Any:
 
 @compile_rows(inline="source")
 def select(values: Any, n: Any, k: Any) -> Any:
-    """Return the k-th largest of the first n values, which it reorders; 1 <= k <= n."""
+    """Return the k-th largest of the first n values, 1 <= k <= n; the values are reordered."""
     low, high = 0, n - 1
     while low < high:
         pivot = values[(low + high) // 2]
@@ -86,14 +86,16 @@ def select(values: Any, n: Any, k: Any) -> Any:
 
 @compile_rows(inline="source")
 def best_bits(rows: Any, r: Any, z: Any, scratch: Any, budget: Any) -> None:
-    """Write to row z the at most ``budget`` bits with the largest positive entries of row r, the first of equal ones.
+    """Write the best bit vector with at most ``budget`` ones, for the scores in row r, to row z.
+
+    Ones are at the largest positive scores; ties go to the lowest index.
 
     Args:
-        rows: matrix that holds all of these rows.
-        r: number of the row of scores.
-        z: number of the row that receives zeros and ones.
-        scratch: vector of the same length.
-        budget: most ones.
+        rows: matrix that holds both rows.
+        r: index of the row of scores.
+        z: index of the row that receives zeros and ones.
+        scratch: workspace of the length of a row.
+        budget: maximum number of ones.
     """
     d = rows.shape[1]
     count = 0
@@ -117,18 +119,18 @@ def best_bits(rows: Any, r: Any, z: Any, scratch: Any, budget: Any) -> None:
 
 @compile_rows(inline="source")
 def best_tags(oracle: Any, link: Any, rows: Any, r: Any, z: Any, scratch: Any, back: Any) -> None:
-    """Write to row z the best tag of each position by the algorithm of Viterbi.
+    """Write the best tag of each position, by Viterbi's algorithm, for the scores in row r, to row z.
 
-    Positions whose tags are all forbidden (-inf) are left out, their neighbours become adjacent.
+    Positions whose tags are all forbidden (-inf) are left out, and their neighbours become adjacent.
 
     Args:
         oracle: a :class:`CompiledOracle`.
-        link: which of its links to read.
+        link: index of the transition scores to read.
         rows: matrix that holds the rows; d is the number of positions times the number of tags.
-        r: number of the row of scores, position-major.
-        z: number of the row that receives zeros and ones.
+        r: index of the row of scores, position-major.
+        z: index of the row that receives zeros and ones.
         scratch: vector of length d: the best total that ends in each tag.
-        back: integers (d,): the tag before.
+        back: integers (d,): the previous tag.
     """
     d, tags, links = rows.shape[1], oracle.tags, oracle.links
     before = -1
@@ -165,7 +167,7 @@ def best_tags(oracle: Any, link: Any, rows: Any, r: Any, z: Any, scratch: Any, b
 
 @compile_rows(inline="source")
 def find_best(oracle: Any, link: Any, rows: Any, r: Any, z: Any, scratch: Any, back: Any) -> None:
-    """Write the best structure for the scores in row r to row z; arguments as for :func:`best_tags`."""
+    """Write the best structure for the scores in row r to row z; for the arguments, see :func:`best_tags`."""
     if oracle.kind == SEQUENCE:
         best_tags(oracle, link, rows, r, z, scratch, back)
     else:
@@ -174,9 +176,9 @@ def find_best(oracle: Any, link: Any, rows: Any, r: Any, z: Any, scratch: Any, b
 
 @compile_rows(inline="source")
 def links_of(oracle: Any, link: Any, rows: Any, z: Any) -> Any:
-    """Return the links' share in the total of the tags in row z; arguments as for :func:`best_tags`.
+    """Return the sum of the transition scores of the tags in row z; for the arguments, see :func:`best_tags`.
 
-    Nothing for structures without links.
+    It is 0 for structures without transitions.
     """
     tags, links = oracle.tags, oracle.links
     before, extra = -1, 0.0
@@ -192,7 +194,7 @@ def links_of(oracle: Any, link: Any, rows: Any, z: Any) -> Any:
 
 @compile_rows(inline="source")
 def is_broken(oracle: Any, link: Any) -> Any:
-    """Return whether the links hold NaN or an infinity."""
+    """Return whether the transition scores contain NaN or an infinity."""
     links, broken = oracle.links, False
     for i in range(links.shape[1]):
         for j in range(links.shape[2]):

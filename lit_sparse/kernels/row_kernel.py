@@ -40,23 +40,24 @@ ROW_KERNELS: dict[str, RowKernel] = {}
 
 
 class RowKernel:
-    """A row algorithm with its implementations for each device.
+    """A function of rows with an implementation for each device, registered as a torch operator.
 
     Its arguments are, in this order, tensors of one shape (..., d), row parameters, and other numbers. Row parameters are
-    numbers, or tensors with as many dimensions that broadcast to (..., 1). It returns one or several tensors of the shape of
-    the first argument, or one number per row, (..., 1).
+    numbers, or tensors with as many dimensions that broadcast to (..., 1). It returns one or several tensors of the shape
+    of the first argument, or one number per row, (..., 1).
 
     Args:
         name: name of the operator in torch's registry, ``lit_sparse::<name>``.
-        schema: its arguments and results, in the words of torch's operator schemas.
+        schema: its arguments and results, as in torch's operator schemas.
         cpu: compiled function ``cpu(start, stop, *outs, *arrays, *numbers)`` that writes the results of rows
             ``start .. stop - 1``. The arrays are contiguous float32 or float64 (rows, d), or of their own type if it is an
             integer; row parameters are float64, one for all rows or one for each.
-        reference: the same in plain torch operations on tensors, for every other device; returns what the kernel returns.
-        cuda: the same for CUDA tensors, half types as they come, where there is something faster. Returns what the kernel
-            returns, contiguous, or NotImplemented; ``reference`` serves then, and when it is None.
-        parameters: how many of the tensors in the schema are row parameters.
-        seconds: about how many seconds one thread needs for an entry. None: ``cpu(*outs, *arrays, *numbers)`` writes all rows.
+        reference: the same function in plain torch operations, for every other device; returns what the kernel returns.
+        cuda: a faster implementation for CUDA tensors, half types included. Returns what the kernel returns, contiguous, or
+            NotImplemented, in which case ``reference`` is used, as for None.
+        parameters: number of tensors in the schema that are row parameters.
+        seconds: about how many seconds one thread needs for an entry. None: ``cpu(*outs, *arrays, *numbers)`` writes all
+            rows.
         auxiliary: dtypes of the results after the first; they have its shape.
         reduces: whether the result is one number per row; rows must not be empty.
         wide: whether ``reference`` needs float64 to equal ``cpu`` on float32 scores up to rounding.
@@ -128,13 +129,13 @@ class RowKernel:
         return self._on_tensors(self.reference, args)
 
     def traced(self, *args: Any) -> Any:
-        """Return the same as a call, as one opaque operator, which graphs keep whole."""
+        """Return the kernel's result as one opaque operator, which compiled graphs keep whole."""
         if self._operator is None:
             return self._eagerly(*args)
         return call_operator(self._operator, *self._with_tensors(args))
 
     def decomposed(self, *args: Any) -> Any:
-        """Return the same in plain torch operations, as a decomposition of the operator."""
+        """Return the kernel's result in plain torch operations, as a decomposition of the operator."""
 
         def implementation(*args: Any) -> Any:
             if self.wide:
@@ -233,11 +234,11 @@ class RowKernel:
 
 
 def batch_first(size: int, in_dims: tuple[int | None, ...], args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Move the batch dimension of every tensor to the front and give one to tensors that lack it.
+    """Return arguments with the batch dimension of every tensor moved to the front, added where a tensor lacks it.
 
     Args:
         size: length of the batch dimension.
-        in_dims: where it is in each argument; None for arguments without it.
+        in_dims: index of the batch dimension in each argument; None for arguments without it.
         args: tensors, numbers and None.
     """
 

@@ -70,7 +70,7 @@ def _measure(start: int, stop: int, norms: Any, sums: Any, errors: Any, matrix: 
 
 @on_values
 def row_sum(matrix: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
-    """Return ``sum_i weights_i matrix[indices_i]``, (S,) float64.
+    """Return the weighted sum of some rows of a matrix, ``sum_i weights_i matrix[indices_i]``, (S,) float64.
 
     Args:
         matrix: (N, S) contiguous float32 or float64 on the CPU.
@@ -89,7 +89,7 @@ def row_sum(matrix: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
 
 @on_values
 def row_products(matrix: Tensor, indices: Tensor | None, direction: Tensor) -> Tensor:
-    """Return the products (n,) float64 of some rows with a direction.
+    """Return the inner products (n,) float64 of some rows of a matrix with a direction.
 
     Args:
         matrix: (N, S) contiguous float32 or float64 on the CPU.
@@ -108,7 +108,7 @@ def row_products(matrix: Tensor, indices: Tensor | None, direction: Tensor) -> T
 
 @on_values
 def measured(matrix: Tensor, norms: Tensor) -> Tensor:
-    """Write the norms of all rows to ``norms``, and return their sum as parts (2, S) for :func:`add_exactly`.
+    """Write the Euclidean norms of all rows, and return their sum as two parts (2, S) for :func:`add_exactly`.
 
     Args:
         matrix: (N, S) contiguous float32 or float64 on the CPU, finite.
@@ -121,9 +121,9 @@ def measured(matrix: Tensor, norms: Tensor) -> Tensor:
 
 
 def add_exactly(parts: Tensor) -> Tensor:
-    """Return the sum of rows (p, S) as two rows (2, S): the rounded sum, and its error up to rounding.
+    """Return the sum of rows (p, S) as two rows (2, S): the correctly rounded sum, and its remaining error.
 
-    So sums of sums do not depend on how rows were divided, as if they were rounded once, at the end.
+    Sums of such sums therefore do not depend on how rows were divided, as if they were rounded once, at the end.
 
     Args:
         parts: (p, S) float64.

@@ -36,7 +36,7 @@ EPS_SINGLE, EPS_DOUBLE = float(np.finfo(np.float32).eps), float(np.finfo(np.floa
 
 @compile_rows(REDUCTION_FLAGS)
 def mass_above(x: Any, row: Any, top: Any, tau: Any) -> Any:
-    """Return the sum, in float64 because supports are long, and the number of the values ``x - top`` above ``tau``."""
+    """Return the sum, in float64, and the number of a row's values ``x - top`` that are above ``tau``."""
     total = 0.0
     count = 0
     for i in range(x.shape[1]):
@@ -49,7 +49,7 @@ def mass_above(x: Any, row: Any, top: Any, tau: Any) -> Any:
 
 @compile_rows(REDUCTION_FLAGS)
 def count_above(x: Any, row: Any, top: Any, tau: Any) -> Any:
-    """Return how many of the values ``x - top`` lie above ``tau``, which is not rounded to the type of x."""
+    """Return how many of a row's values ``x - top`` are above ``tau``, which is not rounded to the dtype of x."""
     count = 0
     for i in range(x.shape[1]):
         if np.float64(x[row, i] - top) > tau:
@@ -59,9 +59,9 @@ def count_above(x: Any, row: Any, top: Any, tau: Any) -> Any:
 
 @compile_rows()
 def bisect(x: Any, row: Any, top: Any, gamma: Any, tau: Any) -> Any:
-    """Return the root of ``sum (x - top - tau)_+ = gamma`` and the number of entries above it, from a lower bound.
+    """Return the simplex threshold, the root of ``sum (x - top - tau)_+ = gamma``, by bisection, and the support size.
 
-    For the rows, made rather than met, on which Newton's method gives up one entry at a time.
+    Starts from the lower bound ``tau``. For adversarial rows, on which Newton's method removes one entry per step.
     """
     upper, count = 0.0, 0
     for _ in range(BISECTION_PASSES):
@@ -81,15 +81,15 @@ def bisect(x: Any, row: Any, top: Any, gamma: Any, tau: Any) -> Any:
 
 @compile_rows()
 def rounding_of(x: Any, gamma: Any) -> Any:
-    """Return how far rounding may take the excess of a score."""
+    """Return the largest rounding error of a score's excess over the threshold."""
     return gamma * ROUNDINGS * (EPS_SINGLE if x.itemsize == 4 else EPS_DOUBLE)
 
 
 @compile_rows()
 def write_above(x: Any, row: Any, top: Any, tau: Any, scale: Any, y: Any) -> Any:
-    """Write ``scale * (x - top - tau)_+``; return how many entries are at tau up to rounding.
+    """Write the projection ``scale * (x - top - tau)_+`` of a row; return how many entries equal tau up to rounding.
 
-    Tau is in two parts so that a long float32 row still sums to one.
+    Tau is split into two parts so that a long float32 row still sums to one.
     """
     high = x.dtype.type(tau)
     rest = x.dtype.type(tau - high)
@@ -104,7 +104,10 @@ def write_above(x: Any, row: Any, top: Any, tau: Any, scale: Any, y: Any) -> Any
 
 @compile_rows()
 def write_largest(x: Any, bits: Any, row: Any, low: Any, shift: Any, top: Any, k: Any, gamma: Any, y: Any) -> Any:
-    """Write the projection of the k largest entries of a row that has more than k in its support; return the same."""
+    """Write the projection of the k largest entries of a row; return how many entries equal the threshold up to rounding.
+
+    For a row with more than k entries in its support.
+    """
     d = x.shape[1]
     keys, chosen = empty((1, d), bits.dtype), empty(d, np.uint8)
     least, most = write_keys(bits, row, low, shift, keys)
@@ -123,12 +126,13 @@ def write_largest(x: Any, bits: Any, row: Any, low: Any, shift: Any, top: Any, k
 
 @compile_rows()
 def project_tile(x: Any, bits: Any, start: Any, stop: Any, y: Any, gamma: Any, k: Any, state: Any) -> None:
-    """Project rows ``start .. stop - 1``, all of them one pass at a time.
+    """Project rows ``start .. stop - 1`` onto the simplex, interleaving the passes over the rows.
 
-    A pass over a short row is over before its sums have left the pipeline. The next row's pass fills that time; the next
-    pass over the same row would have to wait for it. ``y`` may be ``x``.
+    A pass over a short row ends before its sums have left the pipeline. A pass over the next row fills that time, while the
+    next pass over the same row would have to wait. ``y`` may be ``x``.
 
-    ``state`` receives the maximum and the threshold of each row, and in ``near`` whether :func:`settle` has to follow.
+    ``state`` receives the maximum and the threshold of each row, and in ``near`` how many entries :func:`settle` has to
+    decide.
     """
     low, shift, lowest, highest = layout_of(x)
     tops, taus, counts, live, near = state
@@ -180,18 +184,19 @@ def project_tile(x: Any, bits: Any, start: Any, stop: Any, y: Any, gamma: Any, k
 
 @compile_rows()
 def project_block(start: Any, stop: Any, x: Any, y: Any, gamma: Any, k: Any, length: Any, thresholds: Any) -> None:
-    """Project rows ``start .. stop - 1``, a tile that stays in the cache at a time.
+    """Project rows ``start .. stop - 1`` onto the simplex, in tiles that stay in the cache.
 
     Args:
         start: first row.
-        stop: last row, and one.
+        stop: one past the last row.
         x: (rows, d) scores.
         y: (rows, d) receives the results.
-        gamma: as of the kernel.
-        k: how many entries take part, or None for all.
-        length: to which rows are padded with -inf, or None. Scalar ends of each pass over short rows would cost more.
-        thresholds: (rows + 1,) receives the threshold of each row that :func:`settle_block` has to decide, NaN for others, and
-            last, 1 if there are such rows.
+        gamma: strength of the regularizer.
+        k: number of largest entries that take part, or None for all.
+        length: length to which rows are padded with -inf, or None. Padding short rows is cheaper than scalar loop
+            remainders.
+        thresholds: (rows + 1,) receives the threshold of each row that :func:`settle_block` has to decide, NaN for others,
+            and last, 1 if there are such rows.
     """
     size = max(1, min(min(TILE_ROWS, TILE_ELEMENTS // x.shape[1]), stop - start))
     bits = bits_of(x)
@@ -221,9 +226,9 @@ def project_block(start: Any, stop: Any, x: Any, y: Any, gamma: Any, k: Any, len
 
 @compile_rows()
 def settle(x: Any, row: Any, top: Any, tau: Any, gamma: Any, k: Any, y: Any) -> None:
-    """Decide which of the entries at the threshold up to rounding are in the support.
+    """Decide exactly which of a row's entries close to the threshold are in the support.
 
-    From a set of entries that holds the support, those that do not stand out leave until all do.
+    Starting from a superset of the support, entries that are not above its threshold are removed until all are.
     """
     bound = rounding_of(x, gamma)
     high, low, size = 0.0, 0.0, 0
@@ -250,7 +255,7 @@ def settle(x: Any, row: Any, top: Any, tau: Any, gamma: Any, k: Any, y: Any) -> 
 
 @compile_rows()
 def settle_block(start: Any, stop: Any, x: Any, y: Any, gamma: Any, k: Any, thresholds: Any) -> None:
-    """Decide what is at the thresholds of projected rows."""
+    """Decide exactly which entries close to the threshold are in the support, for the projected rows that have any."""
     for row in range(start, stop):
         if thresholds[row] == thresholds[row]:
             top = x[row, 0]
@@ -273,13 +278,15 @@ def _project_reference(x: Tensor, gamma: float | Tensor, k: int) -> Tensor:
 
 
 def project_sorted(x: Tensor, gamma: float | Tensor, k: int, roundings: float | Tensor) -> Tensor:
-    """Project by sorting (Held, Wolfe & Crowder 1974): slower than the kernel, and independent of it.
+    """Return the projection of ``x / gamma`` onto the simplex by sorting, independent of the compiled kernel.
 
     Args:
         x: (..., d).
-        gamma: as of the kernel.
-        k: as of the kernel.
-        roundings: how many roundings of 1 an entry must be above the threshold, relative to gamma, to be in the support.
+        gamma: strength of the regularizer.
+        k: number of largest entries that take part; 0 for all.
+        roundings: an entry is in the support if it exceeds the threshold by this many machine epsilons, relative to gamma.
+
+    Source: Held, Wolfe & Crowder (1974), Validation of Subgradient Optimization.
     """
     d = x.shape[-1]
     allowed = x != -torch.inf
@@ -321,7 +328,7 @@ not allowed; a row without allowed entries gives zeros, a row with NaN or +inf g
 
 @compile_rows(REDUCTION_FLAGS - {"nnan"})
 def support_sums(y: Any, v: Any, row: Any) -> Any:
-    """Return the sum of ``v`` over the support of ``y``, the size of the support, and the sum of ``y``."""
+    """Return the sum of ``v`` over the support of a row of ``y``, the support size, and the sum of ``y``."""
     total, mass = 0.0, y.dtype.type(0)
     count = 0
     for i in range(y.shape[1]):
@@ -334,7 +341,7 @@ def support_sums(y: Any, v: Any, row: Any) -> Any:
 
 @compile_rows()
 def center_block(start: Any, stop: Any, out: Any, v: Any, y: Any, gamma: Any) -> None:
-    """Center rows ``start .. stop - 1`` of ``v`` on the support of ``y``."""
+    """Write ``(v - m) / gamma`` on the support of y, m the mean of v there, and 0 elsewhere, for rows ``start .. stop - 1``."""
     scale, zero = v.dtype.type(1.0 / gamma), v.dtype.type(0)
     for row in range(start, stop):
         total, count, mass = support_sums(y, v, row)
@@ -344,7 +351,7 @@ def center_block(start: Any, stop: Any, out: Any, v: Any, y: Any, gamma: Any) ->
 
 
 def centered(v: Tensor, y: Tensor, gamma: float) -> Tensor:
-    """Return ``(v - mean of v over the support of y) / gamma`` there, else 0, in differentiable operations."""
+    """Return ``(v - m) / gamma`` on the support of y, m the mean of v there, and 0 elsewhere, in torch operations."""
     support = y != 0
     count = support.sum(-1, keepdim=True).clamp_min(1)
     mean = torch.where(support, v, 0.0).sum(-1, keepdim=True) / count

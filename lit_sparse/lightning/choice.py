@@ -89,7 +89,7 @@ AGREED: dict[str, Any] = {"sync_dist": True, "reduce_fx": "max"}
 
 
 def choose() -> str:
-    """Return the name of the Lightning to import.
+    """Return the name of the Lightning package to import, ``pytorch_lightning`` or ``lightning.pytorch``.
 
     Raises:
         ConfigurationError: if the environment variable names neither.
@@ -129,12 +129,12 @@ if not TYPE_CHECKING:
 
 
 def chosen_path(path: str) -> str:
-    """Return the path of a class of either Lightning as that of the chosen one; other texts are returned as they are."""
+    """Return the import path of a class of either Lightning package as the chosen package's; other texts are unchanged."""
     return NAME + path.removeprefix(OTHER) if path.startswith(f"{OTHER}.") else path
 
 
 def check_pairing() -> None:
-    """Warn, once a place, if the other Lightning is imported too: its Trainer refuses models and data modules of this one."""
+    """Warn if the other Lightning package is imported too, because its Trainer refuses models and data modules of this one."""
     if OTHER in sys.modules:
         warnings.warn(
             f"lit_sparse uses `{NAME}`, and `{OTHER}` is imported, too, whose Trainer refuses models and data modules of"

@@ -52,7 +52,7 @@ AVERAGING = {"StochasticWeightAveraging", "WeightAveraging"}
 
 
 def after_restore(trainer: pl.Trainer, initialize: Callable[[], None]) -> None:
-    """Run an initialization unless Lightning restores a checkpoint; call it in ``setup``, before restoring is decided.
+    """Run an initialization, unless Lightning restores a checkpoint; call it in ``setup``.
 
     It runs when a checkpoint would have been restored, before the strategy wraps the model. With a strategy that restores
     after wrapping, it runs at once, and a restored checkpoint replaces the initial values.
@@ -79,25 +79,25 @@ def after_restore(trainer: pl.Trainer, initialize: Callable[[], None]) -> None:
 
 
 def averaging(trainer: pl.Trainer) -> list[Any]:
-    """Return the callbacks that average weights."""
+    """Return the trainer's callbacks that average weights."""
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
     return [it for it in callbacks if {kind.__name__ for kind in type(it).__mro__} & AVERAGING]
 
 
 def copy_averages(trainer: pl.Trainer) -> None:
-    """Let callbacks that average weights copy the model again: their ``setup`` is before its layers and weights are made."""
+    """Make callbacks that average weights copy the model again, because their ``setup`` ran before its layers were made."""
     for callback in averaging(trainer):
         callback.setup(trainer, trainer.lightning_module, "fit")
 
 
 def sets_rates(trainer: pl.Trainer) -> bool:
-    """Return whether a scheduler sets the learning rates, or will when a continued averaging puts its own in place."""
+    """Return whether a scheduler sets the learning rates, now or when a resumed weight averaging installs its own."""
     waiting = any(getattr(callback, "_scheduler_state", None) is not None for callback in averaging(trainer))
     return waiting or bool(trainer.lr_scheduler_configs)
 
 
 def skip_sanity_check(trainer: pl.Trainer) -> None:
-    """Leave out the sanity check of this fit, which would replace what callbacks keep of the last validation."""
+    """Skip the sanity check of this fit, which would overwrite what callbacks store of the last validation."""
 
     def skip() -> None:
         del trainer._run_sanity_check
@@ -124,7 +124,7 @@ class _Lists(Sequence[Any]):
 
 
 def index_sampler(batches: Sequence[Tensor]) -> Any:
-    """Return the batch sampler of a loader, in which Lightning looks up the indices that a ``BasePredictionWriter`` gets.
+    """Return the batch sampler of a loader, in which Lightning looks up the indices for a ``BasePredictionWriter``.
 
     Args:
         batches: indices (B,) of the examples of each batch.
@@ -134,7 +134,7 @@ def index_sampler(batches: Sequence[Tensor]) -> Any:
 
 
 def settle_counters(trainer: pl.Trainer, loops: dict[str, Any]) -> None:
-    """Change the counters of a checkpoint that is being written to one of the three forms.
+    """Change the counters in a checkpoint that is being written to one of three consistent forms.
 
     Args:
         trainer: the trainer that writes the checkpoint.
@@ -173,7 +173,7 @@ def number_of_loaders(trainer: pl.Trainer, stage: str) -> int:
 
 
 def runs_fit(trainer: pl.Trainer | None) -> bool:
-    """Return whether a fit runs, with its sanity check and its validations."""
+    """Return whether the trainer is fitting, including its sanity check and its validations."""
     return trainer is not None and trainer.state.fn == "fit" and trainer.state.status == "running"
 
 
@@ -186,7 +186,7 @@ def fit_position(trainer: pl.Trainer) -> tuple[int, int]:
 
 
 def move_batches(trainer: pl.Trainer, number: int) -> None:
-    """Add a number to the counters of the batches of this epoch, whose rest has another number of batches."""
+    """Add a number to the counters of this epoch's batches, when the rest of the epoch has another number of batches."""
     batches: Any = trainer.fit_loop.epoch_loop.batch_progress.current
     for name in ("ready", "started", "processed", "completed"):
         setattr(batches, name, getattr(batches, name) + number)
@@ -208,7 +208,7 @@ def describe_progress(trainer: pl.Trainer) -> dict[str, Any]:
 
 
 def continue_training(trainer: pl.Trainer, progress: dict[str, Any]) -> None:
-    """Complete the work that was pending at the checkpoint; call it when training starts again.
+    """Complete the work that was pending at a checkpoint; call it when training starts again.
 
     Args:
         trainer: the trainer of the resumed run, its loops restored.
@@ -245,7 +245,7 @@ def continue_training(trainer: pl.Trainer, progress: dict[str, Any]) -> None:
 
 
 def count_update(trainer: pl.Trainer) -> None:
-    """Count an update that the model made within a step, as Lightning counts its own, and move schedulers that count steps."""
+    """Count an optimizer update that the model made within a step, as Lightning counts its own, and step its schedulers."""
     loop = trainer.fit_loop.epoch_loop
     steps = loop.automatic_optimization.optim_progress.optimizer.step
     steps.increment_ready()
@@ -279,7 +279,7 @@ def next_row(trainer: pl.Trainer) -> tuple[dict[str, Any], int] | None:
 
 
 def end_epoch(trainer: pl.Trainer) -> None:
-    """Run the fit loop of a training that had ended before the end of its epoch: Lightning's own would do nothing."""
+    """Run the end of an epoch for a training that had stopped before it, for which Lightning's own loop would do nothing."""
     fit, loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
     fit.setup_data()
     fetcher = fit._data_fetcher
@@ -306,7 +306,7 @@ def _validates(trainer: pl.Trainer) -> bool:
 
 
 def between_epochs(trainer: pl.Trainer) -> tuple[bool, bool]:
-    """Return whether no epoch has begun since the last one was counted, and whether `max_steps` had cut that one short."""
+    """Return whether no epoch has begun since the last one was counted, and whether ``max_steps`` had cut that one short."""
     epochs: Any = trainer.fit_loop.epoch_progress.current
     batches: Any = trainer.fit_loop.epoch_loop.batch_progress
     between = epochs.started == epochs.processed

@@ -15,7 +15,7 @@ STATE = {"wait_count", "stopped_epoch", "stopping_reason_message", "verbose", "l
 
 
 def limits_of(trainer: pl.Trainer) -> dict[str, Any]:
-    """Return what may end a training: limits of the trainer, and settings of its callbacks; call it in ``setup``."""
+    """Return what may end a training run: limits of the trainer, and settings of its callbacks; call it in ``setup``."""
     limits: dict[str, Any] = {name: getattr(trainer, name) for name in ("max_epochs", "min_epochs", "max_steps", "min_steps")}
     limits["callbacks"] = [
         {"callback": type(callback).__name__}
@@ -30,7 +30,7 @@ def limits_of(trainer: pl.Trainer) -> dict[str, Any]:
 
 
 def why_ended(trainer: pl.Trainer) -> str:
-    """Return what ends a training now, or an empty string if nothing does."""
+    """Return what ends a training run now, or an empty string if nothing does."""
     fit = trainer.fit_loop
     epochs: Any = fit.epoch_progress.current
     for name, done in (("max_steps", fit.epoch_loop.global_step), ("max_epochs", epochs.processed)):
@@ -50,7 +50,7 @@ def why_ended(trainer: pl.Trainer) -> str:
 
 
 def describe_end(trainer: pl.Trainer, limits: dict[str, Any]) -> dict[str, Any]:
-    """Return whether a training was told to stop, under which limits, and whether only the end of an epoch is to follow.
+    """Return whether training was told to stop, under which limits, and whether only the end of an epoch remains.
 
     Args:
         trainer: the trainer that writes the checkpoint.
@@ -63,7 +63,7 @@ def describe_end(trainer: pl.Trainer, limits: dict[str, Any]) -> dict[str, Any]:
 
 
 def restore_end(trainer: pl.Trainer, end: dict[str, Any], limits: dict[str, Any]) -> None:
-    """Restore that a training was told to stop, unless a limit has changed; call it when the model is restored.
+    """Restore that training was told to stop, unless a limit has changed; call it when the model is restored.
 
     Args:
         trainer: the trainer of the resumed run.
@@ -83,7 +83,7 @@ def restore_end(trainer: pl.Trainer, end: dict[str, Any], limits: dict[str, Any]
 
 
 def use_settings(trainer: pl.Trainer, limits: dict[str, Any]) -> None:
-    """Set the patience of this run, after Lightning has restored the checkpoint's; forget why the run had ended.
+    """Use the patience of this run in place of the restored one, and forget why the run had ended.
 
     Args:
         trainer: the trainer of the resumed run.

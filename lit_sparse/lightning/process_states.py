@@ -38,10 +38,10 @@ REDUCTIONS = (torch.mean, torch.sum, torch.max, torch.min, sum, max, min)
 
 
 def state_of_process(trainer: pl.Trainer) -> dict[str, Any]:
-    """Return what a process holds of an epoch so far: gradients to which more are added, torchmetrics, logged values.
+    """Return a process's own state within an epoch: accumulated gradients, torchmetrics, and logged values.
 
-    Between two epochs these are gradients that Lightning uses again while it renews the statistics of averaged weights. Each
-    process has statistics of its own.
+    Between two epochs, it holds gradients that Lightning uses again while it updates the statistics of averaged weights,
+    which differ between processes.
     """
     model, loop = trainer.lightning_module, trainer.fit_loop.epoch_loop
     averages = any(isinstance(callback, StochasticWeightAveraging) for callback in trainer.callbacks)  # type: ignore[attr-defined]
@@ -78,7 +78,7 @@ def state_of_process(trainer: pl.Trainer) -> dict[str, Any]:
 
 
 def example_of_process(trainer: pl.Trainer) -> dict[str, Any]:
-    """Return an example of the result of :func:`state_of_process`."""
+    """Return an example of the result of :func:`state_of_process`, to check a stored one against."""
     model = trainer.lightning_module
     text, flag = "", True
     meta: dict[str, Any] = dict.fromkeys(META, flag) | {"fx": text, "name": text, "metric_attribute": None}
@@ -142,7 +142,7 @@ def restore_process(trainer: pl.Trainer, kept: dict[str, Any]) -> None:
 
 
 def copied(found: dict[str, Any]) -> dict[str, Any]:
-    """Return a state with copies of its tensors, on the CPU."""
+    """Return a copy of a state with its tensors on the CPU."""
     copied: dict[str, Any] = apply_to_collection(found, Tensor, lambda value: value.detach().cpu().clone())
     return copied
 

@@ -85,11 +85,11 @@ STATES = {
 
 
 def check_continues(trainer: pl.Trainer, checkpoint: dict[str, Any]) -> None:
-    """Check that a run can be continued from a checkpoint, with the callbacks of the trainer.
+    """Check that a run can be resumed from a checkpoint, with the callbacks of the trainer.
 
     Raises:
         CheckpointError: if the states are damaged, or were stored after an exception, perhaps in the middle of an update.
-        ConfigurationError: if a callback of Lightning cannot be continued.
+        ConfigurationError: if a callback of Lightning cannot be resumed.
     """
     check_state(repr(str(trainer.ckpt_path)), "states", checkpoint["states"], STATES)
     if checkpoint["states"]["interrupted"]:
@@ -108,19 +108,19 @@ def check_continues(trainer: pl.Trainer, checkpoint: dict[str, Any]) -> None:
 
 
 def is_tuning(trainer: pl.Trainer) -> bool:
-    """Return whether Lightning restores a checkpoint that one of its finders wrote before its search."""
+    """Return whether Lightning restores a checkpoint that one of its tuners wrote before its search."""
     return re.fullmatch(r"\.(?:lr_find|scale_batch_size)_[0-9a-f-]{36}\.ckpt", Path(str(trainer.ckpt_path)).name) is not None
 
 
 def steps_in(checkpoint: dict[str, Any]) -> int:
-    """Return a number that no counter of a scheduler or callback exceeds: all steps, batches and epochs of a training."""
+    """Return an upper bound on all counters in a checkpoint: the sum of steps, batches and epochs."""
     loop = checkpoint["loops"]["fit_loop"]
     progress = loop["epoch_loop.batch_progress"], loop["epoch_progress"]
     return int(checkpoint["global_step"] + sum(one["total"]["ready"] for one in progress))
 
 
 def describe_states(trainer: pl.Trainer) -> dict[str, Any]:
-    """Return the states that a checkpoint lacks; call it on all processes.
+    """Return the states of a training run that Lightning's checkpoints lack; call it on all processes.
 
     Args:
         trainer: the trainer that writes the checkpoint.
@@ -141,7 +141,7 @@ def begin_training(trainer: pl.Trainer, checkpoint: dict[str, Any] | None) -> No
 
     Args:
         trainer: the trainer, its loops restored.
-        checkpoint: the checkpoint of a continued run; its ``states`` are the result of :func:`describe_states`.
+        checkpoint: the checkpoint of a resumed run; its ``states`` are the result of :func:`describe_states`.
     """
     model: Any = trainer.lightning_module
     model._flags_at_start = _flags(model)
@@ -188,7 +188,7 @@ def begin_training(trainer: pl.Trainer, checkpoint: dict[str, Any] | None) -> No
 
 
 def unmask(checkpoint: dict[str, Any]) -> None:
-    """Give pruned weights in a checkpoint the names that they have in a model that is not pruned."""
+    """Rename pruned weights in a checkpoint to the names that they have in a model without pruning."""
     weights = checkpoint.get("state_dict", {})
     for path in checkpoint.get("states", {}).get("masks", {}):
         if f"{path}_orig" in weights:
@@ -244,10 +244,10 @@ def _repeat_epoch_start(trainer: pl.Trainer, checkpoint: dict[str, Any]) -> None
 
 
 def check_schedulers(trainer: pl.Trainer, checkpoint: dict[str, Any]) -> None:
-    """Check that a checkpoint's schedulers are the schedulers of the trainer, with equal options.
+    """Check that a checkpoint's schedulers are the trainer's, with equal options.
 
     Raises:
-        CheckpointError: naming what differs.
+        CheckpointError: if they differ; the message says how.
     """
     source, stored, most = repr(str(trainer.ckpt_path)), checkpoint["lr_schedulers"], steps_in(checkpoint)
     check_state(source, "lr_schedulers", stored, [ANY] * len(trainer.lr_scheduler_configs))

@@ -25,10 +25,14 @@ __all__ = ["SparseMapping", "Threshold", "check_mapping", "envelope", "warn_off_
 
 @ranges(gamma=POSITIVE, dim=INTEGER)
 class SparseMapping(nn.Module, ABC):
-    """A layer ``y = argmax_{y in C} <y, x> - gamma * Omega(y)`` along one dimension of the scores x.
+    r"""Base class of layers that map scores x, along one dimension, to the maximizer of a regularized inner product.
 
-    A subclass implements :meth:`map` and :meth:`regularizer` (Omega), keeps each constructor argument as an attribute of its
-    name, and gets the value, the Fenchel-Young loss, the representation and the shared tests from here.
+    .. math:: y = \operatorname*{argmax}_{y \in C} \; \langle y, x \rangle - \gamma\,\Omega(y)
+
+    where C is the domain, such as the probability simplex, and Omega a convex regularizer.
+
+    A subclass implements :meth:`map` and :meth:`regularizer` (Omega), keeps each constructor argument as an attribute
+    of its name, and gets the value, the Fenchel-Young loss, the representation and the shared tests from here.
 
     Args:
         gamma: strength of the regularizer, > 0. The smaller, the closer to the plain argmax.
@@ -61,7 +65,7 @@ class SparseMapping(nn.Module, ABC):
 
     @abstractmethod
     def map(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
-        """Map scores along ``dim`` instead of ``self.dim``.
+        """Map scores along ``dim``, which may differ from ``self.dim``.
 
         Args:
             scores: (..., d, ...).
@@ -89,7 +93,7 @@ class SparseMapping(nn.Module, ABC):
         )
 
     def admissible(self, q: Tensor, dim: int, allowed: Tensor) -> Tensor:
-        """Return the target that the Fenchel-Young loss takes for q: q itself, where Omega is finite at every distribution.
+        """Return the Fenchel-Young loss's target for q: q itself, or a point near it where Omega is finite.
 
         Args:
             q: (..., d, ...) probabilities.
@@ -99,21 +103,21 @@ class SparseMapping(nn.Module, ABC):
         return q
 
     def parameter_term(self, y: Tensor, dim: int, allowed: Tensor | None) -> Tensor | None:
-        """Return zeros of Omega(y)'s shape that carry the derivative of Omega, at this y, in parameters of its own.
+        """Return zeros of Omega(y)'s shape whose derivative is Omega's with respect to the mapping's own parameters.
 
-        None for an Omega without differentiable parameters. :func:`with_slope` makes such zeros.
+        None for an Omega without parameters that need a gradient. :func:`with_slope` makes such zeros.
         """
         return None
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return instances that the shared tests run; override it when the constructor needs arguments."""
+        """Return instances of the class for the shared tests; override it when the constructor needs arguments."""
         return [cls(), cls(gamma=0.5)]
 
     def keep_parameter(
         self, name: str, value: float | Tensor, low: float = -math.inf, high: float = math.inf, *, open_low: bool = False
     ) -> None:
-        """Keep a number, a parameter to learn, or a buffer as an attribute, with values in ``low .. high``.
+        """Store a number, ``nn.Parameter`` or tensor (as a buffer) as the attribute ``name``, after a check of its range.
 
         Raises:
             ConfigurationError: for a value outside of the range.
@@ -139,13 +143,13 @@ class SparseMapping(nn.Module, ABC):
 
     @property
     def couples_queries(self) -> bool:
-        """In attention, the queries' weights depend on one another: :meth:`map_block` maps all of them together."""
+        """Whether, in attention, the weights of one query depend on the other queries, so that they are mapped together."""
         return False
 
     def threshold(self) -> Threshold | None:
-        """Return how a threshold of the scores defines the support; None for a mapping that is no entmax.
+        """Return the threshold that defines the support, so that attention and output layers can skip most entries.
 
-        Attention and output layers use this to skip most entries.
+        None for a mapping that is not of the entmax family.
         """
         return None
 
@@ -159,16 +163,16 @@ class SparseMapping(nn.Module, ABC):
                     setattr(cls, name, _of_one_shape(vars(cls)[name]))
 
     def map_block(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Map scores of attention (..., queries, keys): each query's by itself, unless a mapping couples the queries.
+        """Map attention scores (..., queries, keys): each query's by itself, unless the mapping couples the queries.
 
         Args:
-            scores: (..., L, S).
+            scores: (..., L, S), L queries and S keys.
             mask: boolean, broadcastable to ``scores``; True where a query may look.
         """
         return self.map(scores, mask, -1)
 
     def value(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return ``max_Omega(x)``, the maximum that the mapping attains; its gradient is the mapping itself.
+        """Return the maximum ``<y, x> - gamma * Omega(y)`` that the mapping attains; its gradient in x is the mapping itself.
 
         Args:
             scores: floating tensor; length d along ``self.dim``.
@@ -180,10 +184,10 @@ class SparseMapping(nn.Module, ABC):
         return self.value_along(scores, mask, self.dim)
 
     def check_value(self) -> None:
-        """Raise unless the mapping maximizes something.
+        """Raise an error if the mapping is not the maximizer of any objective.
 
         Raises:
-            ConfigurationError: if it has no value.
+            ConfigurationError: if it has no objective, and so no :meth:`value`.
         """
         if not self.has_value:
             raise ConfigurationError(
@@ -192,12 +196,12 @@ class SparseMapping(nn.Module, ABC):
             )
 
     def value_along(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
-        """Return :meth:`value` along ``dim`` instead of ``self.dim``."""
+        """Return the attained maximum, as :meth:`value` does, along ``dim`` instead of ``self.dim``."""
         self.check_value()
         return self.value_of(allowed_scores(scores, mask, dim), dim)
 
     def value_of(self, x: Tensor, dim: int) -> Tensor:
-        """Return :meth:`value_along` of floating scores, -inf where an entry is not allowed."""
+        """Return the attained maximum along ``dim`` for floating scores that are -inf where an entry is not allowed."""
         dtype = x.dtype
         if dtype in HALVES:
             x = x.float()
@@ -226,15 +230,15 @@ class SparseMapping(nn.Module, ABC):
         return torch.where(allowed.any(dim), maximum, -torch.inf)
 
     def extra_repr(self) -> str:
-        """Return the constructor's arguments as this instance has them."""
+        """Return the constructor's arguments with the values that this instance has."""
         return shown_arguments(self)
 
 
 def envelope(x: Tensor, y: Tensor, maximum: Tensor, dim: int) -> Tensor:
-    """Attach to a maximum over scores x, attained at y along ``dim``, the gradient y (the envelope theorem), to any order.
+    """Give a maximum over scores x, attained at y along ``dim``, the gradient y (the envelope theorem), to any order.
 
-    Differentiating ``<y, x> - gamma Omega(y)`` would give the same gradient plus J times a constant vector, which is zero
-    in exact arithmetic alone.
+    Differentiating ``<y, x> - gamma Omega(y)`` would give the same gradient plus J times a constant vector, which is
+    zero in exact arithmetic alone.
     """
     if not must_decompose():
         return _Sloped.apply(x, y, maximum, dim)  # type: ignore[no-any-return, no-untyped-call]
@@ -243,10 +247,10 @@ def envelope(x: Tensor, y: Tensor, maximum: Tensor, dim: int) -> Tensor:
 
 
 def with_slope(parameter: Tensor, slope: Tensor) -> Tensor:
-    """Return zeros whose derivative in ``parameter`` is ``slope``, both of one shape.
+    """Return zeros whose derivative with respect to ``parameter`` is ``slope``, a tensor of the same shape.
 
-    The slope may depend on anything, the parameter included: its own derivatives count when the derivative is differentiated
-    again, and only then. A product would count them twice.
+    The slope may depend on anything, the parameter included: its own derivatives count when the derivative is
+    differentiated again, and only then. A product would count them twice.
     """
     if not must_decompose():
         return _Sloped.apply(parameter, slope, torch.zeros_like(slope), None)  # type: ignore[no-any-return, no-untyped-call]
@@ -302,12 +306,14 @@ def _of_one_shape(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 class Threshold(NamedTuple):
-    """The entmax that a mapping is. Scores below a threshold have no weight, and more scores cannot lower it.
+    """Parameters of the entmax that a mapping computes, by which layers know that scores below a threshold have weight zero.
+
+    More scores cannot lower the threshold.
 
     Attributes:
-        alpha: of the entmax, which has a threshold above 1; a tensor broadcasts to the scores.
-        k: number of the largest scores that are mapped, for sparsemax; None for all.
-        gamma: strength of the mapping.
+        alpha: exponent of the entmax, > 1 for a threshold to exist; a tensor broadcasts to the scores.
+        k: number of largest scores that are kept, for top-k sparsemax; None for all.
+        gamma: strength of the regularizer.
     """
 
     alpha: float | Tensor
@@ -316,7 +322,7 @@ class Threshold(NamedTuple):
 
 
 def check_mapping(mapping: object) -> None:
-    """Refuse what is not a mapping."""
+    """Raise a ``ConfigurationError`` unless the argument is a mapping."""
     if not isinstance(mapping, SparseMapping):
         got = f"the class {mapping.__name__}" if isinstance(mapping, type) else f"{full_name(mapping)}"
         raise ConfigurationError(
@@ -325,7 +331,7 @@ def check_mapping(mapping: object) -> None:
 
 
 def warn_off_simplex(mapping: SparseMapping) -> None:
-    """Warn, once for a mapping, if its weights are not probabilities."""
+    """Warn, once per mapping, if its weights are not probabilities."""
     if mapping.on_simplex or mapping.couples_queries or not can_read_values() or getattr(mapping, "_warned", False):
         return
     mapping._warned = True  # type: ignore[assignment]

@@ -18,7 +18,11 @@ __all__ = ["BatchTopK", "batch_topk"]
 
 
 def batch_topk(scores: Tensor, k: int, *, dim: int = -1, mask: Tensor | None = None) -> Tensor:
-    """Return the largest positive scores of all rows together, k per row on average, and zero elsewhere.
+    r"""Return the largest positive scores of all rows together, k per row on average, and zero elsewhere.
+
+    .. math:: y_{ni} = x_{ni} \text{ if } x_{ni} > 0 \text{ and } x_{ni} \ge t, \text{ else } 0
+
+    where x_n is row n of N rows and the threshold t is the N k-th largest score of all rows.
 
     Args:
         scores: floating tensor; length d along ``dim``.
@@ -62,11 +66,11 @@ def _largest(x: Tensor, number: int) -> Tensor:
 
 @ranges(k=Count())
 class BatchTopK(KeepsDtype, SparseMapping):
-    r"""The largest positive scores of a batch, k per row on average, as a layer.
+    r"""Layer that keeps the largest positive scores of a batch, k per row on average.
 
     In training the rows of a batch depend on one another, see :func:`batch_topk`; a batch is that of all processes together.
     In evaluation each row is mapped by itself: scores above ``cutoff`` are kept, k per row on average. Since rows share a
-    budget, there is no value.
+    budget, the mapping has no :meth:`value` and no loss.
 
     The cutoff c solves :math:`E\, n(c) = k`, where n(c) is the number of scores of a row above c. Training finds it by
     stochastic approximation. The t-th batch, of B rows with :math:`\bar n(c)` scores above c on average, moves it by
@@ -106,11 +110,11 @@ class BatchTopK(KeepsDtype, SparseMapping):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return one in evaluation: the promises about single rows are for evaluation."""
+        """Return instances in eval mode for the shared tests, whose promises about single rows do not hold in training."""
         return [cls(2).eval()]
 
     def map(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
-        """See the class."""
+        """Map the scores along ``dim``, by batch in training and by the cutoff in eval mode."""
         if not self.training:
             return jump_relu(scores, self.cutoff, dim=dim, mask=mask)
 

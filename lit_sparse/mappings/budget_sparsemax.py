@@ -30,13 +30,16 @@ class _BudgetSparsemax(RowFunction):
 
 
 def budget_sparsemax(scores: Tensor, k: float, *, gamma: float = 1.0, dim: int = -1, mask: Tensor | None = None) -> Tensor:
-    """Project ``scores / gamma`` onto ``0 <= y <= 1, sum y <= k``.
+    r"""Return the Euclidean projection of ``scores / gamma`` onto weights in [0, 1] that sum to at most k.
 
-    ``y = min((x / gamma - tau)_+, 1)`` with tau = 0 if the sum is at most k then, and else the tau at which it is k.
+    .. math:: y = \operatorname*{argmin}_{0 \le y \le 1,\; \sum_i y_i \le k} \lVert y - x / \gamma \rVert^2
+        = \min\{[x / \gamma - \tau]_+, 1\}
+
+    where tau is 0 if the sum is then at most k, and otherwise the value at which the sum is k.
 
     Args:
         scores: floating tensor; length d along ``dim``.
-        k: budget, >= 0, not necessarily whole; infinity for none.
+        k: largest sum of the weights, >= 0, not necessarily an integer; infinity for no limit.
         gamma: strength of the regularizer, > 0.
         dim: dimension along which to map.
         mask: boolean, broadcastable to ``scores``; True where an entry is allowed.
@@ -45,7 +48,8 @@ def budget_sparsemax(scores: Tensor, k: float, *, gamma: float = 1.0, dim: int =
         Tensor of the scores' shape and dtype; exact zeros and ones.
 
     Raises:
-        ConfigurationError: if ``k`` or ``gamma`` is out of its range, the scores are not floating, or the mask does not fit.
+        ConfigurationError: if ``k`` or ``gamma`` is out of its range, the scores are not floating, or the mask does not
+            fit.
 
     Source: Blondel (2019), Structured Prediction with Projection Oracles: the budget polytope.
     """
@@ -55,12 +59,12 @@ def budget_sparsemax(scores: Tensor, k: float, *, gamma: float = 1.0, dim: int =
 
 @ranges(k=Number(0.0, math.inf))
 class BudgetSparsemax(SparseMapping):
-    """Budget sparsemax as a layer: weights in [0, 1], of which a row has at most k in all.
+    """Layer whose weights in [0, 1] sum to at most k in each row: a soft selection of k entries.
 
-    It selects a soft subset: with scores far apart, the k largest of the positive scores get weight 1.
+    Where scores are far apart, the k largest of the positive scores get weight 1; see :func:`budget_sparsemax`.
 
     Args:
-        k: budget, >= 0, not necessarily whole; infinity for none.
+        k: largest sum of the weights, >= 0, not necessarily an integer; infinity for no limit.
         gamma: strength of the regularizer ``1/2 ||y||^2``, > 0.
         dim: dimension along which to map.
 
@@ -84,15 +88,15 @@ class BudgetSparsemax(SparseMapping):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return a budget of whole entries, a fraction, and one that rarely matters."""
+        """Return instances for the shared tests: an integer budget, a fractional one, and one that rarely matters."""
         return [cls(2), cls(0.7, gamma=0.5), cls(50, gamma=2.0)]
 
     def map(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
-        """See :func:`budget_sparsemax`."""
+        """Map the scores along ``dim``; see :func:`budget_sparsemax`."""
         return budget_sparsemax(scores, self.k, gamma=self.gamma, dim=dim, mask=mask)
 
     def regularizer(self, y: Tensor, dim: int = -1, allowed: Tensor | None = None) -> Tensor:
-        """Return ``1/2 ||y||^2``, inf outside of ``0 <= y <= 1, sum y <= k``."""
+        """Return Omega(y) = ``1/2 ||y||^2``; inf outside ``0 <= y <= 1, sum y <= k``."""
         slack = torch.finfo(y.dtype).eps ** 0.5  # only rounding
         outside = ((y < -slack) | (y > 1 + slack)).any(dim) | (y.sum(dim) > self.k * (1 + slack))
         return torch.where(outside, torch.inf, 0.5 * y.square().sum(dim))

@@ -54,10 +54,10 @@ class _Point(NamedTuple):
 
 
 class SimplexProblem:
-    """``min Omega(y) - <y, z>`` over y in the simplex for rows z = scores / gamma, and the derivatives of its solution.
+    """The problem ``min Omega(y) - <y, z>`` over the simplex for rows z = scores / gamma, with the derivatives of its solution.
 
-    Arithmetic is in float64 if the device supports it. Omega is also evaluated in float64, unless its own tensors have fewer
-    bits. Parameters of a module Omega are arguments, so that derivatives with respect to them exist.
+    Arithmetic is in float64 if the device supports it. Omega is also evaluated in float64, unless its own tensors have
+    fewer bits. Parameters of a module Omega are arguments, so that derivatives with respect to them exist.
     """
 
     def __init__(self, omega: Omega, gamma: float, max_iter: int, tol: float) -> None:
@@ -69,7 +69,7 @@ class SimplexProblem:
         self.unfinished, self.worst, self.bent = 0, 0.0, 0
 
     def settle(self, x: Tensor) -> None:
-        """Choose the dtype of the arithmetic, and of Omega, for scores (rows, d)."""
+        """Choose the dtypes of the arithmetic and of Omega for scores (rows, d)."""
         self.dtype = self.width = torch.float32 if x.device.type == "mps" else torch.float64
         if x.dtype != self.dtype:
             try:
@@ -88,11 +88,11 @@ class SimplexProblem:
         return one_number_a_row(functional_call(self.omega, tensors, (y,)), y)
 
     def gradient(self, y: Tensor, parameters: tuple[Tensor, ...]) -> Tensor:
-        """Return the gradient of Omega, (rows, d)."""
+        """Return the gradient (rows, d) of Omega at y (rows, d)."""
         return grad(lambda point: self.regularizer(point, parameters).sum())(y.clamp_min(FLOOR))  # type: ignore[no-any-return]
 
     def evaluate(self, y: Tensor, z: Tensor, parameters: tuple[Tensor, ...]) -> _Point:
-        """Return what is known at y; below FLOOR, Omega is continued by its tangent."""
+        """Return the value and the derivatives of the objective at y; below FLOOR, Omega is continued by its tangent."""
 
         def total(point: Tensor) -> tuple[Tensor, Tensor]:
             omega = self.regularizer(point, parameters)
@@ -223,7 +223,7 @@ class SimplexProblem:
         return products.view(n, size, d).gather(-1, columns.unsqueeze(1).expand(n, size, size))  # type: ignore[no-any-return]
 
     def jvp(self, v: Tensor, y: Tensor, parameters: tuple[Tensor, ...]) -> Tensor:
-        """Return J v at the solution y, in operations that can be differentiated."""
+        """Return the product J v at the solution y, in torch operations that can be differentiated."""
         with _own_precision(y):
             broken = y.isnan()
             point = torch.where(broken, 1.0, y).to(self.width)
@@ -255,10 +255,10 @@ def _own_precision(x: Tensor) -> torch.autocast:
 
 
 def one_number_a_row(value: Any, y: Tensor) -> Tensor:
-    """Return what Omega gave for y.
+    """Return the values of Omega at y after checking that there is one per row.
 
     Raises:
-        ConfigurationError: if it is not one number per row.
+        ConfigurationError: if their shape is not (rows,).
     """
     if not isinstance(value, Tensor) or value.shape != y.shape[:-1]:
         got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

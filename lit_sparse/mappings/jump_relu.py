@@ -21,7 +21,11 @@ SPEED = 10
 
 
 def jump_relu(scores: Tensor, threshold: float | Tensor, *, dim: int = -1, mask: Tensor | None = None) -> Tensor:
-    """Return the scores above a threshold, and zero elsewhere.
+    r"""Return the scores above a threshold, and zero elsewhere.
+
+    .. math:: y_i = x_i \text{ if } x_i > t_i, \text{ else } 0
+
+    where t is the threshold.
 
     Args:
         scores: floating tensor; length d along ``dim``.
@@ -50,21 +54,22 @@ def _cut(x: Tensor, threshold: float | Tensor) -> Tensor:
 
 
 def mark_invalid(x: Tensor, y: Tensor) -> Tensor:
-    """Return y (..., d), NaN at the allowed entries of rows whose scores x have NaN or +inf."""
+    """Return y (..., d) with NaN at the allowed entries of rows whose scores x contain NaN or +inf."""
     return torch.where((x != -torch.inf) & ~(x < torch.inf).all(-1, keepdim=True), torch.nan, y)
 
 
 @ranges(k=Count(), shape=SHAPE, start=POSITIVE, bandwidth=POSITIVE)
 class JumpReLU(SparseMapping):
-    """Scores above learnt thresholds, as a layer.
+    """Layer that keeps scores above learned thresholds and sets the others to zero.
 
-    The derivative in a threshold t, which is zero almost everywhere, is replaced in training by its average over a band of
-    scores around the threshold: ``-t / bandwidth`` where ``|x - t| < bandwidth / 2``. Derivatives in the scores are exact.
+    The derivative in a threshold t, which is zero almost everywhere, is replaced in training by its average over a band
+    of scores around the threshold: ``-t / bandwidth`` where ``|x - t| < bandwidth / 2``. Derivatives in the scores are
+    exact.
 
     Args:
         k: mean number of entries above their thresholds that :meth:`penalty` aims at.
         shape: shape of the thresholds: ``(d,)`` for one per entry, ``()`` for one for all.
-        start: where the thresholds start, > 0.
+        start: initial threshold, > 0.
         bandwidth: width of the band, > 0.
         dim: dimension of the entries.
 
@@ -92,24 +97,27 @@ class JumpReLU(SparseMapping):
 
     @property
     def thresholds(self) -> Tensor:
-        """The thresholds of now, of the given shape."""
+        """The present thresholds, of the shape given to the constructor."""
         return (SPEED * self.weight).exp()
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return one that cuts much, and one that cuts little."""
+        """Return instances for the shared tests: a high and a low threshold."""
         return [cls(2), cls(5, start=0.2, bandwidth=0.5)]
 
     def map(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
-        """See :func:`jump_relu`."""
+        """Map the scores along ``dim``; see :func:`jump_relu`."""
         t = self.thresholds
         y = jump_relu(scores, t.detach(), dim=dim, mask=mask)
         return y + self._slope(allowed_scores(scores, mask, dim), t, t.detach(), dim) if self._learns else y
 
     def penalty(self, scores: Tensor) -> Tensor:
-        """Return ``(n / k - 1)^2``, n the mean number of scores (..., d) above their thresholds, over all processes.
+        """Return the sparsity penalty ``(n / k - 1)^2``, n the mean number of scores above threshold over all processes.
 
-        In training it has a derivative in the thresholds, by the same averages.
+        In training, it has a gradient in the thresholds, by the same averages as the layer.
+
+        Args:
+            scores: (..., d).
         """
         t = self.thresholds
         above = (scores > t).to(scores.dtype)
@@ -131,7 +139,7 @@ class JumpReLU(SparseMapping):
         return with_slope(thresholds.to(scores.dtype).expand_as(slope), slope).movedim(-1, dim)
 
     def regularizer(self, y: Tensor, dim: int = -1, allowed: Tensor | None = None) -> Tensor:
-        """Return ``1/2 ||y||^2`` plus ``t^2 / 2`` for each entry that is not zero, inf for a negative one."""
+        """Return Omega(y) = ``1/2 ||y||^2`` plus ``t^2 / 2`` for each nonzero entry; inf for a negative one."""
         paid = (y.movedim(dim, -1) != 0) * self.thresholds.detach().square()
         outside = torch.where((y < 0).any(dim), torch.inf, 0.0)
         return 0.5 * (y.square().sum(dim) + paid.sum(-1)) + outside

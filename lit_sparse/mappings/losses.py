@@ -21,12 +21,18 @@ __all__ = ["FenchelYoungLoss"]
 
 @ranges(ignore_index=INTEGER, label_smoothing=Number(0.0, 1.0))
 class FenchelYoungLoss(nn.Module):
-    """``L(x; q) = max_Omega(x) + gamma * Omega(q) - <q, x>``, zero exactly when the mapping of x is q.
+    r"""Fenchel-Young loss of a mapping: convex in the scores x, nonnegative, and zero where the mapping of x is the target.
 
-    Its gradient is ``mapping(x) - q``. For softmax it is ``gamma * CE(x / gamma, q)`` minus gamma times the entropy of q, which
-    is cross-entropy for class labels at gamma = 1. For sparsemax it is the sparsemax loss. A soft target outside the domain of
-    Omega has infinite loss, such as one with more than k entries (any smoothed label) for top-k sparsemax. A target above the
-    bound of :class:`CappedSoftmax` is smoothed to the bound. Under autocast the loss is computed in float32.
+    .. math:: L(x; q) = \max_{y} \left\{\langle y, x \rangle - \gamma\,\Omega(y)\right\}
+        + \gamma\,\Omega(q) - \langle q, x \rangle
+
+    where x are the scores, q is the target distribution, and Omega and gamma belong to the mapping.
+
+    Its gradient is ``mapping(x) - q``. For softmax it is ``gamma * CE(x / gamma, q)`` minus gamma times the entropy of
+    q, which is cross-entropy for class labels at gamma = 1. For sparsemax it is the sparsemax loss. A soft target
+    outside the domain of Omega has infinite loss, such as, for top-k sparsemax, one with more than k nonzero entries
+    (any smoothed label). A target above the bound of :class:`CappedSoftmax` is smoothed to the bound. Under autocast
+    the loss is computed in float32.
 
     Args:
         mapping: mapping onto the simplex; its ``dim`` is ignored, because classes are dimension 1.
@@ -114,7 +120,7 @@ class FenchelYoungLoss(nn.Module):
         return self.reduced(self.of_labels(rows.masked_fill(ignored.unsqueeze(-1), 0.0), labels), labels, ignored)
 
     def of_labels(self, rows: Tensor, labels: Tensor) -> Tensor:
-        """Return the losses (...) of scores (..., C) against class labels (...); NaN for a label that is not a class."""
+        """Return the losses (...) of scores (..., C) for class labels (...); NaN for a label outside ``0 .. C - 1``."""
         rows = _checked(rows)
         classes = torch.arange(rows.shape[-1], device=rows.device)
         known = (labels >= 0) & (labels < len(classes))
@@ -134,7 +140,7 @@ class FenchelYoungLoss(nn.Module):
         return gamma * losses.view(labels.shape)
 
     def reduced(self, losses: Tensor, labels: Tensor, ignored: Tensor) -> Tensor:
-        """Return losses (...) of class labels (...) as :attr:`reduction` says.
+        """Reduce losses (...) of class labels (...) to their mean or sum, or not at all, as :attr:`reduction` says.
 
         Args:
             losses: (...); their values do not matter where the label is ignored.
@@ -176,11 +182,11 @@ class FenchelYoungLoss(nn.Module):
         return losses if mass is None else mass * losses
 
     def labels(self, target: Tensor, shape: tuple[int, ...], classes: int) -> tuple[Tensor, Tensor]:
-        """Return class labels, 0 where they are ignored, and where that is, both of a given shape.
+        """Return class labels, 0 where they are ignored, and the boolean mask of ignored ones, both of ``shape``.
 
         Raises:
-            ConfigurationError: if the target has another shape or is not of an integer type, or a label that can be read is not
-                a class.
+            ConfigurationError: if the target has another shape or is not of an integer type, or a label that can be
+                read is not a class.
         """
         if not isinstance(target, Tensor) or target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
             got = target.dtype if isinstance(target, Tensor) else full_name(target)

@@ -20,13 +20,14 @@ def along_last(
     function: Callable[..., Tensor],
     *parameters: float | Tensor,
 ) -> Tensor:
-    """Apply a function of rows along ``dim``, forbidden entries set to -inf.
+    """Apply a function of rows along any dimension of the scores, with masked entries set to -inf.
 
     Args:
         scores: floating tensor of any shape.
         mask: boolean, broadcastable to ``scores``; True where an entry is allowed.
         dim: the dimension that is mapped.
-        function: takes (..., d), and the parameters with ``dim`` moved alike, and returns (..., d) or (...).
+        function: called with scores (..., d) and the parameters, whose ``dim`` is moved last as well; returns (..., d)
+            or (...).
         parameters: numbers, or tensors that broadcast to the scores with size 1 along ``dim``.
 
     Raises:
@@ -77,7 +78,7 @@ def _beside(parameter: Tensor, scores: Tensor, dim: int) -> Tensor:
 
 
 def align_parameter(parameter: Tensor, shape: tuple[int, ...], dim: int) -> Tensor:
-    """Return a parameter with as many dimensions as scores of a shape.
+    """Return a parameter with as many dimensions as scores of the given shape.
 
     Raises:
         ConfigurationError: if it cannot be broadcast to the scores, or its size along ``dim`` is not 1.

@@ -22,7 +22,7 @@ def as_potentials(values: Tensor | Sequence[Any]) -> Tensor:
     """Return potentials as a floating tensor.
 
     Raises:
-        ConfigurationError: if they are none.
+        ConfigurationError: if they are not numbers.
     """
     try:
         tensor = values if isinstance(values, Tensor) else torch.tensor(values, dtype=torch.get_default_dtype())
@@ -34,13 +34,15 @@ def as_potentials(values: Tensor | Sequence[Any]) -> Tensor:
 
 
 def warn_of_iterations(text: str) -> None:
-    """Warn that a solver had too few iterations."""
+    """Warn that a solver reached its maximum number of iterations."""
     warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
 @ranges(max_iter=Count(), tol=POSITIVE)
 class PotentialMapping(SparseMapping):
-    """Base class of the iterative mappings onto structures.
+    """Base class of the iterative mappings onto structures and factor graphs, with optional potentials.
+
+    Potentials are scores besides those of single entries, such as one for each pair of adjacent tags.
 
     Args:
         domain: the structure or graph that the scores belong to.
@@ -48,11 +50,11 @@ class PotentialMapping(SparseMapping):
         learn_potentials: make the potentials a parameter, which starts from ``potentials`` or the initial ones.
         gamma: strength of the regularizer, > 0.
         dim: dimension along which to map.
-        max_iter: most iterations for a row; one warning tells when they were too few.
-        tol: error to reach.
+        max_iter: maximum number of iterations for a row; the first time it is reached, there is a warning.
+        tol: error of the result to reach.
 
     Raises:
-        ConfigurationError: if an argument is not as described.
+        ConfigurationError: if an argument is invalid.
     """
 
     on_simplex = False
@@ -96,7 +98,7 @@ class PotentialMapping(SparseMapping):
         """
 
     def value_of(self, x: Tensor, dim: int) -> Tensor:
-        """Return the maximum along ``dim``; its gradient is the marginals, and in the potentials the expected counts."""
+        """Return the attained maximum along ``dim``; its gradient is the marginals and the potentials' expected counts."""
         if self.potentials is None:
             return super().value_of(x, dim)
         given = x.movedim(dim, -1)
@@ -109,10 +111,10 @@ class PotentialMapping(SparseMapping):
         return (envelope(x, point, maximum, -1) + slope).to(given.dtype)
 
     def regularizer(self, y: Tensor, dim: int = -1, allowed: Tensor | None = None) -> Tensor:
-        """Return half the squared norm of y.
+        """Return Omega(y) = ``1/2 ||y||^2``.
 
         Raises:
-            ConfigurationError: if there are potentials: Omega depends on more than y then.
+            ConfigurationError: if there are potentials, because Omega then depends on more than y.
         """
         if self.potentials is not None:
             raise ConfigurationError("Expected no potentials: with them Omega depends on the structures, not on y alone.")
@@ -120,5 +122,5 @@ class PotentialMapping(SparseMapping):
         return 0.5 * self.squared_norm(y, torch.ones_like(y, dtype=torch.bool) if allowed is None else allowed.movedim(dim, -1))
 
     def squared_norm(self, y: Tensor, allowed: Tensor) -> Tensor:
-        """Return the squared norm (...) of marginals (..., d), of which those that are not ``allowed`` are 0."""
+        """Return the squared norm (...) of marginals (..., d), with entries that are not ``allowed`` counted as 0."""
         return y.square().sum(-1)

@@ -108,33 +108,38 @@ def regularized_argmax(
     max_iter: int = 100,
     tol: float = 1e-7,
 ) -> Tensor:
-    """Solve ``y = argmax_{y in simplex} <y, x> - gamma * Omega(y)`` for any convex Omega that is smooth inside the simplex.
+    r"""Return the point of the simplex that maximizes a linear function minus any convex Omega, smooth inside the simplex.
 
-    Omega is called with points (rows, d) of the simplex, whose entries are at least 1e-12. They are in float64 if Omega's own
-    tensors allow it, else in the scores' dtype. Omega must treat all rows alike. The solution is unique if Omega is strictly
-    convex. Masked entries are left out, so rows may be shorter than d.
+    .. math:: y = \operatorname*{argmax}_{y \in \Delta} \; \langle y, x \rangle - \gamma\,\Omega(y)
 
-    Derivatives, second ones and forward mode among them, are those of the solution. They reach the parameters of an Omega
-    that is a module; tensors that a function closes over get none. The work of a step grows with the cube of the support:
-    beyond some hundreds of entries, prefer a mapping that has its own formula.
+    where x are the scores of a row and Delta is the probability simplex.
+
+    Omega is called with points (rows, d) of the simplex, whose entries are at least 1e-12. They are in float64 if
+    Omega's own tensors allow it, else in the scores' dtype. Omega must treat all rows alike. The solution is unique if
+    Omega is strictly convex. Masked entries are left out, so rows may be shorter than d.
+
+    Derivatives are the solution's, by implicit differentiation, including second ones and forward mode. The parameters
+    of an Omega that is a module get a gradient; tensors that a function closes over get none. The cost of a step grows
+    with the cube of the support size: beyond some hundreds of entries, prefer a mapping that has its own formula.
 
     Args:
         scores: floating tensor; length d along ``dim``.
-        omega: convex function of points (..., d) that returns (...), in torch operations that can be differentiated twice
-            (three times for second derivatives of the mapping).
+        omega: convex function of points (..., d) that returns (...), in torch operations that can be differentiated
+            twice (three times for second derivatives of the mapping).
         gamma: strength of the regularizer, > 0.
         dim: dimension along which to map.
         mask: boolean, broadcastable to ``scores``; True where an entry is allowed.
-        max_iter: most steps a row takes; a warning tells when they were too few.
-        tol: residual ``||y - P(y - (gamma grad Omega(y) - x))||`` that a row must reach, P the projection onto the simplex.
-            Steps go on for as long as they help.
+        max_iter: maximum number of steps for a row; if it is reached, there is a warning.
+        tol: residual ``||y - P(y - (gamma grad Omega(y) - x))||`` that a row must reach, P the projection onto the
+            simplex. Steps continue beyond it as long as the residual decreases.
 
     Returns:
         Tensor of the scores' shape and dtype.
 
     Raises:
-        ConfigurationError: if ``omega`` is not callable or does not return one number per row. Also for a ``max_iter`` below
-            1, a ``gamma`` or ``tol`` that is not positive, scores that are not floating, or a mask of another shape.
+        ConfigurationError: if ``omega`` is not callable or does not return one number per row. Also for a ``max_iter``
+            below 1, a ``gamma`` or ``tol`` that is not positive, scores that are not floating, or a mask of another
+            shape.
 
     Source: Niculae & Blondel (2017), A Regularized Framework for Sparse and Structured Neural Attention, section 3 and
     Proposition 1.
@@ -163,24 +168,24 @@ def regularized_argmax(
 
 @ranges(max_iter=Count(), tol=POSITIVE)
 class RegularizedArgmax(SparseMapping):
-    """The mapping of any smooth convex Omega, as a layer: for regularizers that have no formula of their own.
+    """Layer that computes the regularized argmax of any smooth convex Omega, for regularizers without a formula of their own.
 
     A call solves one problem for each number of allowed entries among its rows, and a problem takes thousands of small
-    operations, however few its rows are. A recurrent decoder calls the mapping once for each target position, so with sources
-    of different lengths it trains more than ten times slower than with a mapping that has a formula. Batches of sources of
-    equal length, or a Transformer, need fewer calls.
+    operations, however few its rows are. A recurrent decoder calls the mapping once for each target position, so with
+    sources of different lengths it trains more than ten times slower than with a closed-form mapping. Batches of
+    sources of equal length, or a Transformer, need fewer calls.
 
     Args:
         omega: convex function of points (..., d) that returns (...) and can be differentiated twice, as
             :func:`regularized_argmax` describes it. A module's parameters are learnt with the layer.
         gamma: strength of the regularizer, > 0.
         dim: dimension along which to map.
-        max_iter: most steps a row takes; a warning tells when they were too few.
-        tol: residual that a row must reach.
+        max_iter: maximum number of steps for a row; if it is reached, there is a warning.
+        tol: residual that a row must reach; see :func:`regularized_argmax`.
 
     Raises:
-        ConfigurationError: if ``omega`` is not callable, ``max_iter`` is not an integer >= 1, or ``gamma`` or ``tol`` is not a
-            positive, finite number.
+        ConfigurationError: if ``omega`` is not callable, ``max_iter`` is not an integer >= 1, or ``gamma`` or ``tol``
+            is not a positive, finite number.
 
     Source: Niculae & Blondel (2017), A Regularized Framework for Sparse and Structured Neural Attention.
 
@@ -210,17 +215,17 @@ class RegularizedArgmax(SparseMapping):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return instances whose results are dense, and sparse ones."""
+        """Return instances for the shared tests, with dense and with sparse results."""
         return [cls(_NegativeEntropy()), cls(_SquaredNorm(2.0), gamma=0.5), cls(_SquaredNorm(1.5))]
 
     def map(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
-        """See :func:`regularized_argmax`."""
+        """Map the scores along ``dim``; see :func:`regularized_argmax`."""
         return regularized_argmax(
             scores, self.omega, gamma=self.gamma, dim=dim, mask=mask, max_iter=self.max_iter, tol=self.tol
         )
 
     def regularizer(self, y: Tensor, dim: int = -1, allowed: Tensor | None = None) -> Tensor:
-        """Return Omega of the allowed entries."""
+        """Return Omega evaluated on the allowed entries of y."""
         value: Tensor = _of_allowed(self.omega, y, dim, allowed)
         return value
 

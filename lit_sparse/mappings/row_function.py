@@ -24,13 +24,13 @@ NO_GRADIENTS = (None,) * 16
 
 
 class RowFunction:
-    """Base of differentiable functions of tensors (..., d) that treat every row alike.
+    """Base class of differentiable functions of tensors (..., d) that treat every row alike.
 
-    A subclass gives ``kernel``, which computes ``y`` from ``(x, *args)``, or ``(y, *auxiliary)`` with facts about ``y``
-    that its derivative needs, such as its runs; and ``jvp``. Call it by :meth:`along`.
+    A subclass implements ``jvp`` and ``kernel``, which computes ``y`` from ``(x, *args)``, or ``(y, *auxiliary)`` with
+    facts about ``y`` that its derivative needs, such as its runs. Call it by :meth:`along`.
 
-    The derivative is taken in ``x``, and in ``args[0]``, if it is a tensor, where the subclass gives :meth:`parameter_jvp`. All
-    other arguments are numbers.
+    There is a derivative in ``x``, and in ``args[0]`` if it is a tensor and the subclass implements
+    :meth:`parameter_jvp`. All other arguments are numbers.
     """
 
     #: Function that computes the result from (x, *args): a RowKernel, or a static method.
@@ -46,14 +46,16 @@ class RowFunction:
 
     @staticmethod
     def product_arguments(*args: Any) -> tuple[Any, ...]:
-        """Return which arguments of :meth:`jvp` after ``y`` the kernel of the product takes."""
+        """Return the arguments of :meth:`jvp` after ``y`` that the kernel of the product J v needs."""
         return args
 
     @classmethod
     def jvp(cls, v: Tensor, y: Tensor, *args: Any) -> Tensor:
-        """Return J v (..., d) in plain torch operations, differentiable in ``v``, ``y`` and tensors that are not auxiliary.
+        """Return the product J v (..., d) of the Jacobian at y in plain torch operations that can be differentiated.
 
-        A subclass without :attr:`product` implements it, as a static method or a class method.
+        Differentiable in ``v``, ``y`` and tensors that are not auxiliary.
+
+        A subclass without the attribute ``product`` implements it, as a static method or a class method.
 
         Args:
             v: (..., d) direction.
@@ -64,12 +66,12 @@ class RowFunction:
 
     @classmethod
     def vjp(cls, v: Tensor, y: Tensor, *args: Any) -> Tensor:
-        """Return J^T v; the same as J v, for the gradient of a convex function has a symmetric Jacobian."""
+        """Return the product J^T v: by default J v, since the gradient of a convex function has a symmetric Jacobian."""
         return cls.jvp(v, y, *args)
 
     @classmethod
     def last_vjp(cls, v: Tensor, y: Tensor, *args: Any) -> Tensor:
-        """Return J^T v where no derivative of it is needed: by the kernel, if there is one."""
+        """Return the product J^T v where no derivative of it is needed, by the compiled kernel if there is one."""
         if cls.product is None:
             return _wide_call(cls.vjp, v, y, *args)
         return cls.product(v, y, *cls.product_arguments(*args))  # type: ignore[no-any-return]
@@ -90,14 +92,15 @@ class RowFunction:
         options: tuple[Any, ...] = (),
         shift: bool = True,
     ) -> Tensor:
-        """Return the result along a dimension, eagerly or in a graph.
+        """Return the function of all rows along a dimension, in eager mode or in a compiled graph.
 
         Args:
             scores: floating tensor; length d along ``dim``.
-            mask: boolean, broadcastable to ``scores``; True where an entry is allowed. Forbidden ones are -inf to the kernel.
+            mask: boolean, broadcastable to ``scores``; True where an entry is allowed. Forbidden ones are -inf to the
+                kernel.
             dim: dimension along which to apply the function.
             parameters: of rows: numbers, or tensors that broadcast to the scores with size 1 along ``dim``.
-            gamma: strength by which the scores are divided; None for a function without.
+            gamma: strength by which the scores are divided; None for a function without one.
             options: further arguments, the same for all rows. The kernel is called with
                 ``(x, *parameters, gamma, *options)``, without gamma if it is None.
             shift: whether adding a constant to all scores of a row changes nothing.
@@ -121,7 +124,7 @@ class RowFunction:
 
     @classmethod
     def value_traced(cls, x: Tensor, *args: Any) -> Tensor:
-        """Return the result for an exported program without derivatives: one opaque operator alone."""
+        """Return the function's value as a single opaque operator, for an exported program without derivatives."""
         if x.shape[-1] == 0:
             return x
         result = cls.kernel.traced(x, *args)
@@ -129,17 +132,17 @@ class RowFunction:
 
     @classmethod
     def traced(cls, x: Tensor, *args: Any, gamma: float | None = None, shift: bool = True) -> Tensor:
-        """Return the same for ``torch.compile`` and ``torch.export``: one opaque operator, and plain operations around it.
+        """Return the function's value for ``torch.compile`` and ``torch.export``: an opaque operator within plain operations.
 
-        The operator sees detached tensors. They are differentiated as a Taylor polynomial around them, right to second
-        order, whose value is the operator's.
+        The operator gets detached tensors. Its result is differentiated as a Taylor polynomial around them, which is
+        correct up to second order and has the operator's value.
 
         Args:
             x: (..., d) scores.
             args: the function's other arguments.
-            gamma: strength to divide the scores by, the function being called with strength 1: a number that a graph computes
-                would be frozen in the operator.
-            shift: whether the largest score may be taken off first, for a function that shifts do not change.
+            gamma: strength to divide the scores by, the function being called with strength 1: a number that a graph
+                computes would be frozen in the operator.
+            shift: whether the largest score may be subtracted first, for a function that shifts do not change.
         """
         if x.shape[-1] == 0:
             return x
@@ -252,7 +255,7 @@ class _Derivative(torch.autograd.Function):
 
 
 def constant_in(y: Tensor, grad: Tensor) -> Tensor:
-    """Return a gradient that has the derivative zero in ``y``, where a graph is made of it, rather than none.
+    """Return a gradient that has a zero derivative in ``y``, instead of none, where a graph of it is recorded.
 
     A penalty on the gradient of a piecewise linear function can then be differentiated, as with torch's ReLU.
     """

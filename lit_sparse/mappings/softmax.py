@@ -70,9 +70,12 @@ def _plain(x: Tensor, gamma: float) -> Tensor:
 
 
 def softmax(scores: Tensor, *, gamma: float = 1.0, dim: int = -1, mask: Tensor | None = None) -> Tensor:
-    """Return ``exp(x / gamma)``, normalized along ``dim``.
+    r"""Return the softmax of ``scores / gamma`` along ``dim``; zeros at masked entries and where nothing is allowed.
 
-    ``y = argmax_{y in simplex} <y, x> - gamma * sum_i y_i log y_i``
+    .. math:: y = \frac{e^{x / \gamma}}{\sum_i e^{x_i / \gamma}}
+        = \operatorname*{argmax}_{y \in \Delta} \; \langle y, x \rangle - \gamma \sum_i y_i \ln y_i
+
+    where x are the scores of a row and Delta is the probability simplex.
 
     Args:
         scores: floating tensor; length d along ``dim``.
@@ -91,7 +94,9 @@ def softmax(scores: Tensor, *, gamma: float = 1.0, dim: int = -1, mask: Tensor |
 
 
 class Softmax(SparseMapping):
-    """Softmax as a mapping: dense, with a mask, and zero on rows where nothing is allowed.
+    """Layer that computes softmax, with a mask, and zeros on rows where nothing is allowed.
+
+    For the formula, see :func:`~lit_sparse.mappings.functional.softmax`.
 
     Args:
         gamma: strength of the regularizer ``sum y log y`` (the temperature), > 0.
@@ -110,10 +115,10 @@ class Softmax(SparseMapping):
     sparse = False
 
     def map(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
-        """See :func:`softmax`."""
+        """Map the scores along ``dim``; see :func:`softmax`."""
         return softmax(scores, gamma=self.gamma, dim=dim, mask=mask)
 
     def regularizer(self, y: Tensor, dim: int = -1, allowed: Tensor | None = None) -> Tensor:
-        """Return the negative entropy ``sum y log y``."""
+        """Return Omega(y), the negative entropy ``sum y log y``."""
         entropy: Tensor = torch.special.entr(y).sum(dim)
         return -entropy

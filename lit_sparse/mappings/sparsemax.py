@@ -18,21 +18,24 @@ ALL = (0,)  # entries take part
 
 
 class Project(RowFunction):
-    """Projection of rows / gamma onto the simplex; with k > 0, of the k largest entries only."""
+    """Projection of the rows of x / gamma onto the simplex; with k > 0, of the k largest entries only."""
 
     kernel = project_simplex
     product = center_on_support
 
     @staticmethod
     def product_arguments(*args: Any) -> tuple[Any, ...]:
-        """Return gamma."""
+        """Return gamma, the only argument that the product of the Jacobian with a vector needs."""
         return args[:1]
 
 
 def sparsemax(scores: Tensor, *, gamma: float = 1.0, dim: int = -1, mask: Tensor | None = None) -> Tensor:
-    """Project ``scores / gamma`` onto the probability simplex.
+    r"""Return sparsemax of the scores: the Euclidean projection of ``scores / gamma`` onto the probability simplex.
 
-    ``y = argmax_{y in simplex} <y, x> - gamma / 2 ||y||^2 = (x / gamma - tau)_+``
+    .. math:: y = \operatorname*{argmax}_{y \in \Delta} \; \langle y, x \rangle - \tfrac{\gamma}{2} \lVert y \rVert^2
+        = [x / \gamma - \tau]_+
+
+    where x are the scores of a row, Delta is the probability simplex and tau the threshold at which y sums to one.
 
     Args:
         scores: floating tensor; length d along ``dim``.
@@ -53,7 +56,9 @@ def sparsemax(scores: Tensor, *, gamma: float = 1.0, dim: int = -1, mask: Tensor
 
 
 class Sparsemax(SparseMapping):
-    """Sparsemax as a layer: a sparse, exact alternative to softmax.
+    """Layer that computes sparsemax, a sparse alternative to softmax with exact zeros.
+
+    For the formula, see :func:`~lit_sparse.mappings.functional.sparsemax`.
 
     Args:
         gamma: strength of the regularizer ``1/2 ||y||^2``, > 0. Larger values give larger supports.
@@ -76,9 +81,9 @@ class Sparsemax(SparseMapping):
         return Threshold(2.0, gamma=self.gamma)
 
     def map(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
-        """See :func:`sparsemax`."""
+        """Map the scores along ``dim``; see :func:`sparsemax`."""
         return sparsemax(scores, gamma=self.gamma, dim=dim, mask=mask)
 
     def regularizer(self, y: Tensor, dim: int = -1, allowed: Tensor | None = None) -> Tensor:
-        """Return ``1/2 ||y||^2``."""
+        """Return Omega(y) = ``1/2 ||y||^2``."""
         return 0.5 * y.square().sum(dim)

@@ -16,13 +16,17 @@ __all__ = ["TopKEntmax", "TopKSparsemax", "topk_entmax", "topk_sparsemax"]
 
 
 def topk_sparsemax(scores: Tensor, k: int, *, gamma: float = 1.0, dim: int = -1, mask: Tensor | None = None) -> Tensor:
-    """Project the k largest entries of ``scores / gamma`` onto the simplex; all others get zero.
+    r"""Return the projection of the k largest entries of ``scores / gamma`` onto the simplex, and zero elsewhere.
 
-    It equals sparsemax if the support of sparsemax has at most k entries.
+    .. math:: y = \operatorname*{argmax}_{y \in \Delta,\; \lVert y \rVert_0 \le k} \; \langle y, x \rangle
+        - \tfrac{\gamma}{2} \lVert y \rVert^2
+
+    where x are the scores of a row and Delta is the probability simplex. It equals sparsemax if the support of
+    sparsemax has at most k entries.
 
     Args:
         scores: floating tensor; length d along ``dim``.
-        k: largest support, >= 1; more than the allowed entries means all of them. Ties go to the lowest index.
+        k: maximum support size, >= 1; more than the allowed entries means all of them. Ties go to the lowest index.
         gamma: strength of the regularizer, > 0.
         dim: dimension along which to map.
         mask: boolean, broadcastable to ``scores``; True where an entry is allowed.
@@ -31,8 +35,8 @@ def topk_sparsemax(scores: Tensor, k: int, *, gamma: float = 1.0, dim: int = -1,
         Tensor of the scores' shape and dtype, with at most k entries above zero in each row.
 
     Raises:
-        ConfigurationError: if ``k`` is not an integer >= 1, ``gamma`` is not positive, the scores are not floating, or the
-            mask does not fit.
+        ConfigurationError: if ``k`` is not an integer >= 1, ``gamma`` is not positive, the scores are not floating, or
+            the mask does not fit.
 
     Source: Correia, Niculae, Aziz & Martins (2020), Efficient Marginalization of Discrete and Structured Latent Variables
     via Sparsity, section 4.1.
@@ -43,17 +47,20 @@ def topk_sparsemax(scores: Tensor, k: int, *, gamma: float = 1.0, dim: int = -1,
 
 @ranges(k=Count())
 class TopKSparsemax(SparseMapping):
-    """Sparsemax over the k largest scores, as a layer.
+    """Layer that computes sparsemax of the k largest scores, with zeros elsewhere.
+
+    For the formula, see :func:`~lit_sparse.mappings.functional.topk_sparsemax`.
 
     Args:
-        k: largest support, >= 1; more than the allowed entries means all of them.
+        k: maximum support size, >= 1; more than the allowed entries means all of them.
         gamma: strength of the regularizer ``1/2 ||y||^2``, > 0.
         dim: dimension along which to map.
 
     Raises:
         ConfigurationError: if ``k`` is not an integer >= 1 or ``gamma`` is not a positive, finite number.
 
-    Source: Correia, Niculae, Aziz & Martins (2020).
+    Source: Correia, Niculae, Aziz & Martins (2020), Efficient Marginalization of Discrete and Structured Latent Variables
+    via Sparsity.
 
     Example:
         >>> import torch
@@ -68,7 +75,7 @@ class TopKSparsemax(SparseMapping):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return instances with a small k, k = 1, and one that rarely cuts."""
+        """Return instances for the shared tests: a small k, k = 1, and one that rarely cuts."""
         return [cls(3), cls(1, gamma=0.5), cls(50, gamma=2.0)]
 
     @override
@@ -76,11 +83,11 @@ class TopKSparsemax(SparseMapping):
         return Threshold(2.0, self.k, self.gamma)
 
     def map(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
-        """See :func:`topk_sparsemax`."""
+        """Map the scores along ``dim``; see :func:`topk_sparsemax`."""
         return topk_sparsemax(scores, self.k, gamma=self.gamma, dim=dim, mask=mask)
 
     def regularizer(self, y: Tensor, dim: int = -1, allowed: Tensor | None = None) -> Tensor:
-        """Return ``1/2 ||y||^2``, inf for more than k entries above zero."""
+        """Return Omega(y) = ``1/2 ||y||^2``; inf for more than k entries above zero."""
         size = (y != 0).sum(dim)
         return torch.where(size > self.k, torch.inf, 0.5 * y.square().sum(dim))
 
@@ -88,12 +95,16 @@ class TopKSparsemax(SparseMapping):
 def topk_entmax(
     scores: Tensor, k: int, alpha: float = 1.5, *, gamma: float = 1.0, dim: int = -1, mask: Tensor | None = None
 ) -> Tensor:
-    """Return alpha-entmax of the k largest scores; all others get zero.
+    r"""Return alpha-entmax of the k largest scores; all others get zero.
+
+    .. math:: y_S = \operatorname{entmax}_\alpha(x_S / \gamma), \qquad y_i = 0 \;\text{ for }\; i \notin S
+
+    where S holds the k largest scores of a row; see :func:`~lit_sparse.mappings.functional.entmax`.
 
     Args:
         scores: floating tensor; length d along ``dim``.
-        k: largest support, >= 1; more than the allowed entries means all of them. Ties go to the lowest index.
-        alpha: of the entmax, > 1.
+        k: maximum support size, >= 1; more than the allowed entries means all of them. Ties go to the lowest index.
+        alpha: exponent of the entmax, > 1.
         gamma: strength of the regularizer, > 0.
         dim: dimension along which to map.
         mask: boolean, broadcastable to ``scores``; True where an entry is allowed.
@@ -118,11 +129,13 @@ def topk_entmax(
 
 @ranges(k=Count(), alpha=Number(1.0, LARGEST, open_low=True))
 class TopKEntmax(SparseMapping):
-    """alpha-entmax over the k largest scores, as a layer; with alpha = 2 it is :class:`TopKSparsemax`.
+    """Layer that computes alpha-entmax of the k largest scores; with alpha = 2 it is :class:`TopKSparsemax`.
+
+    For the formula, see :func:`~lit_sparse.mappings.functional.topk_entmax`.
 
     Args:
-        k: largest support, >= 1; more than the allowed entries means all of them.
-        alpha: of the entmax, > 1.
+        k: maximum support size, >= 1; more than the allowed entries means all of them.
+        alpha: exponent of the entmax, > 1.
         gamma: strength of the regularizer, > 0.
         dim: dimension along which to map.
 
@@ -141,13 +154,13 @@ class TopKEntmax(SparseMapping):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return instances with a small k, k = 1, and one that rarely cuts."""
+        """Return instances for the shared tests: a small k, k = 1, and one that rarely cuts."""
         return [cls(3), cls(1, 1.25, gamma=0.5), cls(50, gamma=2.0)]
 
     def map(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
-        """See :func:`topk_entmax`."""
+        """Map the scores along ``dim``; see :func:`topk_entmax`."""
         return topk_entmax(scores, self.k, self.alpha, gamma=self.gamma, dim=dim, mask=mask)
 
     def regularizer(self, y: Tensor, dim: int = -1, allowed: Tensor | None = None) -> Tensor:
-        """Return the negative Tsallis entropy, inf for more than k entries above zero."""
+        """Return Omega(y), the negative Tsallis entropy; inf for more than k entries above zero."""
         return torch.where((y != 0).sum(dim) > self.k, torch.inf, tsallis(y, self.alpha, dim))

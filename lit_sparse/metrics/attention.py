@@ -14,7 +14,7 @@ __all__ = ["group_counts", "support_sizes", "tied_groups"]
 
 @checked
 def support_sizes(weights: Tensor, allowed: Tensor | None = None) -> Tensor:
-    """Return the number of nonzero entries of each row, (...,) int64.
+    """Return the support size of each row of weights, the number of nonzero entries, (...,) int64.
 
     In all functions here, entries that are not finite count as zero: a row of NaN has an empty support.
 
@@ -31,10 +31,10 @@ def support_sizes(weights: Tensor, allowed: Tensor | None = None) -> Tensor:
 
 @checked
 def group_counts(weights: Tensor, allowed: Tensor | None = None) -> Tensor:
-    """Return the number of groups of fused neighbours in each row, (...,) int64.
+    """Return the number of groups of neighbours with equal nonzero weights in each row, (...,) int64.
 
-    A group is a maximal run of neighbours with exactly the same nonzero weight; a single entry is a group, too. A position that
-    is not allowed ends a run, because fusedmax fuses only neighbours in the original sequence.
+    A group is a maximal run of neighbours with exactly the same nonzero weight; a single entry is a group, too. A masked
+    position ends a run, because fusedmax fuses only neighbours in the original sequence.
 
     Args:
         weights: (..., S).

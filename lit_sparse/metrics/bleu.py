@@ -29,16 +29,16 @@ ORDERS = 4
 
 
 class Bleu(TextMetric):
-    r"""Corpus BLEU between 0 and 100, bit for bit equal to ``sacrebleu.metrics.BLEU().corpus_score``.
+    r"""Corpus BLEU between 0 and 100, exactly equal to ``sacrebleu.metrics.BLEU().corpus_score``.
 
     .. math:: BLEU = BP \exp\Big(\frac{1}{4} \sum_{n=1}^4 \log \mathrm{precision}_n\Big)
 
     The n-grams are counted over all inputs. The brevity penalty is ``BP = min(1, exp(1 - reference length / hypothesis
     length))``.
 
-    Scores published before sacrebleu are of lower-cased Moses tokens. ``Bleu("moses", lowercase=True, name="bleu_paper")``
-    tokenizes plain texts as ``tokenizer.perl -a -no-escape`` does: a hyphen within a word becomes the token ``@-@``. For texts
-    that are Moses tokens already use ``tokenize="none"``.
+    Before sacrebleu, BLEU was usually computed on lower-cased Moses tokens. ``Bleu("moses", lowercase=True,
+    name="bleu_paper")`` tokenizes plain texts as ``tokenizer.perl -a -no-escape`` does: a hyphen within a word becomes the
+    token ``@-@``. For texts that are already Moses tokens, use ``tokenize="none"``.
 
     Args:
         tokenize: tokenizer of sacrebleu, such as ``13a``, ``none``, ``intl``, ``char``, ``zh``; or ``moses``.
@@ -152,7 +152,7 @@ class ChrF(TextMetric):
 
 
 class PairedBootstrap(NamedTuple):
-    """Difference between the scores of systems A and B, and its significance."""
+    """Result of :func:`paired_bootstrap`: the difference between the scores of systems A and B, and its significance."""
 
     difference: float
     """Score of A minus score of B."""
@@ -179,15 +179,14 @@ def paired_bootstrap(
     seed: int = 0,
     key: str | None = None,
 ) -> PairedBootstrap:
-    """Test whether the choice of test inputs explains the difference between two systems.
+    """Return the difference between two systems' scores, with its p-value and confidence interval by the paired bootstrap.
 
-    The same inputs are drawn with replacement for both systems, as many as given, and scored from their statistics without
-    reading a text twice. Let d be the difference and d_s that of sample s. Then
-    ``p = (1 + number of s with |d_s| - mean |d_s| >= |d|) / (1 + samples)``. This is sacrebleu's p-value except that ties
-    count as evidence for chance, so a system compared with itself is never significant. It is smaller than the one-sided share
-    ``(1 + number of s with d d_s <= 0) / (1 + samples)`` if the resampled differences vary little beside their mean. The
-    interval leaves out the ``samples // 40`` lowest and highest d_s. All three tell how far other test inputs would change the
-    result, and nothing of other seeds in training.
+    The same inputs are sampled with replacement for both systems, as many as given, and scored from statistics computed
+    once. With d the difference and d_s the difference in sample s, ``p = (1 + number of s with |d_s| - mean |d_s| >= |d|) /
+    (1 + samples)``. This is sacrebleu's p-value except that ties count as evidence for chance, so a system compared with
+    itself is never significant. It is smaller than the one-sided share ``(1 + number of s with d d_s <= 0) / (1 +
+    samples)`` if the resampled differences vary little beside their mean. The interval leaves out the ``samples // 40``
+    lowest and highest d_s. These numbers describe the variation over test inputs, not over training seeds.
 
     Args:
         metric: metric to compare by, such as ``Bleu()`` or ``Rouge()``; only its arguments are used.
@@ -231,9 +230,9 @@ def resampled_scores(
     seed: int = 0,
     key: str | None = None,
 ) -> list[float]:
-    """Return the score of a system, and those of resamples of its inputs, the same ones for every system.
+    """Return the score of a system, and its scores on resampled inputs, which are the same for every system.
 
-    The arguments are those of :func:`paired_bootstrap`.
+    For the arguments, see :func:`paired_bootstrap`.
     """
     check_count("samples", samples)
     generator = np.random.default_rng(check_count("seed", seed, 0))
@@ -250,7 +249,7 @@ def resampled_scores(
 
 
 def compare_resampled(a: Sequence[float], b: Sequence[float]) -> PairedBootstrap:
-    """Return the difference of two systems from what :func:`resampled_scores` gave of each."""
+    """Return the paired bootstrap of two systems, given what :func:`resampled_scores` returned for each."""
     differences, samples = np.subtract(a[1:], b[1:]), len(a) - 1
     sizes = np.abs(differences)
     beyond = int(np.sum(sizes - sizes.mean() >= abs(a[0] - b[0])))

@@ -16,7 +16,9 @@ __all__ = ["CountHistogram", "DecoderCalls", "SupportSize"]
 
 @ranges(max_count=INPUTS)
 class CountHistogram(ExactMetric):
-    """Integer histogram of one count per decision, with exact percentiles over any number of processes.
+    """Metric: mean, percentiles and total of one count per decision, from an integer histogram.
+
+    Percentiles are exact over any number of processes.
 
     Args:
         max_count: largest count with its own bin; larger ones share the last bin but enter mean and total exactly.
@@ -43,7 +45,7 @@ class CountHistogram(ExactMetric):
         self.add_state("total", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, counts: Tensor) -> None:
-        """Add the counts of decisions.
+        """Add counts to the histogram.
 
         Args:
             counts: integers >= 0 of any shape, one per decision.
@@ -79,8 +81,8 @@ class CountHistogram(ExactMetric):
 
 
 class SupportSize(CountHistogram):
-    """Number of values of a decision with probability above zero."""
+    """Metric: statistics of the number of values that a decision gives a probability above zero."""
 
 
 class DecoderCalls(CountHistogram):
-    """Number of rows that the decoder evaluated for a decision."""
+    """Metric: statistics of the number of rows that the decoder evaluated for a decision."""

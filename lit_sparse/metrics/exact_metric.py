@@ -19,14 +19,13 @@ __all__ = ["ExactMetric"]
 
 
 class ExactMetric(KeepsArguments, Metric):
-    """A metric whose states keep their dtype when the module that holds it is cast.
+    """Base class of metrics whose states keep their dtype when the module that holds the metric is cast.
 
-    Otherwise ``module.to(torch.bfloat16)``, for example by ``precision="bf16-true"``, would sum in 8 bits, and a mean over more
-    than some hundred examples would be wrong. In a ``MetricCollection`` it shares its states only with metrics of the same
-    class and arguments.
+    Otherwise ``module.to(torch.bfloat16)``, for example by ``precision="bf16-true"``, would sum in 8 bits, and a mean over
+    more than some hundred examples would be wrong. In a ``MetricCollection`` it shares its states only with metrics of the
+    same class and arguments.
 
-    The arguments are the keyword arguments of every metric of torchmetrics, which describes them. A subclass takes them as
-    ``**options``.
+    The arguments are torchmetrics' keyword arguments of every metric, which a subclass accepts as ``**options``.
     """
 
     full_state_update = False
@@ -66,7 +65,7 @@ class ExactMetric(KeepsArguments, Metric):
 
     @override
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Add a batch and return its value; after an error the metric is as before."""
+        """Add a batch and return the metric's value on it; after an error, the metric is unchanged."""
         before = {**vars(self), **self._copy_state_dict()}
         try:
             return super().forward(*args, **kwargs)

@@ -39,10 +39,10 @@ def topographic_similarity(
     input_distance: InputDistance = "cosine",
     message_distance: MessageDistance = "hamming",
 ) -> Tensor:
-    """Return Spearman's correlation between the distances of all pairs of inputs and those of their messages, a scalar.
+    """Return the topographic similarity: Spearman's correlation between distances of pairs of inputs and of their messages.
 
-    Publications use different distances; results are comparable only if both distances are equal. NaN if all inputs, or all
-    messages, are equal.
+    A scalar, NaN if all inputs, or all messages, are equal. Papers use different distances; results are comparable only if
+    both distances agree.
 
     Args:
         inputs: (N, F).
@@ -54,9 +54,9 @@ def topographic_similarity(
     Raises:
         ConfigurationError: for another distance.
 
-    Source: Brighton & Kirby (2006), Understanding Linguistic Evolution by Visualizing the Emergence of Topographic Mappings,
-    doi:10.1162/artl.2006.12.2.229. Lazaridou, Hermann, Tuyls & Clark (2018), Emergence of Linguistic Communication from
-    Referential Games with Symbolic and Pixel Input, arXiv:1804.03984.
+    Source: Brighton & Kirby (2006), Understanding Linguistic Evolution by Visualizing the Emergence of Topographic
+    Mappings, doi:10.1162/artl.2006.12.2.229. Lazaridou, Hermann, Tuyls & Clark (2018), Emergence of Linguistic
+    Communication from Referential Games with Symbolic and Pixel Input, arXiv:1804.03984.
 
     Example:
         >>> alike = topographic_similarity(torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]]), torch.tensor([[3], [3], [5]]))
@@ -106,10 +106,13 @@ def _edit_distances(first: Tensor, second: Tensor) -> Tensor:
 
 @checked
 def positional_disentanglement(attributes: Tensor, messages: Tensor) -> Tensor:
-    """Return how exclusively each position of a message depends on a single attribute, a scalar in [0, 1] (posdis).
+    r"""Return the positional disentanglement (posdis): how exclusively each position depends on one attribute, in [0, 1].
 
-    For each position, the largest mutual information with an attribute minus the second largest, divided by the position's
-    entropy. The mean is over the positions that vary. NaN if none varies, or with fewer than two attributes.
+    .. math:: \operatorname{mean}_j \; \frac{I(m_j; a^{(1)}) - I(m_j; a^{(2)})}{H(m_j)}
+
+    where m_j is the symbol at position j, and a^(1) and a^(2) are the attributes with the largest and second largest mutual
+    information I with it; H is the entropy. The mean is over the positions that vary. NaN if none varies, or with fewer
+    than two attributes.
 
     Args:
         attributes: (N, A) integers, A >= 2.
@@ -127,9 +130,10 @@ def positional_disentanglement(attributes: Tensor, messages: Tensor) -> Tensor:
 
 @checked
 def bag_of_symbols_disentanglement(attributes: Tensor, messages: Tensor) -> Tensor:
-    """Return how exclusively the count of each symbol depends on a single attribute, a scalar in [0, 1] (bosdis).
+    """Return the bag-of-symbols disentanglement (bosdis): how exclusively each symbol's count depends on one attribute.
 
-    Like :func:`positional_disentanglement`, with the same arguments and the counts of symbols in place of positions.
+    A scalar in [0, 1]. For formula and arguments, see :func:`positional_disentanglement`; the counts of symbols take the
+    place of positions.
 
     Source: Chaabouni et al. (2020), Compositionality and Generalization in Emergent Languages, arXiv:2004.09124.
 
@@ -228,7 +232,7 @@ def _check_range(what: str, values: Tensor, size: int | None) -> None:
 
 @ranges(vocabulary=INPUTS, classes=FEATURES)
 class MessageCounts(ExactMetric):
-    """Counts of the symbols sent for inputs of each class, summed over processes.
+    """Metric: entropy of messages, number of used symbols, and information on the class, from counts over all processes.
 
     Args:
         vocabulary: V, number of symbols.
@@ -252,7 +256,7 @@ class MessageCounts(ExactMetric):
         self.add_state("counts", torch.zeros(classes, vocabulary, dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, messages: Tensor, labels: Tensor) -> None:
-        """Add messages.
+        """Add messages and the classes of their inputs.
 
         Args:
             messages: (B,) symbols.
@@ -274,7 +278,7 @@ class MessageCounts(ExactMetric):
         self.counts += torch.bincount(pairs, minlength=classes * vocabulary).view(classes, vocabulary)
 
     def compute(self) -> dict[str, Tensor]:
-        """Return the entropy of the messages, the number of used symbols, and the information on the class, in nats."""
+        """Return the messages' entropy and their information on the class, in nats, and the number of used symbols."""
         of_messages = entropy_of(self.counts.sum(0))
         return {
             "message_entropy": of_messages,
@@ -285,9 +289,11 @@ class MessageCounts(ExactMetric):
 
 @ranges(features=INPUTS, attributes=Count(least=0, most=MOST_INPUTS), length=INPUTS, examples=INPUTS)
 class MessageStructure(ExactMetric):
-    """Topographic similarity, and posdis and bosdis if attributes are known, of the first examples of a split.
+    """Metric: topographic similarity and disentanglement (posdis, bosdis) of the messages of a split's first examples.
 
-    States have a fixed size and are summed over processes, so results do not depend on the number of processes.
+    See :func:`topographic_similarity`, :func:`positional_disentanglement` and :func:`bag_of_symbols_disentanglement`; the
+    latter two need attributes. States have a fixed size and are summed over processes, so results do not depend on their
+    number.
 
     Args:
         features: number of features F of an input.
@@ -335,7 +341,7 @@ class MessageStructure(ExactMetric):
         self.add_state("seen", torch.zeros(examples, dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, index: Tensor, inputs: Tensor, messages: Tensor, attributes: Tensor | None = None) -> None:
-        """Add examples; those whose index is too high are ignored.
+        """Add examples; those whose index is ``examples`` or more are ignored.
 
         Args:
             index: (B,) indices in the split, without repetition.

@@ -17,13 +17,14 @@ __all__ = ["BitsPerDim"]
 
 @ranges(dimensions=Count())
 class BitsPerDim(ExactMetric):
-    """Bits per dimension, ``-log2 p(x) / dimensions``: the mean over examples, and its standard error.
+    """Metric: mean bits per dimension, ``-log2 p(x) / dimensions``, and its standard error.
 
-    If each log p(x) is an estimate from independent samples, with its own standard error, the error of the mean over N examples
-    is ``sqrt(sum of squared errors) / N``. It measures the estimates for these N examples, not the variation between examples.
+    If each log p(x) is an estimate from independent samples, with its own standard error, the error of the mean over N
+    examples is ``sqrt(sum of squared errors) / N``. It measures the estimates for these N examples, not the variation
+    between examples.
 
     Args:
-        dimensions: numbers per example, such as pixels.
+        dimensions: number of dimensions of an example, such as pixels.
         options: keyword arguments of torchmetrics, such as ``sync_on_compute``.
 
     Raises:
@@ -50,14 +51,14 @@ class BitsPerDim(ExactMetric):
         self.add_state("count", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, log_likelihoods: Tensor, standard_errors: Tensor | None = None) -> None:
-        """Add examples.
+        """Add the log-likelihoods of examples.
 
         Args:
             log_likelihoods: (B,) log p(x) in nats.
             standard_errors: (B,) standard error of each estimate, in nats; None for exact values.
 
         Raises:
-            DataError: for standard errors of another shape, or negative ones, which are not looked for on an accelerator.
+            DataError: for standard errors of another shape, or negative ones, which is not checked on an accelerator.
         """
         if standard_errors is not None and standard_errors.shape != log_likelihoods.shape:
             raise DataError(

@@ -16,7 +16,11 @@ __all__ = ["LogMeanExp"]
 
 @ranges(lam=POSITIVE)
 class LogMeanExp(ExactMetric):
-    """``lam log mean exp(loss / lam)`` over all examples, in float64, for any batches and any number of processes.
+    r"""Metric: the objective of Kullback-Leibler robust training, the log-mean-exp of the losses over all examples.
+
+    .. math:: \mathrm{lam} \ln \operatorname{mean} e^{\ell / \mathrm{lam}}
+
+    where l are the losses. Computed in float64, for any batches and any number of processes.
 
     Args:
         lam: temperature, > 0, in units of the loss.

@@ -15,7 +15,7 @@ __all__ = ["GroupMeans", "MeanOverExamples"]
 
 
 class MeanOverExamples(ExactMetric):
-    """Mean of one number per example, summed in float64.
+    """Metric: mean of one number per example, summed in float64.
 
     Args:
         options: keyword arguments of torchmetrics, such as ``sync_on_compute``.
@@ -43,18 +43,18 @@ class MeanOverExamples(ExactMetric):
         self.count += values.numel()
 
     def compute(self) -> Tensor:
-        """Return the mean, NaN without examples."""
+        """Return the mean over all examples, NaN without examples."""
         return self.total / self.count
 
 
 @ranges(max_groups=FEATURES)
 class GroupMeans(ExactMetric):
-    """Mean of one number per example in each group of examples, and the worst of these means.
+    """Metric: mean of one number per example in each group of examples, and the worst of these means.
 
     Args:
-        value: name of the number, for the names of the results.
-        worst: whether the largest or the least mean is the worst.
-        max_groups: largest number of groups.
+        value: name of the averaged quantity, used in the names of the results.
+        worst: ``"max"`` or ``"min"``, whether the largest or the smallest mean is the worst.
+        max_groups: maximum number of groups.
         options: keyword arguments of torchmetrics, such as ``sync_on_compute``.
 
     Raises:
@@ -79,7 +79,7 @@ class GroupMeans(ExactMetric):
 
     @property
     def higher_is_better(self) -> bool:  # type: ignore[override]
-        """Whether the worst mean is the least."""
+        """Whether higher values are better, which is so if the worst mean is the smallest."""
         return self.worst == "min"
 
     def update(self, values: Tensor, groups: Tensor) -> None:

@@ -23,7 +23,11 @@ def _check_rows(width: int, **rows: Tensor) -> None:
 
 @ranges(features=INPUTS)
 class ExplainedVariance(ExactMetric):
-    """Fraction of the variance of vectors that their reconstructions explain, ``1 - sum ||x - made||^2 / sum ||x - mean||^2``.
+    r"""Metric: fraction of the variance of vectors that their reconstructions explain.
+
+    .. math:: 1 - \frac{\sum_n \lVert x_n - \hat x_n \rVert^2}{\sum_n \lVert x_n - \bar x \rVert^2}
+
+    where x_n are the vectors, x_n with a hat their reconstructions, and x with a bar is the mean vector.
 
     Args:
         features: number of entries of a vector.
@@ -67,13 +71,13 @@ class ExplainedVariance(ExactMetric):
         self.count += len(vectors)
 
     def compute(self) -> Tensor:
-        """Return the fraction, NaN without a variance."""
+        """Return the explained fraction of the variance; NaN if the vectors do not vary."""
         return 1 - self.error / (self.squares - self.total.square().sum() / self.count)
 
 
 @ranges(width=INPUTS)
 class DeadFraction(ExactMetric):
-    """Fraction of units that are active for no example.
+    """Metric: fraction of units that are active for no example.
 
     Args:
         width: number of units.
@@ -99,7 +103,7 @@ class DeadFraction(ExactMetric):
         self.add_state("active", torch.zeros(width, dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, activity: Tensor) -> None:
-        """Add the activity (B, width) of examples.
+        """Add the activity (B, width) of a batch of examples.
 
         Raises:
             ConfigurationError: for another shape.
@@ -108,5 +112,5 @@ class DeadFraction(ExactMetric):
         self.active += (activity.detach() != 0).sum(0)
 
     def compute(self) -> Tensor:
-        """Return the fraction."""
+        """Return the fraction of units that were active for no example."""
         return (self.active == 0).double().mean()

@@ -24,7 +24,7 @@ TYPES = re.compile(r"rouge([1-9]|L|W|W155)")
 
 
 class RougeScore(NamedTuple):
-    """Precision, recall and their harmonic mean, between 0 and 1."""
+    """Precision, recall and their harmonic mean F1, between 0 and 1."""
 
     precision: float
     recall: float
@@ -32,7 +32,7 @@ class RougeScore(NamedTuple):
 
 
 class Overlap(NamedTuple):
-    """Overlap of a hypothesis and a reference, in numbers that can be added over references."""
+    """Overlap of a hypothesis and a reference, as counts that can be added over references."""
 
     shared: float
     """Number, or weight, of the common items."""
@@ -44,7 +44,10 @@ class Overlap(NamedTuple):
     """Exponent of a run's length in its weight."""
 
     def score(self) -> RougeScore:
-        """Return ``f^-1(shared / hypothesis)``, ``f^-1(shared / reference)`` with ``f(k) = k^power``, and their F1."""
+        """Return precision, recall and F1 of the overlap.
+
+        Precision is ``f^-1(shared / hypothesis)`` and recall ``f^-1(shared / reference)``, with ``f(k) = k^power``.
+        """
         precision, recall = (
             min(self.shared / total, 1.0) ** (1.0 / self.power) if total else 0.0  # min, because weights are rounded
             for total in (self.hypothesis, self.reference)
@@ -54,7 +57,7 @@ class Overlap(NamedTuple):
 
 
 def first_bytes(text: str, number: int) -> str:
-    """Return the longest prefix of a text with at most the given number of bytes in UTF-8.
+    """Return the longest prefix of a text with at most ``number`` bytes in UTF-8.
 
     Example:
         >>> first_bytes("naïve", 3), first_bytes("naïve", 4)
@@ -66,8 +69,8 @@ def first_bytes(text: str, number: int) -> str:
 def weighted_lcs(hypothesis: Sequence[str], reference: Sequence[str], weight: float = 1.2) -> float:
     """Return the weight of the weighted longest common subsequence, in which a run of k common words weighs ``k^weight``.
 
-    This is the recursion of the paper's section 4, which takes every match that it meets. For ``weight > 1`` and repeated words
-    another subsequence may weigh more.
+    This is the recursion of the paper's section 4, which is greedy: for ``weight > 1`` and repeated words, another
+    subsequence may weigh more.
 
     Args:
         hypothesis: tokens.
@@ -86,7 +89,9 @@ def weighted_lcs(hypothesis: Sequence[str], reference: Sequence[str], weight: fl
 
 
 def rouge_w(hypothesis: Sequence[str], reference: Sequence[str], weight: float = 1.2) -> RougeScore:
-    """Return ROUGE-W: with f(k) = k^weight, ``recall = f^-1(WLCS / f(reference length))``, precision likewise, and F1.
+    """Return the ROUGE-W score of a hypothesis, based on the weighted longest common subsequence (WLCS).
+
+    Recall is ``f^-1(WLCS / f(reference length))`` with ``f(k) = k^weight``, and precision has the hypothesis's length.
 
     Args:
         hypothesis: tokens.
@@ -106,34 +111,34 @@ def rouge_w(hypothesis: Sequence[str], reference: Sequence[str], weight: float =
 def overlaps(
     hypothesis: Sequence[str], reference: Sequence[str], types: Iterable[str], weight: float = 1.2
 ) -> dict[str, Overlap]:
-    """Return the overlap of two texts for each type of ROUGE.
+    """Return the overlap of a hypothesis with a reference for each type of ROUGE.
 
     Args:
         hypothesis: tokens without spaces.
         reference: tokens.
-        types: types as in :class:`Rouge`.
+        types: types of ROUGE; see :class:`Rouge`.
         weight: exponent in ROUGE-W.
 
     Example:
         >>> overlaps("the cat".split(), "the cat sat".split(), ["rouge2"])["rouge2"]
         Overlap(shared=1, hypothesis=1, reference=2, power=1.0)
     """
-    found = {"rougeW": _weighted_overlap, "rougeW155": _overlap_of_script}
-    counted = tuple(kind for kind in types if kind not in found)
+    weighted = {"rougeW": _weighted_overlap, "rougeW155": _overlap_of_script}
+    counted = tuple(kind for kind in types if kind not in weighted)
     scores = _scorer(counted).score(" ".join(reference), " ".join(hypothesis))
-    shared = {}
+    result = {}
     for kind in types:
-        if kind in found:
-            shared[kind] = found[kind](hypothesis, reference, weight)
+        if kind in weighted:
+            result[kind] = weighted[kind](hypothesis, reference, weight)
         else:
             less = 0 if kind == "rougeL" else int(kind[-1]) - 1
             of_hypothesis, of_reference = (max(len(tokens) - less, 0) for tokens in (hypothesis, reference))
-            shared[kind] = Overlap(round(scores[kind].precision * of_hypothesis), of_hypothesis, of_reference)
-    return shared
+            result[kind] = Overlap(round(scores[kind].precision * of_hypothesis), of_hypothesis, of_reference)
+    return result
 
 
 def combine(found: Sequence[Overlap], references: str) -> RougeScore:
-    """Return one score for a hypothesis with several references.
+    """Return one ROUGE score for a hypothesis with several references.
 
     Args:
         found: overlap of the hypothesis with each reference.
@@ -157,32 +162,32 @@ def combine(found: Sequence[Overlap], references: str) -> RougeScore:
 
 @ranges(truncate_bytes=Count(), weight=Number(1.0, 10.0))
 class Rouge(TextMetric):
-    """ROUGE: the mean over inputs of F1, precision and recall, between 0 and 100.
+    """Metric: ROUGE of summaries, the mean over inputs of F1, precision and recall, between 0 and 100.
 
-    ROUGE-1, -2 (.. -9) and -L are those of the package rouge-score; ROUGE-W is :func:`rouge_w`. Each text counts as one
+    ROUGE-1, -2 (.. -9) and -L agree with the package rouge-score; ROUGE-W is :func:`rouge_w`. Each text counts as one
     sentence, as for headlines. Results of ``ROUGE-1.5.5.pl -m -b 75 -w 1.2``, usual for DUC, are comparable with
     ``Rouge(("rouge1", "rouge2", "rougeL", "rougeW155"), 75, references="pooled", use_stemmer=True)``.
 
     Args:
-        types: ``rouge1`` .. ``rouge9`` (n-grams), ``rougeL`` (longest common subsequence), ``rougeW`` (the weighted one, by the
-            paper's formula) and ``rougeW155``, ROUGE-W as the script ROUGE-1.5.5 computes it. The script departs from the
-            formula twice. It detects runs in the reference alone, and it weights the reference's length twice,
+        types: ``rouge1`` .. ``rouge9`` (n-grams), ``rougeL`` (longest common subsequence), ``rougeW`` (the weighted one, by
+            the paper's formula) and ``rougeW155``, ROUGE-W as the script ROUGE-1.5.5 computes it. The script departs from
+            the formula twice. It detects runs in the reference alone, and it weights the reference's length twice,
             ``recall = f^-1(shared / f(f(length)))``, which lowers the recall by more than a third for ten words.
         truncate_bytes: number of bytes read of each text, hypotheses and references alike; None for all. This follows
-            ``ROUGE-1.5.5.pl -b``: its manual mentions only the system's summary, but one routine reads and cuts both, before
-            tokenization, so a word may be cut in half. Table 7 of Niculae & Blondel (2017) confirms it: on Gigaword recall is
-            higher with the limit than without, which shorter hypotheses cannot cause.
-        references: rule for several references. ``average`` takes the mean of their scores. ``best`` takes all three numbers
-            from the reference with the highest F1, the first of equal ones. ``pooled`` divides the overlap with all of them by
-            their total, as in ROUGE-1.5.5 (``-f A``) and in the paper's formula of ROUGE-N.
+            ``ROUGE-1.5.5.pl -b``: its manual mentions only the system's summary, but one routine reads and cuts both,
+            before tokenization, so a word may be cut in half. Table 7 of Niculae & Blondel (2017) confirms it: on Gigaword
+            recall is higher with the limit than without, which shorter hypotheses cannot cause.
+        references: rule for several references. ``average`` is the mean of their scores. ``best`` is the score for the
+            reference with the highest F1, the first of equal ones. ``pooled`` divides the overlap with all of them by their
+            total, as in ROUGE-1.5.5 (``-f A``) and in the paper's formula of ROUGE-N.
         use_stemmer: whether to compare Porter stems of words with more than three letters, as the script's ``-m`` does.
         weight: exponent of a run's length in ROUGE-W, >= 1.
-        name: prefix of the keys; None for ``rouge``, with truncation followed by the bytes, such as ``rouge75``, so that both
-            can be logged together. Keys are ``{name}1`` for F1, ``{name}1_precision``, ``{name}1_recall`` and so on; ``_``
-            follows a name that ends in a digit, as in ``rouge75_1``.
+        name: prefix of the keys; None for ``rouge``, with truncation followed by the bytes, such as ``rouge75``, so that
+            both can be logged together. Keys are ``{name}1`` for F1, ``{name}1_precision``, ``{name}1_recall`` and so on;
+            ``_`` follows a name that ends in a digit, as in ``rouge75_1``.
         tokenizer: ``rouge_score`` lower-cases and keeps runs of a-z and 0-9, as ROUGE-1.5.5 does. It drops all other
-            characters: the ``#`` for digits in Gigaword, and every letter that is not English, and warns once if these are most
-            letters of a reference. ``spaces`` splits at spaces.
+            characters: the ``#`` for digits in Gigaword, and every letter that is not English, and warns once if these are
+            most letters of a reference. ``spaces`` splits at spaces.
         options: keyword arguments of torchmetrics, such as ``sync_on_compute``.
 
     Raises:
@@ -253,7 +258,7 @@ class Rouge(TextMetric):
         return "|".join(f"{key}:{value}" for key, value in fields.items())
 
     def _warn_of_letters(self, texts: Iterable[str]) -> None:
-        """Warn once of a text of which the tokenizer drops most letters."""
+        """Warn, once, if the tokenizer drops most letters of a text."""
         foreign = (text for text in texts if not text.isascii() and _is_mostly_dropped(text))
         if not self._warned and (text := next(foreign, None)) is not None:
             self._warned = True
@@ -265,9 +270,9 @@ class Rouge(TextMetric):
 
     def _tokens(self) -> Callable[[str], list[str]]:
         """Return the function that tokenizes a text."""
-        made = str.split if self.tokenizer == "spaces" else _tokenizer(self.use_stemmer)
+        tokenize = str.split if self.tokenizer == "spaces" else _tokenizer(self.use_stemmer)
         limit = self.truncate_bytes
-        return made if limit is None else lambda text: made(first_bytes(text, limit))
+        return tokenize if limit is None else lambda text: tokenize(first_bytes(text, limit))
 
 
 def _is_mostly_dropped(text: str) -> bool:
@@ -289,12 +294,12 @@ def _check_types(types: Sequence[str]) -> tuple[str, ...]:
 def _tokenizer(use_stemmer: bool) -> Callable[[str], list[str]]:
     from rouge_score.tokenizers import DefaultTokenizer  # type: ignore[import-untyped, unused-ignore]
 
-    made: Callable[[str], list[str]] = DefaultTokenizer(use_stemmer).tokenize
-    return made
+    tokenize: Callable[[str], list[str]] = DefaultTokenizer(use_stemmer).tokenize
+    return tokenize
 
 
 class _Spaces:
-    """Tokenizer for texts that are tokenized already."""
+    """Tokenizer for texts that are already tokenized, which splits at spaces."""
 
     def tokenize(self, text: str) -> list[str]:
         return text.split()
@@ -312,7 +317,7 @@ def _weighted_overlap(hypothesis: Sequence[str], reference: Sequence[str], weigh
 
 
 def _overlap_of_script(hypothesis: Sequence[str], reference: Sequence[str], weight: float) -> Overlap:
-    """Return the counts of ROUGE-1.5.5 for ROUGE-W; see ``rougeW155`` in :class:`Rouge`."""
+    """Return the overlap in ROUGE-W as the script ROUGE-1.5.5 counts it; see ``rougeW155`` in :class:`Rouge`."""
     table = _weighted_table(reference, hypothesis, weight)
     matched = [False] * len(reference)
     i, j = len(reference), len(hypothesis)

@@ -17,7 +17,11 @@ __all__ = ["HoyerSparseness", "hoyer_sparseness"]
 
 @checked
 def hoyer_sparseness(x: Tensor, dim: int | tuple[int, ...] = -1) -> Tensor:
-    """Return ``(sqrt(d) - ||x||_1 / ||x||_2) / (sqrt(d) - 1)`` of vectors of d numbers: 0 for equal magnitudes, 1 for one-hot.
+    r"""Return the Hoyer sparseness of vectors: 0 if all magnitudes are equal, 1 for one-hot vectors.
+
+    .. math:: \frac{\sqrt d - \lVert x \rVert_1 / \lVert x \rVert_2}{\sqrt d - 1}
+
+    where x is a vector of dimension d.
 
     Args:
         x: (..., d, ...) floating.
@@ -50,7 +54,9 @@ def hoyer_sparseness(x: Tensor, dim: int | tuple[int, ...] = -1) -> Tensor:
 
 @ranges(dim=INTEGER)
 class HoyerSparseness(ExactMetric):
-    """Mean Hoyer sparseness of vectors; it leaves out zero vectors and vectors of size 0 or 1, whose sparseness is undefined.
+    """Metric: mean Hoyer sparseness of vectors, see :func:`hoyer_sparseness`; undefined values are left out.
+
+    The sparseness is undefined for zero vectors and for vectors of size 0 or 1.
 
     Args:
         dim: dimension along which the vectors lie.
@@ -80,5 +86,5 @@ class HoyerSparseness(ExactMetric):
         self.count += (~undefined).sum()
 
     def compute(self) -> Tensor:
-        """Return the mean, NaN without vectors."""
+        """Return the mean sparseness, NaN without vectors."""
         return self.total / self.count

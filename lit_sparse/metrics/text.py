@@ -17,10 +17,10 @@ __all__ = ["TextMetric", "check_name", "check_texts"]
 
 
 class TextMetric(ExactMetric, ABC):
-    """Compares hypotheses with references by sums over inputs, equal for any batches and processes.
+    """Base class of metrics of generated text, computed from sums over inputs, whatever the batches and processes.
 
-    A subclass defines the summands (:meth:`statistics`) and computes scores from the sums (:meth:`scores`). Texts stay on the
-    CPU; the sums are on the metric's device. Sums in float64 keep what rounding takes from them in a second row, so that they
+    A subclass defines the summands (:meth:`statistics`) and computes scores from the sums (:meth:`scores`). Texts stay on
+    the CPU; the sums are on the metric's device. Sums in float64 store their rounding errors in a second row, so that they
     are rounded once, at the end.
 
     Args:
@@ -45,7 +45,7 @@ class TextMetric(ExactMetric, ABC):
 
     @abstractmethod
     def statistics(self, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Tensor:
-        """Return the summands (N, K) on the CPU.
+        """Return the summands (N, K) of the metric for each input, on the CPU.
 
         Args:
             hypotheses: N >= 1 texts.
@@ -63,10 +63,10 @@ class TextMetric(ExactMetric, ABC):
 
     @abstractmethod
     def described(self, references: int | None) -> str:
-        """Return the signature for a number of references per input, None if it varies."""
+        """Return the metric's signature for a number of references per input, None if that number varies."""
 
     def update(self, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> None:
-        """Add inputs.
+        """Add hypotheses and their references.
 
         Args:
             hypotheses: N texts, which may be empty.
@@ -92,7 +92,7 @@ class TextMetric(ExactMetric, ABC):
         self.seen += torch.stack([torch.ones_like(numbers), numbers, numbers.square()]).sum(-1).to(self.seen)
 
     def compute(self) -> dict[str, Tensor]:
-        """Return log-key suffixes and their values, float64 scalars; NaN without inputs."""
+        """Return the scores by suffix of their log keys, as float64 scalars; NaN without inputs."""
         seen = self.seen.tolist()
         self._reported = (self.update_count, seen)  # numbers of all processes, for the signature
         scores = self.scores(self.totals.cpu(), max(seen[0], 1))
@@ -105,7 +105,7 @@ class TextMetric(ExactMetric, ABC):
 
     @property
     def totals(self) -> Tensor:
-        """The sums (K,), rounded once."""
+        """The sums (K,) over all inputs, rounded once."""
         return self.sums if self.sums.ndim == 1 else self.sums[0]
 
     def reset(self) -> None:
@@ -115,9 +115,9 @@ class TextMetric(ExactMetric, ABC):
 
     @property
     def signature(self) -> str | None:
-        """Settings that determine the scores, in sacrebleu's form; None without inputs.
+        """Signature of the settings that determine the scores, in sacrebleu's form; None without inputs.
 
-        After :meth:`compute` it describes the inputs of all processes, before that those of this process.
+        After :meth:`compute`, it describes the inputs of all processes; before that, only this process's inputs.
         """
         reported = self._reported
         number, total, squares = reported[1] if reported and reported[0] == self.update_count else self.seen.tolist()
@@ -159,7 +159,7 @@ def check_texts(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) 
 
 
 def check_name(name: str, value: str) -> str:
-    """Return a name for log keys.
+    """Return a name for log keys, after a check.
 
     Raises:
         ConfigurationError: if it is not a nonempty text.

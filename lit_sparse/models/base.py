@@ -53,10 +53,11 @@ GROUP = "group"
 
 
 class LitSparseModule(ObjectiveModule):
-    """Base of the package's LightningModules; a subclass implements :meth:`step`.
+    """Base class of the package's LightningModules; a subclass implements :meth:`step`.
 
     - Means over examples are exact for uneven batches and any number of processes.
-    - Random draws in training are a function of (seed, epoch, batch, process), so a resumed run continues the same draws.
+    - Random numbers in training are a function of (seed, epoch, batch, process), so a resumed run continues the same
+      sequence.
     - Checkpoints describe the model's arguments, and load from Python and from the command line.
     - An epoch logs ``{stage}/{name}`` for each metric of :meth:`configure_metrics`, a stage being ``train``, ``val`` or
       ``test``, ``train/{name}`` for measurements of the risk, and ``{stage}/{count_name}``; every tenth batch logs
@@ -114,18 +115,19 @@ class LitSparseModule(ObjectiveModule):
     def load_from_checkpoint(
         cls, checkpoint_path: Any, *args: Any, trust: Collection[str] = (), weights_only: bool | None = None, **options: Any
     ) -> Self:
-        """Build a model from a checkpoint, as Lightning does, after a check of the names in it.
+        """Return a model built from a checkpoint, as in Lightning, after a check of the class names in it.
 
         Args:
             checkpoint_path: path, or an open file.
-            args: arguments of Lightning's method: ``map_location``, ``hparams_file``, ``strict``.
-            trust: additional import paths that the checkpoint may name. Names of this package, ``torch.nn``, ``torch.optim``
-                and imported modules are always allowed.
+            args: positional arguments of Lightning's method: ``map_location``, ``hparams_file``, ``strict``.
+            trust: additional import paths that the checkpoint may name. Names of this package, ``torch.nn``,
+                ``torch.optim`` and imported modules are always allowed.
             weights_only: False to unpickle the file without these checks, which may run any code.
             options: options of Lightning's method, and arguments of the model in place of the checkpoint's.
 
         Raises:
-            CheckpointError: if it is not a checkpoint, does not fit the model, or names a class that is not allowed.
+            CheckpointError: if the file is not a checkpoint, does not match the model, or names a class that is not
+                allowed.
         """
         options |= dict(zip(("map_location", "hparams_file", "strict"), args, strict=False))
         if weights_only is False:
@@ -133,10 +135,11 @@ class LitSparseModule(ObjectiveModule):
         return load_module(cls, checkpoint_path, trust=trust, **options)
 
     def configure_metrics(self, stage: Stage) -> dict[str, Metric]:
-        """Return the metrics of a stage by name; the base logs them at the end of each epoch.
+        """Return the metrics of a stage by name, which are logged at the end of each epoch.
 
-        The base updates each :class:`lit_sparse.metrics.MeanOverExamples` with ``StepOutput.per_example`` of its name. The
-        step updates all other metrics, through :meth:`stage_metrics`. A metric that computes a dict is logged by its keys.
+        This base class updates each :class:`lit_sparse.metrics.MeanOverExamples` with ``StepOutput.per_example`` of its
+        name. The step updates all other metrics, through :meth:`stage_metrics`. A metric that computes a dict is logged by
+        its keys.
 
         Args:
             stage: ``"train"``, ``"val"`` or ``"test"``.
@@ -152,7 +155,10 @@ class LitSparseModule(ObjectiveModule):
         return copied
 
     def stage_metrics(self, stage: Stage) -> StageMetrics:
-        """Return the metrics of a stage from :meth:`configure_metrics`, on the model's device; each loader has its own."""
+        """Return the metrics of a stage, as declared by :meth:`configure_metrics`, on the model's device.
+
+        Each data loader has its own.
+        """
         name = f"{stage}_metrics_{self._loader}".removesuffix("_0")
         if name not in self._modules:
             declared = check_metrics(self, self.configure_metrics(stage))
@@ -191,7 +197,7 @@ class LitSparseModule(ObjectiveModule):
 
     @property
     def lr(self) -> float:
-        """The learning rate of the optimizer, which ``Tuner.lr_find`` changes; a dual variable with its own rate keeps that."""
+        """Learning rate of the optimizer, which ``Tuner.lr_find`` changes; a dual variable with its own rate keeps that."""
         if self._rate is not None:
             return self._rate
         rate = self.optimizer([nn.Parameter(torch.zeros(1))]).defaults.get("lr")
@@ -209,10 +215,10 @@ class LitSparseModule(ObjectiveModule):
 
     @property
     def configure_model(self) -> Callable[[], None]:
-        """The hook that divides the weights over the processes of a ``ModelParallelStrategy``.
+        """Shard the weights over the processes of a ``ModelParallelStrategy``; do nothing with other strategies.
 
-        With other strategies it is Lightning's own, which does nothing: Lightning asks whether a model overrides the hook, and
-        then warns that its layers are not divided.
+        With other strategies, this attribute is Lightning's own hook, since Lightning warns models that override it without
+        sharding.
         """
         if self.device_mesh is None:
             return super().configure_model
@@ -220,7 +226,7 @@ class LitSparseModule(ObjectiveModule):
 
     @override
     def configure_callbacks(self) -> list[pl.Callback]:
-        """Return callbacks that the trainer lacks: of counts, and of a checkpoint on ``monitor`` in place of Lightning's."""
+        """Return callbacks that the trainer lacks: a logger of counts, and a checkpoint callback that uses ``monitor``."""
         from lit_sparse.callbacks import CountLogger
 
         present: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
@@ -248,13 +254,13 @@ class LitSparseModule(ObjectiveModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip gradients, also for fused optimizers in bf16-mixed."""
+        """Clip gradients, also those of fused optimizers in bf16-mixed, which Lightning refuses."""
         given = (self.trainer.precision_plugin, optimizer, gradient_clip_val, gradient_clip_algorithm)
         if not clip_fused(*given):
             super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def setup(self, stage: str) -> None:
-        """Log the hyper-parameters, and prepare the initial weights of a new run."""
+        """Log the hyperparameters, and prepare the initial weights of a new run."""
         if stage == "fit":
             self._limits = limits_of(self.trainer)
             guard_restoring(self.trainer)
@@ -270,7 +276,7 @@ class LitSparseModule(ObjectiveModule):
             self.initialize(getattr(self.trainer, "datamodule", None))
 
     def initialize(self, data: Any) -> None:
-        """Set weights from the data when a new model begins to train, without ``initial_weights``; by default none.
+        """Initialize weights from the training data in a new run without ``initial_weights``; by default none.
 
         Args:
             data: data module of the training, or None.

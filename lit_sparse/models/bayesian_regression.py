@@ -26,10 +26,12 @@ FITS = ("map", "laplace", "variational")
 
 @ranges(in_features=INPUTS, prior_mean=Number(-MOST, MOST), prior_variance=POSITIVE, num_samples=EXAMPLES, examples=Count())
 class BayesianRegression(LitSparseModule):
-    """Linear predictor with a normal prior and posterior of its coefficients theta.
+    """Bayesian regression with a linear predictor, fitted on mini-batches of all examples or of a weighted coreset.
 
-    With the log-likelihoods L_i of N examples and optional weights w_i of a coreset, the loss of a minibatch is an estimate,
-    in nats per example, of
+    The coefficients theta have a normal prior.
+
+    With the log-likelihoods L_i of N examples and optional weights w_i of a coreset, the loss of a mini-batch is an
+    estimate, in nats per example, of
 
     - ``-(sum_i w_i L_i(theta) + log prior(theta)) / N``, for ``fit="map"`` and ``"laplace"``. The latter then uses the
       Hessian of N times this loss at the coefficients as the precision of a normal posterior. It is computed before each
@@ -50,13 +52,14 @@ class BayesianRegression(LitSparseModule):
         prior_variance: prior variance of each coefficient.
         num_samples: number of samples of the predictor per example.
         examples: N; None for the number in the data module.
-        sample_seed: seed of draws in validation, test and prediction.
+        sample_seed: seed of samples in validation, test and prediction.
         options: risk, optimizer, learning rate scheduler and initial weights; see :class:`LitSparseModule`.
 
     Raises:
         ConfigurationError: for an argument outside its range, or Laplace's approximation with a risk.
 
-    Source: Zhang et al. (2021), Bayesian Coresets, section 5, for the models; MacKay (1992) for Laplace's approximation.
+    Source: Zhang et al. (2021), Bayesian Coresets: Revisiting the Nonconvex Optimization Perspective, section 5, for the
+    models; MacKay (1992), A Practical Bayesian Framework for Backpropagation Networks, for Laplace's approximation.
 
     Example:
         >>> from lit_sparse.coresets import NormalLikelihood
@@ -99,14 +102,14 @@ class BayesianRegression(LitSparseModule):
 
     @property
     def prior(self) -> GaussianPosterior:
-        """The prior of the coefficients."""
+        """Prior distribution of the coefficients."""
         return GaussianPosterior.isotropic(self.in_features, self.prior_variance, self.prior_mean)
 
     def posterior(self) -> GaussianPosterior:
-        """Return the posterior of the coefficients, float64.
+        """Return the posterior distribution of the coefficients, in float64.
 
         Raises:
-            ConfigurationError: with ``fit="map"``, which has none.
+            ConfigurationError: with ``fit="map"``, which does not compute a distribution.
         """
         if self.fit == "map":
             raise ConfigurationError(
@@ -149,7 +152,10 @@ class BayesianRegression(LitSparseModule):
         return StepOutput(nll, penalty=penalty, per_example=per_example)
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """Return ``index`` (B,), the ``mean`` (B,) of the target, and the predictor's ``eta`` (B,) and ``eta_std`` (B,)."""
+        """Return the predictions for a batch as a dict: ``index``, the target's ``mean``, and ``eta`` with its deviation.
+
+        All have shape (B,); ``eta`` is the linear predictor and ``eta_std`` its standard deviation.
+        """
         features = batch["features"]
         eta = self(features)
         deviation = torch.zeros_like(eta) if self.fit == "map" else self._deviation(features)
@@ -157,19 +163,19 @@ class BayesianRegression(LitSparseModule):
         return {"index": batch["index"], "mean": mean, "eta": eta, "eta_std": deviation}
 
     def on_validation_epoch_start(self) -> None:
-        """Compute the curvature for Laplace's approximation."""
+        """Compute the posterior's precision for Laplace's approximation before each validation."""
         super().on_validation_epoch_start()
         if self.fit == "laplace" and self.trainer.state.fn == "fit" and not self.trainer.sanity_checking:
             self.find_covariance()
 
     def on_train_end(self) -> None:
-        """Compute the curvature at the last coefficients."""
+        """Compute the posterior's precision for Laplace's approximation at the final coefficients."""
         super().on_train_end()
         if self.fit == "laplace":
             self.find_covariance()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Store the curvature at the stored coefficients."""
+        """Store the posterior's precision at the stored coefficients."""
         super().on_save_checkpoint(checkpoint)
         if self.fit == "laplace" and self._trainer is not None and self._trainer.training:
             self.find_covariance()

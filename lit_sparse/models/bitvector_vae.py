@@ -35,7 +35,7 @@ DRAWN = 16
     importance_samples=Count(2, MOST_EXAMPLES),
 )
 class BitVectorVAE(LitSparseModule):
-    """A generative model of grey images from D bits, summed out over the sparse support of the posterior.
+    """Variational auto-encoder of images with a latent vector of D bits, summed out over a sparse posterior's support.
 
     An encoder scores the bits of an image x, and the estimator turns the scores into a sparse posterior q(z|x) over the 2^D
     vectors. A decoder computes features of each pixel, and a linear layer that all pixels share gives a categorical
@@ -43,12 +43,12 @@ class BitVectorVAE(LitSparseModule):
 
         E_q[-log p(x|z)] + KL(q(z|x) || p(z)),  KL = D log 2 - H(q(z|x))
 
-    logged as ``nelbo``, and its two terms as ``distortion`` and ``rate``, all in nats per image. Defaults are published
+    logged as ``nelbo``, and its two terms as ``distortion`` and ``rate``, all in nats per image. Defaults are the paper's
     values.
 
-    In the test, ``bits_per_dim`` is ``-log2 p(x) / pixels``. Here p(x) is summed exactly over the support of q and estimated
-    by importance sampling elsewhere, with a correction for the bias of the logarithm; see
-    :func:`lit_sparse.estimators.marginal_likelihood`. The draws for an image are a function of its index.
+    In the test, ``bits_per_dim`` is ``-log2 p(x) / pixels``. Here p(x) is summed exactly over the support of q and
+    estimated by importance sampling elsewhere, with a correction for the bias of the logarithm; see
+    :func:`lit_sparse.estimators.marginal_likelihood`. The samples for an image are a function of its index.
     ``bits_per_dim_standard_error`` is the sampling error of the mean over images, the root of the sum of their squared
     errors divided by their number; see :class:`lit_sparse.metrics.BitsPerDim`.
 
@@ -63,12 +63,12 @@ class BitVectorVAE(LitSparseModule):
         decoder_hidden: widths of the decoder's hidden layers.
         pixel_features: number of features per pixel, the inputs of the shared layer.
         levels: number of grey levels.
-        importance_samples: number of draws per test image, at least 2.
-        sample_seed: seed of these draws.
+        importance_samples: number of importance samples per test image, at least 2.
+        sample_seed: seed of these samples.
         options: risk, optimizer, learning rate scheduler and initial weights; see :class:`LitSparseModule`.
 
     Raises:
-        ConfigurationError: for an estimator over categories, fewer than two draws or levels, or no bits.
+        ConfigurationError: for an estimator over categories, fewer than two samples or levels, or no bits.
 
     Source: Correia, Niculae, Aziz & Martins (2020), Efficient Marginalization of Discrete and Structured Latent Variables
     via Sparsity, section 5.3 and appendix.
@@ -121,7 +121,7 @@ class BitVectorVAE(LitSparseModule):
         return -likelihood
 
     def generate(self, values: Tensor) -> Tensor:
-        """Return the pixels' means (R, P) in [0, 1] for bit vectors (R, D)."""
+        """Return the expected pixels (R, P) in [0, 1] for bit vectors (R, D)."""
         return self.likelihood.mean(self._features(values)) / (self.levels - 1)
 
     @override
@@ -147,7 +147,7 @@ class BitVectorVAE(LitSparseModule):
         )
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """Return ``index`` (B,), ``nelbo`` (B,) and the posterior probability of each bit, ``marginals`` (B, D)."""
+        """Return the predictions for a batch as a dict: ``index`` (B,), ``nelbo`` (B,), and the bits' ``marginals`` (B, D)."""
         out, latent = self._expectation(batch["pixels"])
         if isinstance(self.estimator, Sampler):
             marginals = self(batch["pixels"]).sigmoid()

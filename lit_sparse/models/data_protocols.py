@@ -37,13 +37,13 @@ KEY = "updates"
 
 
 class HasRows(Protocol):
-    """A data module with access to its rows."""
+    """Protocol of a data module that gives access to its rows."""
 
     def size(self, split: Literal["train", "test"]) -> int:
-        """Return the number of rows."""
+        """Return the number of rows of a split."""
 
     def fetch(self, split: Literal["train", "test"], epoch: int, indices: Tensor) -> Batch:
-        """Return the rows at some indices."""
+        """Return the rows of a split at some indices."""
 
 
 def has_rows(data: object) -> TypeGuard[HasRows]:
@@ -52,7 +52,7 @@ def has_rows(data: object) -> TypeGuard[HasRows]:
 
 
 def check_keys(batch: Any, names: Sequence[str], remedy: str) -> None:
-    """Check that a batch has some entries.
+    """Check that a batch is a dict with some entries.
 
     Args:
         batch: the batch.
@@ -60,7 +60,7 @@ def check_keys(batch: Any, names: Sequence[str], remedy: str) -> None:
         remedy: last sentence of the message.
 
     Raises:
-        ConfigurationError: if one is missing.
+        ConfigurationError: if an entry is missing.
     """
     if not isinstance(batch, dict):
         check_batch(batch)
@@ -73,7 +73,7 @@ def check_keys(batch: Any, names: Sequence[str], remedy: str) -> None:
 
 
 def check_entries(batch: Batch, in_features: int) -> None:
-    """Check that a batch has features (B, D) and a target.
+    """Check that a batch has features (B, D) of the right width and a target.
 
     Raises:
         ConfigurationError: if an entry is missing, or D is not ``in_features``.
@@ -87,7 +87,7 @@ def check_entries(batch: Batch, in_features: int) -> None:
 
 
 def check_columns(features: Tensor, in_features: int) -> None:
-    """Check the number of columns of features (B, D) of a regression.
+    """Check that features (B, D) of a regression have ``in_features`` columns.
 
     Raises:
         ConfigurationError: if D is not ``in_features``.
@@ -139,12 +139,12 @@ def size_of(batch: Batch) -> int:
 
 
 def first_update(batch: Any, batch_idx: int) -> int:
-    """Return the number of the first update of a batch in its epoch."""
+    """Return the index, within the epoch, of the first optimizer update of a batch."""
     return batch_idx * int(batch[KEY][0]) if isinstance(batch, dict) and KEY in batch else batch_idx
 
 
 def updates_of(batch: Batch, batch_idx: int) -> list[tuple[int, Batch]]:
-    """Return the number and the examples of each update of a batch, or the batch itself if it is a single one."""
+    """Return the index and the examples of each optimizer update of a batch; a usual batch is a single update."""
     if not isinstance(batch, dict) or KEY not in batch:
         return [(batch_idx, batch)]
     examples = {name: value for name, value in batch.items() if name != KEY}
@@ -154,7 +154,7 @@ def updates_of(batch: Batch, batch_idx: int) -> list[tuple[int, Batch]]:
 
 
 def rows_of(batch: Batch, rows: Tensor) -> Batch:
-    """Return a batch with the examples at ``rows`` (M,) of another."""
+    """Return a batch of the examples at ``rows`` (M,) of another batch."""
     size = size_of(batch)
 
     def chosen(value: Any) -> Any:
@@ -166,10 +166,10 @@ def rows_of(batch: Batch, rows: Tensor) -> Batch:
 
 
 def check_labels(label: Tensor, classes: int) -> None:
-    """Check that the labels (B,) of a batch are classes, if they are on the CPU; negative ones mark unlabelled examples.
+    """Check that labels (B,) on the CPU are classes; negative labels mark unlabelled examples.
 
     Raises:
-        ConfigurationError: for another shape or dtype, or a label that is too large.
+        ConfigurationError: for a wrong shape or dtype, or a label that is too large.
     """
     if label.dim() != 1 or label.is_floating_point():
         raise ConfigurationError(f"Expected whole numbers as labels (B,) but got {label.dtype} {tuple(label.shape)}.")
@@ -180,10 +180,10 @@ def check_labels(label: Tensor, classes: int) -> None:
 
 
 def check_positions(position: Tensor, candidates: int) -> None:
-    """Check that each position (B,) of a target names a candidate, if they are on the CPU.
+    """Check that positions (B,) of targets on the CPU are positions of candidates.
 
     Raises:
-        ConfigurationError: for another shape or dtype, or a position that no candidate has.
+        ConfigurationError: for a wrong shape or dtype, or a position that no candidate has.
     """
     if position.dim() != 1 or position.dtype != torch.int64:
         raise ConfigurationError(f"Expected positions (B,) int64 but got {position.dtype} {tuple(position.shape)}.")
@@ -194,10 +194,10 @@ def check_positions(position: Tensor, candidates: int) -> None:
 
 
 def check_intensities(pixels: Tensor) -> None:
-    """Check that images hold intensities, the means of Bernoulli distributions; this waits for a GPU.
+    """Check that images hold intensities in [0, 1]; this synchronizes a GPU.
 
     Raises:
-        ConfigurationError: if one is outside [0, 1].
+        ConfigurationError: if an intensity is outside [0, 1].
     """
     if bool(((pixels < 0) | (pixels > 1)).any()):  # NaN makes losses NaN, and these name the example
         least, most = (float(end) for end in pixels.aminmax())
@@ -207,18 +207,18 @@ def check_intensities(pixels: Tensor) -> None:
 
 
 def ask(part: nn.Module, role: str, takes: str, returns: str, shapes: Sequence[tuple[int, ...]], *arguments: Tensor) -> Tensor:
-    """Return what a module of a model, which may be the user's, makes of tensors.
+    """Return the result of a module, which may be the user's own, after a check of its shape.
 
     Args:
         part: the module.
-        role: what it is in the model.
-        takes: what the arguments are.
-        returns: what the result is.
-        shapes: the shapes that it may have.
-        arguments: the tensors.
+        role: role of the module in the model, for messages.
+        takes: description of the arguments, for messages.
+        returns: description of the result, for messages.
+        shapes: shapes that the result may have.
+        arguments: tensors that the module is called with.
 
     Raises:
-        ConfigurationError: if the module does not take these tensors, or returns something else.
+        ConfigurationError: if the module does not accept these tensors, or returns something else.
     """
     wanted = f"Expected the {role} {type(part).__name__} to map {takes} to {returns} {shapes[0]}"
     if torch.compiler.is_compiling():

@@ -36,14 +36,14 @@ class _HasVectors(Protocol):
 
 @ranges(vector_size=FEATURES)
 class EntailmentClassifier(TextModule):
-    """Classify whether a hypothesis follows from a premise, with one attention to the premise by any mapping.
+    """Model that classifies whether a hypothesis follows from a premise, with attention to the premise by any mapping.
 
-    The network is :class:`lit_sparse.nn.EntailmentNetwork`. If the data have word vectors, a new model takes them as fixed
-    embeddings; words without a vector get small fixed random vectors, a function of their number. All vectors are in the
+    The network is :class:`lit_sparse.nn.EntailmentNetwork`. If the data have word vectors, a new model uses them as fixed
+    embeddings; words without a vector get small fixed random vectors, a function of their id. All vectors are in the
     checkpoints, so a loaded model needs no file of vectors. Without vectors in the data, the embeddings are trained.
 
-    Logged are ``loss``, the cross-entropy, ``accuracy``, and ``zeros``, the fraction of premise positions with an attention of
-    exactly 0. Support sizes and groups of equal attention weights are measured per pair.
+    Logged are ``loss``, the cross-entropy, ``accuracy``, and ``zeros``, the fraction of premise positions with an attention
+    of exactly 0. Support sizes and groups of equal attention weights are measured per pair.
 
     Batches come from :class:`lit_sparse.data.EntailmentDataModule`.
 
@@ -53,7 +53,7 @@ class EntailmentClassifier(TextModule):
         vector_size: width of the word vectors, as in the data.
         dropout: dropout probability of the projected word vectors and of the last hidden layer.
         gate_bias: number added to the initial bias of the update gates; see the network.
-        labels: names of the classes by their numbers, as in the data.
+        labels: names of the classes, by index, as in the data.
         options: risk, optimizer, learning rate scheduler and initial weights (these include word vectors); see
             :class:`LitSparseModule`.
 
@@ -96,12 +96,12 @@ class EntailmentClassifier(TextModule):
         self.network = EntailmentNetwork(mapping, vector_size, width, len(self.labels), dropout, gate_bias)
 
     def make_layers(self) -> None:
-        """Make the embedding."""
+        """Create the word embedding for the vocabulary."""
         text = self.vocabularies["text"]
         self.words = WordVectors(len(text), self.vector_size, text.pad)
 
     def setup(self, stage: str) -> None:
-        """Set the vocabulary.
+        """Set the vocabulary, and check the labels against the data's.
 
         Raises:
             ConfigurationError: if the labels differ from the data's.
@@ -116,13 +116,13 @@ class EntailmentClassifier(TextModule):
         super().setup(stage)
 
     def initialize(self, data: Any) -> None:
-        """Take the data's word vectors, if they have any."""
+        """Use the word vectors of the data module, if it has any."""
         vectors = data.vectors() if isinstance(data, _HasVectors) else None
         if vectors is not None:
             self.use_vectors(*vectors)
 
     def use_vectors(self, vectors: Tensor, known: Tensor | None = None) -> None:
-        """Set fixed word vectors.
+        """Set fixed word vectors as the embedding.
 
         Args:
             vectors: (V, E) vectors of the words of the vocabulary ``text``.
@@ -145,12 +145,12 @@ class EntailmentClassifier(TextModule):
     def forward(
         self, premise: Tensor, premise_length: Tensor, hypothesis: Tensor, hypothesis_length: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return scores (B, C) of the labels and attention (B, S).
+        """Return scores (B, C) of the labels and attention weights (B, S).
 
         Args:
-            premise: (B, S) numbers of words.
+            premise: (B, S) word ids.
             premise_length: (B,) lengths of the premises.
-            hypothesis: (B, T) numbers of words.
+            hypothesis: (B, T) word ids.
             hypothesis_length: (B,) lengths of the hypotheses.
         """
         self._check_built()
@@ -197,9 +197,10 @@ class EntailmentClassifier(TextModule):
         return output
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
-        """Return ``index`` (B,), the B best labels as ``lines``, and all labels with their probabilities as ``candidates``.
+        """Return the predictions for a batch as a dict: ``index`` (B,), the B best labels ``lines``, and ``candidates``.
 
-        The dict also holds the attention, and the pairs as ``source``, with a tab between premise and hypothesis.
+        ``candidates`` lists all labels with their probabilities. The dict also holds the attention, and the pairs as
+        ``source``, with a tab between premise and hypothesis.
         """
         scores, weights = self._read(batch)
         probabilities, order = scores.softmax(-1).sort(dim=-1, descending=True, stable=True)

@@ -22,7 +22,7 @@ __all__ = ["GeneratingModule", "check_keys"]
 
 
 class GeneratingModule(TextModule):
-    """Base of models from a source text to a target text; a subclass searches for outputs, best first.
+    """Base class of models that generate a target text from a source text; a subclass searches for outputs.
 
     Batches hold ``source`` (B, S), ``source_length`` (B,) and the lines ``source_text``, and in validation and test also
     ``references`` and ``index`` (B,).
@@ -41,7 +41,7 @@ class GeneratingModule(TextModule):
         self._empty: list[bool] = []  # for each output of a test
 
     def setup(self, stage: str) -> None:
-        """Set the vocabularies, and report lower-cased outputs with case-sensitive metrics."""
+        """Set the vocabularies, and warn if outputs are lower-cased but metrics are case-sensitive."""
         super().setup(stage)
         cased = [str(metric.name) for metric in self.metrics if getattr(metric, "lowercase", True) is False]
         target = self.vocabularies.get("target")
@@ -68,7 +68,7 @@ class GeneratingModule(TextModule):
         return self.vocabularies["target"].join(self.tokens_of(hypothesis, source))
 
     def drawn(self, batch: Batch, found: Sequence[Sequence[Hypothesis]]) -> dict[str, Any]:
-        """Return the zero-padded mean attention (B, T, S) of all heads for the best outputs, with source and output tokens."""
+        """Return the attention (B, T, S) of the best outputs, averaged over heads and zero-padded, with both sides' tokens."""
         weights = [best.attention.mean(0) for best, *_ in found]
         attention = torch.zeros(len(found), max(1, *map(len, weights)), batch["source"].shape[1])
         outputs = []
@@ -82,7 +82,7 @@ class GeneratingModule(TextModule):
         }
 
     def scored(self, batch: Batch, found: Sequence[Sequence[Hypothesis]], stage: Stage) -> dict[str, Any]:
-        """Update the metrics of a stage by the best outputs, and return the artifacts for pictures."""
+        """Update the metrics of a stage with the best outputs, and return the artifacts for callbacks to draw."""
         lines = [self.text_of(best, source) for (best, *_), source in zip(found, batch["source_text"], strict=True)]
         for metric in self._scores(stage):
             metric.update(lines, batch["references"])
@@ -96,7 +96,7 @@ class GeneratingModule(TextModule):
         self._empty = []
 
     def on_test_epoch_end(self) -> None:
-        """Log the scores, and report if most outputs are empty."""
+        """Log the scores, and warn if most outputs are empty."""
         super().on_test_epoch_end()
         if 2 * sum(self._empty) > len(self._empty):
             rank_zero_info(
@@ -119,7 +119,7 @@ class GeneratingModule(TextModule):
 
 
 def check_keys(metrics: list[TextMetric]) -> list[TextMetric]:
-    """Return metrics after a check that they log under different names.
+    """Return metrics after a check that no two log under one name.
 
     Raises:
         ConfigurationError: if two log under one name.

@@ -19,16 +19,16 @@ ESTIMATOR, RISK = "estimator.", "risk."
 
 
 def load_initial_weights(model: nn.Module, path: str) -> None:
-    """Load the weights of a checkpoint, except the state of a sampler (such as a baseline) and of a risk.
+    """Load initial weights from a checkpoint into a model, except the state of a sampler (such as a baseline) and of a risk.
 
-    The state of other estimators are weights of the model, which are loaded if the checkpoint has them.
+    The parameters of other estimators are weights of the model, which are loaded if the checkpoint has them.
 
     Args:
         model: model before training.
         path: path of the checkpoint.
 
     Raises:
-        CheckpointError: if the file is not a checkpoint, or its weights do not fit the model.
+        CheckpointError: if the file is not a checkpoint, or its weights do not match the model.
     """
     weights, own = read_weights(path), model.state_dict()
     sampler = isinstance(getattr(model, "estimator", None), Sampler)
@@ -54,7 +54,7 @@ def _is_of_estimator(name: str) -> bool:
 
 
 def read_weights(path: str) -> dict[str, Tensor]:
-    """Return the weights in a checkpoint.
+    """Return the weights (state dict) in a checkpoint.
 
     Raises:
         CheckpointError: if the file is not a checkpoint, or holds NaN.
@@ -69,10 +69,10 @@ def read_weights(path: str) -> dict[str, Tensor]:
 
 
 def match_risk(model: pl.LightningModule, checkpoint: dict[str, Any], *, continues: bool) -> None:
-    """Drop the state of another risk from a checkpoint.
+    """Remove the state of another risk from a checkpoint that is not resumed.
 
     Raises:
-        CheckpointError: if a run is to be continued with another risk.
+        CheckpointError: if a run would be resumed with another risk.
     """
     if "state_dict" not in checkpoint:  # a strategy that shards models has already restored and checked it
         return
@@ -90,7 +90,7 @@ def match_risk(model: pl.LightningModule, checkpoint: dict[str, Any], *, continu
 
 
 def not_given(model: type, names: list[str]) -> CheckpointError:
-    """Return the error for parts that were built in Python, which a checkpoint cannot build."""
+    """Return the error for parts of a model that were built in Python, which a checkpoint cannot rebuild."""
     parts = ", ".join(f"{name}=..." for name in names)
     return CheckpointError(
         f"Expected {' and '.join(f'`{name}`' for name in names)} as arguments but got none, and the checkpoint cannot build"

@@ -28,7 +28,7 @@ REPORTED = ("example_index", "support_size", "decoder_calls", "num_allowed", "gr
 
 
 class ObjectiveModule(KeepsArguments, pl.LightningModule, ABC):
-    """A module whose objective is a risk of the losses of its :meth:`step`."""
+    """Base class of modules that minimize a risk of the losses computed by :meth:`step`."""
 
     #: Whether a risk may perturb the inputs; ``step`` then calls :meth:`perturbed`.
     adversarial: ClassVar[bool] = False
@@ -48,7 +48,7 @@ class ObjectiveModule(KeepsArguments, pl.LightningModule, ABC):
 
     @abstractmethod
     def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
-        """Return the losses and measurements of one batch.
+        """Return the losses and measurements of a batch; a subclass implements it.
 
         Args:
             batch: batch of the data module.
@@ -58,7 +58,7 @@ class ObjectiveModule(KeepsArguments, pl.LightningModule, ABC):
 
     @override
     def compile(self, *args: Any, **options: Any) -> None:
-        """Compile :meth:`step` by ``torch.compile`` with these arguments; what Lightning does around it stays as it is."""
+        """Compile :meth:`step` by ``torch.compile`` with these arguments; Lightning's own code is not compiled."""
         self._compiled_step = torch.compile(self.step, *args, **options)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class ObjectiveModule(KeepsArguments, pl.LightningModule, ABC):
         return {name: value for name, value in super().__getstate__().items() if name != "_compiled_step"}
 
     def run_step(self, batch: Batch, batch_idx: int, stage: Stage) -> dict[str, Any]:
-        """Return the objective of a batch as ``loss``, and the measurements of the step for callbacks.
+        """Return the objective of a batch as ``loss``, with the measurements of the step, as a dict.
 
         The objective is the risk of the losses in training, and their mean in validation and test, with the weights of the
         examples.
@@ -119,7 +119,7 @@ class ObjectiveModule(KeepsArguments, pl.LightningModule, ABC):
 
     @staticmethod
     def weighted(losses: Tensor, batch: Batch, rows: Tensor | None = None) -> Tensor:
-        """Return losses times the weights of their examples, or unchanged losses for data without weights.
+        """Return losses times the weights of their examples; unchanged losses for data without weights.
 
         Args:
             losses: (B,), or (R,) with ``rows``.
@@ -138,7 +138,7 @@ class ObjectiveModule(KeepsArguments, pl.LightningModule, ABC):
             losses: (B,), or (R,) with ``rows``.
             batch: batch, whose entry ``weight`` (B,) holds the weights, such as a coreset has.
             stage: ``"train"``, ``"val"`` or ``"test"``.
-            rows: (R,) position in the batch of the example that each loss belongs to.
+            rows: (R,) position in the batch of each loss's example.
             shares: (R,) further factor of each weight.
 
         Raises:
@@ -158,7 +158,7 @@ class ObjectiveModule(KeepsArguments, pl.LightningModule, ABC):
         return risk
 
     def perturbed(self, loss_fn: Callable[[Tensor], Tensor], inputs: Tensor, stage: Stage) -> tuple[Tensor, Tensor | None]:
-        """Return the inputs that the risk perturbs in training, and the transport cost (B,), or None without one.
+        """Return the inputs as the risk perturbs them in training, and the transport cost (B,), or None without perturbation.
 
         Args:
             loss_fn: function from inputs (B, ...) to losses (B,).
@@ -196,15 +196,15 @@ class ObjectiveModule(KeepsArguments, pl.LightningModule, ABC):
         return copy.deepcopy(served).requires_grad_(False).eval()
 
     def exported(self) -> dict[str, tuple[nn.Module, tuple[Any, ...]]]:
-        """Return the modules that ``lit-sparse export`` writes, by what follows the name of the file, with example arguments.
+        """Return the modules that ``lit-sparse export`` writes, by suffix of the file name, with example arguments.
 
-        By default the predictor, of two examples with ``in_features`` numbers each.
+        By default the predictor, for two examples with ``in_features`` features.
         """
         return {"": (self.predictor(), (torch.rand(2, int(getattr(self, "in_features", 1))),))}
 
 
 def column_of(name: str | None, batch: Batch, rows: Tensor | None) -> Tensor | None:
-    """Return an entry of a batch (B,) at each of the rows (R,), all without rows; None for data without it."""
+    """Return an entry (B,) of a batch at each of some rows (R,), at all rows for None; None for a batch without it."""
     if name is None or name not in batch:
         return None
     column: Tensor = batch[name]

@@ -21,15 +21,15 @@ DUAL = "dual"
 def build_optimizer(
     build: Callable[[Any], torch.optim.Optimizer], model: nn.Module, risk: Risk, rate: float | None = None
 ) -> torch.optim.Optimizer:
-    """Return the optimizer of a model; the dual variable of its risk is a group without weight decay.
+    """Return the optimizer of a model, in which the dual variable of its risk is a group without weight decay.
 
     An optimizer without parameter groups, such as LBFGS, gets all parameters, unless the risk has a separate rate.
 
     Args:
         build: constructor of the optimizer.
         model: the model.
-        risk: its risk.
-        rate: learning rate in place of the optimizer's; a separate rate of the dual variable is kept.
+        risk: risk of the model.
+        rate: learning rate to use in place of the optimizer's; a separate rate of the dual variable is kept.
 
     Raises:
         ConfigurationError: if the optimizer does not accept its arguments.
@@ -62,7 +62,7 @@ def build_optimizer(
 
 
 def clip_fused(precision: Precision, optimizer: torch.optim.Optimizer, value: float | None, algorithm: str | None) -> bool:
-    """Clip the gradients of a fused optimizer, and return whether it is one; Lightning refuses it in bf16-mixed.
+    """Clip the gradients of a fused optimizer in bf16-mixed, which Lightning refuses; return whether the optimizer is fused.
 
     A fused optimizer divides gradients by the loss scale within its step, so scaled gradients cannot be clipped before.
     In bf16-mixed there is no scale.
@@ -70,7 +70,7 @@ def clip_fused(precision: Precision, optimizer: torch.optim.Optimizer, value: fl
     Args:
         precision: precision of the trainer.
         optimizer: optimizer of the gradients.
-        value: largest norm or value; nothing is clipped without one.
+        value: largest norm or value; None for no clipping.
         algorithm: ``"norm"`` or ``"value"``; None for the norm.
 
     Raises:
@@ -90,7 +90,7 @@ def clip_fused(precision: Precision, optimizer: torch.optim.Optimizer, value: fl
 
 
 def warn_of_other_rates(optimizer: torch.optim.Optimizer, scheduler: object, risk: Risk) -> None:
-    """Warn if a scheduler begins with another rate than the risk's ``dual_lr``."""
+    """Warn if a scheduler's initial learning rate differs from the risk's ``dual_lr``."""
     for group in optimizer.param_groups:
         begins = group.get("initial_lr", group["lr"])
         if group.get(DUAL) and risk.dual_lr is not None and begins != risk.dual_lr:
@@ -101,7 +101,7 @@ def warn_of_other_rates(optimizer: torch.optim.Optimizer, scheduler: object, ris
 
 
 def renew_dual_rates(optimizers: list[Any], risk: Risk) -> None:
-    """Set the requested dual rate in a resumed run, in place of the restored rate."""
+    """Set the requested learning rate of the dual variable in a resumed run, in place of the restored one."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             if group.get(DUAL):

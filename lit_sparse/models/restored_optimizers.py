@@ -42,7 +42,7 @@ SCHEDULED = (*RATES, "momentum", "betas", "base_momentum", "max_momentum")
 
 
 def check_optimizers(source: str, trainer: pl.Trainer, checkpoint: State) -> None:
-    """Check the states of optimizers, and replace options that no scheduler changes by the config's."""
+    """Check optimizer states from a checkpoint, and replace options that no scheduler changes by the config's."""
     if type(trainer.strategy).load_optimizer_state_dict is not pl.strategies.Strategy.load_optimizer_state_dict:
         return  # states of sharded models have other names
     stored = checkpoint["optimizer_states"]

@@ -77,7 +77,7 @@ CALLBACKS: dict[str, State] = {
 
 @contextmanager
 def restoring(trainer: pl.Trainer, what: str) -> Iterator[None]:
-    """Raise any error of the block as a CheckpointError that names what is restored in it."""
+    """Turn any error in a context into a CheckpointError that names what is being restored."""
     try:
         yield
     except Exception as error:
@@ -88,7 +88,7 @@ def restoring(trainer: pl.Trainer, what: str) -> Iterator[None]:
 
 
 def store_training(trainer: pl.Trainer, checkpoint: State, limits: State) -> None:
-    """Add what continues a training from any step to a checkpoint of Lightning; call it on all processes.
+    """Add to a Lightning checkpoint what is needed to resume training at any step; call it on all processes.
 
     Args:
         trainer: the trainer that writes the checkpoint.
@@ -102,7 +102,7 @@ def store_training(trainer: pl.Trainer, checkpoint: State, limits: State) -> Non
 
 
 def prepare_to_continue(trainer: pl.Trainer, checkpoint: State, limits: State) -> None:
-    """Prepare a trainer to continue from a checkpoint of :func:`store_training`; call it when the model is restored.
+    """Prepare a trainer to resume from a checkpoint written by :func:`store_training`; call it when the model is restored.
 
     Raises:
         CheckpointError: if the run cannot be continued from it.
@@ -113,7 +113,7 @@ def prepare_to_continue(trainer: pl.Trainer, checkpoint: State, limits: State) -
 
 
 def start_training(trainer: pl.Trainer, checkpoint: State | None, limits: State) -> None:
-    """Begin to train, or continue from a checkpoint; call it when training starts, after the callbacks' own hook.
+    """Start training, new or from a checkpoint; call it when training starts, after the callbacks' own hook.
 
     Raises:
         CheckpointError: if the run cannot be continued from it.

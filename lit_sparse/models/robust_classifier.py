@@ -20,7 +20,7 @@ __all__ = ["RobustClassifier"]
 
 @ranges(in_features=INPUTS, classes=Count(2, MOST_FEATURES))
 class RobustClassifier(LitSparseModule):
-    """Image classifier that minimizes a risk of the cross-entropies.
+    """Image classifier that minimizes a risk of the cross-entropies, for example one that is robust to wrong labels.
 
     Logged are ``loss``, the mean cross-entropy in nats, ``accuracy`` for the given labels and, for data with label noise,
     ``clean_accuracy`` for the true labels. In training they are measured on the images that the risk has perturbed.
@@ -29,7 +29,7 @@ class RobustClassifier(LitSparseModule):
     ``true_label`` (B,). Unlabelled examples are ignored.
 
     Args:
-        network: module from images (B, D) to scores (B, classes); None for the published :class:`lit_sparse.nn.ConvNet` for
+        network: module from images (B, D) to scores (B, classes); None for the paper's :class:`lit_sparse.nn.ConvNet` for
             28 x 28 pixels.
         in_features: D, number of pixels.
         classes: number of classes.
@@ -38,7 +38,8 @@ class RobustClassifier(LitSparseModule):
     Raises:
         ConfigurationError: for a number below 1, or images that the network does not accept.
 
-    Source: Improved Stochastic Optimization of LogSumExp, section 3.3.
+    Source: Gladin, Kroshnin, Zhu & Dvurechensky (2025), Improved Stochastic Optimization of LogSumExp, arXiv:2509.24894,
+    section 3.3.
 
     Example:
         >>> import torch
@@ -107,7 +108,7 @@ class RobustClassifier(LitSparseModule):
         return StepOutput(losses, example_index=rows, transport_cost=cost, per_example=per_example)
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """Return ``index`` (B,), the ``predicted`` class (B,) and the probabilities ``probs`` (B, classes)."""
+        """Return the predictions for a batch as a dict: ``index`` (B,), ``predicted`` (B,), and ``probs`` (B, classes)."""
         probs = self(batch["pixels"]).softmax(-1)
         return {"index": batch["index"], "predicted": probs.argmax(-1), "probs": probs}
 

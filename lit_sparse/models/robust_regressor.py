@@ -20,7 +20,7 @@ __all__ = ["RobustRegressor"]
 
 @ranges(in_features=INPUTS, lam=POSITIVE)
 class RobustRegressor(LitSparseModule):
-    """Predict a number from features by any network, by default a linear model.
+    """Regression model that minimizes a risk of squared errors, linear or any network.
 
     The loss of an example is the squared error. Logged are ``loss``, its mean, and ``log_mean_exp``, the value
     ``lam log mean exp(loss / lam)`` over all examples of validation or test. The latter is the objective of robust training
@@ -40,7 +40,8 @@ class RobustRegressor(LitSparseModule):
     Raises:
         ConfigurationError: for an argument outside its range.
 
-    Source: Improved Stochastic Optimization of LogSumExp, section 3.2.
+    Source: Gladin, Kroshnin, Zhu & Dvurechensky (2025), Improved Stochastic Optimization of LogSumExp, arXiv:2509.24894,
+    section 3.2.
 
     Example:
         >>> from lit_sparse.risks import SafeKLDRO
@@ -70,7 +71,7 @@ class RobustRegressor(LitSparseModule):
         self.network: nn.Module = network
 
     def initialize(self, data: Any) -> None:
-        """Set the least-squares solution of the training data, if requested.
+        """Set the weights to the least-squares solution of the training data, if requested.
 
         Raises:
             ConfigurationError: if the solution needs a data module but there is none.
@@ -85,7 +86,7 @@ class RobustRegressor(LitSparseModule):
 
     @torch.no_grad()
     def start_from(self, batch: Batch) -> None:
-        """Set the (weighted) least-squares solution of the rows of a batch.
+        """Set the weights to the (weighted) least-squares solution of the rows of a batch.
 
         Raises:
             ConfigurationError: for a model that is not linear, or rows of another width.
@@ -129,5 +130,5 @@ class RobustRegressor(LitSparseModule):
         return StepOutput(losses, transport_cost=cost)
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """Return ``index`` (B,) and the ``prediction`` (B,)."""
+        """Return the predictions for a batch as a dict: ``index`` (B,) and the ``prediction`` (B,)."""
         return {"index": batch["index"], "prediction": self(batch["features"])}

@@ -16,7 +16,7 @@ from lit_sparse.models.updates import estimated_updates
 
 __all__ = ["StepwiseLR", "check_end", "describe_scheduler"]
 
-#: Attribute in which schedulers store their number of moves.
+#: Attribute in which a scheduler stores the number of its steps until its end.
 ENDS: dict[type[lr_scheduler.LRScheduler], str] = {
     lr_scheduler.OneCycleLR: "total_steps",
     lr_scheduler.CosineAnnealingLR: "T_max",
@@ -27,9 +27,10 @@ ENDS: dict[type[lr_scheduler.LRScheduler], str] = {
 
 @ranges(warmup_steps=Count(0))
 class StepwiseLR(lr_scheduler.LRScheduler):
-    """Change the learning rate after each optimizer step: a linear warm-up, then another scheduler.
+    """Learning rate scheduler that counts optimizer steps: a linear warm-up, then another scheduler.
 
-    Step ``t`` of the warm-up, counted from 1, has the rate ``t / warmup_steps`` times the first rate of the other scheduler.
+    Step ``t`` of the warm-up, counted from 1, has the rate ``t / warmup_steps`` times the first rate of the other
+    scheduler.
 
     To use it in a config::
 
@@ -41,7 +42,8 @@ class StepwiseLR(lr_scheduler.LRScheduler):
 
     Args:
         optimizer: optimizer whose groups get the rates.
-        scheduler: constructor of the scheduler after the warm-up, which counts steps from its end; None for a constant rate.
+        scheduler: constructor of the scheduler after the warm-up, which counts steps from its end; None for a constant
+            rate.
         warmup_steps: number of steps until the full rate.
 
     Raises:
@@ -77,7 +79,7 @@ class StepwiseLR(lr_scheduler.LRScheduler):
         self._set_rates()
 
     def step(self, epoch: int | None = None) -> None:
-        """Set the rates of the next optimizer step."""
+        """Set the learning rates of the next optimizer step."""
         self.last_epoch += 1
         if self.last_epoch > self.warmup_steps and self.scheduler is not None:
             self.scheduler.step()
@@ -85,7 +87,7 @@ class StepwiseLR(lr_scheduler.LRScheduler):
             self._set_rates()
 
     def get_last_lr(self) -> list[float | Tensor]:
-        """Return the rate of each group."""
+        """Return the learning rate of each parameter group."""
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
@@ -94,25 +96,25 @@ class StepwiseLR(lr_scheduler.LRScheduler):
         return {"last_epoch": self.last_epoch, "full_rates": self.full_rates, "scheduler": inner}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a saved state; the optimizer's own state holds the current rates."""
+        """Restore a saved state; the current rates are in the optimizer's own state."""
         self.last_epoch, self.full_rates = state_dict["last_epoch"], list(state_dict["full_rates"])
         if self.scheduler is not None and state_dict["scheduler"] is not None:
             self.scheduler.load_state_dict(state_dict["scheduler"])
 
     def _set_rates(self) -> None:
-        share = min(1.0, (self.last_epoch + 1) / max(1, self.warmup_steps))
+        fraction = min(1.0, (self.last_epoch + 1) / max(1, self.warmup_steps))
         for group, rate in zip(self.optimizer.param_groups, self.full_rates, strict=True):
             if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(share * rate)
+                group["lr"].fill_(fraction * rate)
             else:
-                group["lr"] = share * rate
+                group["lr"] = fraction * rate
 
 
 def built_scheduler(build: Callable[[torch.optim.Optimizer], Any], optimizer: torch.optim.Optimizer) -> Any:
-    """Return the scheduler of an optimizer.
+    """Return the scheduler that a constructor builds for an optimizer, after a check of its type.
 
     Raises:
-        ConfigurationError: if it is none: the learning rate would stay as it is.
+        ConfigurationError: if the result is not a scheduler.
     """
     scheduler = build(optimizer)
     if not callable(getattr(scheduler, "step", None)):
@@ -123,22 +125,22 @@ def built_scheduler(build: Callable[[torch.optim.Optimizer], Any], optimizer: to
 
 
 def describe_scheduler(scheduler: Any, trainer: pl.Trainer | None) -> dict[str, Any]:
-    """Return a scheduler's description for Lightning, with its interval and its monitored metric.
+    """Return a scheduler's description in Lightning's format, with its interval and its monitored metric.
 
     Args:
         scheduler: scheduler, with optional attributes ``interval`` and ``monitor``.
         trainer: trainer, whose validation epochs determine when a metric is new.
     """
-    described = {"scheduler": scheduler, "interval": getattr(scheduler, "interval", "epoch")}
+    description = {"scheduler": scheduler, "interval": getattr(scheduler, "interval", "epoch")}
     if hasattr(scheduler, "monitor"):
-        described["monitor"] = scheduler.monitor
+        description["monitor"] = scheduler.monitor
         if trainer is not None and str(scheduler.monitor).startswith("val/"):
-            described["frequency"] = trainer.check_val_every_n_epoch or 1
-    return described
+            description["frequency"] = trainer.check_val_every_n_epoch or 1
+    return description
 
 
 def check_end(scheduler: Any, interval: str, trainer: pl.Trainer) -> None:
-    """Warn if a run is too short for a scheduler to reach its end; do nothing if the length of the run is not known.
+    """Warn if a run of known length is too short for a scheduler to reach its end.
 
     Args:
         scheduler: scheduler of the run.

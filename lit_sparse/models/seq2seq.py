@@ -35,17 +35,17 @@ __all__ = ["Seq2Seq"]
     validation_beam_size=Count(0, MOST_FEATURES),
 )
 class Seq2Seq(GeneratingModule):
-    """Generate a sequence from another one, with attention by any mapping.
+    """Sequence-to-sequence model with attention by any mapping, for translation and summarization.
 
-    Logged are per token ``loss``, the minimized loss, ``nll``, the negative log-likelihood, ``perplexity``, and ``accuracy``,
-    the fraction of tokens that are the most probable ones given their predecessors. ``zeros`` is the fraction of source
-    positions with an attention of exactly 0. Support sizes and groups of equal attention weights are measured per token and
-    head. The test logs the ``metrics`` of the generated outputs, as does validation with ``validation_beam_size``.
-    Batches come from :class:`lit_sparse.data.TranslationDataModule`.
+    Logged are per token ``loss``, the minimized loss, ``nll``, the negative log-likelihood, ``perplexity``, and
+    ``accuracy``, the fraction of tokens that are the most probable ones given their predecessors. ``zeros`` is the fraction
+    of source positions with an attention of exactly 0. Support sizes and groups of equal attention weights are measured per
+    token and head. The test logs the ``metrics`` of the generated outputs, as does validation with
+    ``validation_beam_size``. Batches come from :class:`lit_sparse.data.TranslationDataModule`.
 
     Args:
         mapping: mapping from attention scores to weights.
-        body: encoder and decoder; None for :class:`lit_sparse.nn.RecurrentBody`, the published one.
+        body: encoder and decoder; None for :class:`lit_sparse.nn.RecurrentBody`, as in the paper.
         output_mapping: mapping to the probabilities of the next token, trained by its Fenchel-Young loss; None for softmax
             and cross-entropy.
         tied_embeddings: whether the output layer shares the weights of the target embeddings.
@@ -56,12 +56,12 @@ class Seq2Seq(GeneratingModule):
             tied embeddings from a Gaussian of variance 1 / width.
         beam_size: number of open sequences in the search.
         n_best: number of predicted outputs per input.
-        length_penalty: alpha of the search.
-        max_output: maximal number of output tokens; the limit 3 times the input's length plus 10 also applies.
+        length_penalty: exponent of the length penalty; see :func:`lit_sparse.nn.beam_search`.
+        max_output: maximum number of output tokens; the limit 3 times the input's length plus 10 also applies.
         replace_unknown: whether to replace ``<unk>`` by the input token with the largest attention.
         metrics: metrics of the outputs; None for BLEU and chrF. Two metrics of one class need different ``name``.
-        validation_beam_size: number of open sequences in the search in validation; 0 for no search, no text scores and no heat
-            maps.
+        validation_beam_size: number of open sequences in the search in validation; 0 for no search, no text scores and no
+            heat maps.
         options: risk, optimizer, learning rate scheduler and initial weights; see :class:`LitSparseModule`.
 
     Raises:
@@ -125,7 +125,7 @@ class Seq2Seq(GeneratingModule):
         )
 
     def make_layers(self) -> None:
-        """Make embeddings and the output layer."""
+        """Create the embeddings and the output layer for the vocabularies."""
         source, target = self.vocabularies["source"], self.vocabularies["target"]
         self.source_embedding = nn.Embedding(len(source), self.body.width, padding_idx=source.pad)
         self.target_embedding = nn.Embedding(len(target), self.body.width, padding_idx=target.pad)
@@ -146,7 +146,7 @@ class Seq2Seq(GeneratingModule):
                 embedding.weight[its.pad] = 0.0
 
     def encode(self, source: Tensor, lengths: Tensor) -> State:
-        """Return the memory of sources (B, S) with lengths (B,)."""
+        """Return the encoder's memory of sources (B, S) with lengths (B,)."""
         self._check_built()
         return self.body.encode(self.source_embedding(source), lengths)
 
@@ -185,7 +185,7 @@ class Seq2Seq(GeneratingModule):
 
     @override
     def exported(self) -> dict[str, tuple[nn.Module, tuple[Any, ...]]]:
-        """Return a decoding step, and the encoder, whose file has ``_encoder`` in its name."""
+        """Return the modules to export: a decoding step, and the encoder, whose file name ends in ``_encoder``."""
         predictor, texts = self.predictor(), two_texts(self.vocabularies["source"].unk)
         encoder = predictor.get_submodule("encoder")
         memory, state = encoder(*texts)
@@ -234,12 +234,12 @@ class Seq2Seq(GeneratingModule):
         return output
 
     def search(self, memory: State, lengths: Tensor, beam_size: int | None = None) -> list[list[Hypothesis]]:
-        """Return the best outputs for each input.
+        """Return the best outputs for each input, found by beam search.
 
         Args:
             memory: memory from :meth:`encode`.
             lengths: (B,) lengths of the inputs.
-            beam_size: number of open sequences; the model's own by default.
+            beam_size: number of open sequences; by default the model's ``beam_size``.
         """
         beam_size = self.beam_size if beam_size is None else beam_size
         target = self.vocabularies["target"]
@@ -279,7 +279,10 @@ class Seq2Seq(GeneratingModule):
         return self.in_batches(best, [source.encode(list(lines))], source.pad, batch_size)
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
-        """Return ``index`` (B,), the best output ``lines`` (B), ``candidates`` with their scores, and the attention."""
+        """Return the predictions for a batch as a dict: ``index`` (B,), the B best outputs ``lines``, and ``candidates``.
+
+        ``candidates`` lists outputs with their scores. The dict also holds the attention and the tokens.
+        """
         found = self.search(self._memory(batch["source"], batch["source_length"]), batch["source_length"])
         candidates = [
             [{"text": self.text_of(one, text), "score": one.score} for one in some]

@@ -23,37 +23,38 @@ __all__ = ["SignalingGame"]
 
 @ranges(in_features=INPUTS, vocabulary=FEATURES, entropy_weight=Number(-MOST, MOST))
 class SignalingGame(LitSparseModule):
-    """A sender maps an image to a symbol, and a receiver picks the image among candidates, given the symbol.
+    """Signaling game: a sender maps an image to a symbol, and a receiver picks the image among candidates.
 
-    They are a :class:`lit_sparse.nn.Sender` and a :class:`lit_sparse.nn.Receiver`, or modules with the same inputs and outputs.
-    The sender scores the symbols, a mapping turns scores into q(symbol|image), and the estimator sums out or samples the
-    symbol. The loss is the receiver's negative log-likelihood of the target minus ``entropy_weight`` times the entropy of q.
+    They are a :class:`lit_sparse.nn.Sender` and a :class:`lit_sparse.nn.Receiver`, or modules with the same inputs and
+    outputs. The sender scores the symbols, a mapping turns scores into q(symbol|image), and the estimator sums out or
+    samples the symbol. The loss is the receiver's negative log-likelihood of the target minus ``entropy_weight`` times the
+    entropy of q.
 
-    With ``loss="success"`` the loss is 0 if the receiver picks the target and 1 if not. In training the receiver draws its
-    pick, its gradient is a score-function estimate with the mean loss so far as baseline, and the entropy of the pick has the
-    weight ``entropy_weight`` too. In evaluation it picks the most probable candidate.
+    With ``loss="success"`` the loss is 0 if the receiver picks the target and 1 if not. In training, the receiver samples
+    its pick, its gradient is a score-function estimate with the mean loss so far as baseline, and the entropy of the pick
+    also has the weight ``entropy_weight``. In eval mode, it picks the most probable candidate.
 
     Logged are ``success``, whether the receiver picks the target for the most probable decoded symbol, and
-    ``expected_success``, its mean over the decoded symbols by their probability. In validation and test ``sent_success`` is the
-    success with the symbol as training sends it: the mean over all symbols if they are summed out, one drawn symbol of a
-    sampler, a relaxed one of ``GumbelSoftmax``; for a sampler with ``loss="success"`` the pick is drawn too. The draws are a
-    function of ``index``. It is the success that the authors' code reports. Also logged are ``entropy`` and ``nll`` in nats;
-    for ``loss="success"`` there is ``error``, the expected loss, in place of ``nll``.
+    ``expected_success``, its mean over the decoded symbols by their probability. In validation and test ``sent_success`` is
+    the success with the symbol as training sends it: the mean over all symbols if they are summed out, one sampled symbol
+    for a sampler, a relaxed one for ``GumbelSoftmax``; for a sampler with ``loss="success"``, the pick is sampled too.
+    Samples are a function of ``index``. The authors' code reports this success. Also logged are ``entropy`` and ``nll`` in
+    nats; for ``loss="success"`` there is ``error``, the expected loss, in place of ``nll``.
 
-    Batches are dicts of ``target`` (B, F), ``candidates`` (B, N, F), ``position`` (B,) of the target among the candidates, and
-    ``index`` (B,). Analyses of the language use ``label`` (B,), the class of the target, and ``attributes`` (B, A).
+    Batches are dicts of ``target`` (B, F), ``candidates`` (B, N, F), ``position`` (B,) of the target among the candidates,
+    and ``index`` (B,). Analyses of the language use ``label`` (B,), the class of the target, and ``attributes`` (B, A).
 
     Args:
-        mapping: maps scores to probabilities.
+        mapping: mapping from scores to probabilities.
         estimator: estimator of the expected loss, without a mapping.
         in_features: F, number of features per image.
         vocabulary: V, number of symbols.
-        sender: module in place of ``Sender``.
-        receiver: module in place of ``Receiver``.
+        sender: module to use in place of ``Sender``.
+        receiver: module to use in place of ``Receiver``.
         entropy_weight: weight of the entropy, which is maximized.
         sender_bias: whether ``Sender`` has biases.
         receiver_init: ``init`` of ``Receiver``.
-        loss: likelihood or 0/1 loss.
+        loss: ``"likelihood"``, or ``"success"`` for the 0/1 loss.
         options: risk, optimizer, learning rate scheduler and initial weights; see :class:`LitSparseModule`.
 
     Raises:
@@ -150,7 +151,10 @@ class SignalingGame(LitSparseModule):
         )
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """Return ``index`` (B,), the most probable ``symbol`` (B,) for the target, and the ``pick`` (B,) of the receiver."""
+        """Return the predictions for a batch as a dict: ``index``, the most probable ``symbol``, and the receiver's ``pick``.
+
+        All have shape (B,).
+        """
         symbol = self(batch["target"]).argmax(-1)
         messages = torch.nn.functional.one_hot(symbol, self.vocabulary).to(batch["target"].dtype)
         rows = torch.arange(len(symbol), device=symbol.device)

@@ -55,20 +55,20 @@ class _Evaluation:
     output_std=Number(0.0, 1e3),
 )
 class SupervisedOnlineAutoencoder(LitSparseModule):
-    """A classifier with one hidden layer whose units also reconstruct the input.
+    """Classifier with one hidden layer whose units also reconstruct the input, with sparse activity.
 
-    Hidden units ``h = f(W^T x)`` with a transfer function f, a reconstruction ``W h`` by the same weights, and probabilities
-    ``softmax(W_out^T h + theta)`` of the classes. The loss of an example is
+    The model has hidden units ``h = f(W^T x)`` with a transfer function f, a reconstruction ``W h`` by the same weights,
+    and probabilities ``softmax(W_out^T h + theta)`` of the classes. The loss of an example is
 
         (1 - alpha) (1 - correlation(W h, x)) + alpha cross_entropy,    alpha = 1 - exp(-epoch / supervision_epochs)
 
     so that training begins with an auto-encoder and ends with a classifier. A Hoyer projection as f fixes the sparseness of
     the activity (SOAE-sigma), and a hard threshold fixes the number of active units (SOAE-L0). With tanh and
     ``supervision_epochs=0`` the model is a multi-layer perceptron. :class:`lit_sparse.callbacks.SparseConnectivity` on
-    ``encoder`` makes the bases sparse, the columns of W, which are the rows of ``encoder.weight``.
+    ``encoder`` makes the bases, the columns of W or rows of ``encoder.weight``, sparse.
 
-    Logged are ``accuracy``, ``nll``, the cross-entropy in nats, ``correlation`` of reconstruction and input if it is trained,
-    and the number of active units as support sizes.
+    Logged are ``accuracy``, ``nll``, the cross-entropy in nats, ``correlation`` of reconstruction and input if it is
+    trained, and the number of active units as support sizes.
 
     Batches are dicts of ``pixels`` (B, D), ``label`` (B,), -100 if unlabelled, and ``index`` (B,).
 
@@ -79,20 +79,21 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
         width: number of hidden units.
         classes: number of classes.
         initial_bases: initialization of the bases; None for random training examples of unit norm.
-        supervision_epochs: number of epochs after which the classifier has 63 % of the loss; 0 for all of it from the start.
+        supervision_epochs: number of epochs after which the classifier has 63 % of the loss; 0 for all of it from the
+            start.
         output_std: standard deviation of the Gaussian initialization of W_out and theta.
-        sparse_gradient: whether the bases get a sparse gradient, only for active units. It is faster if few units are active
-            in a batch, e.g. with one example per update. It needs ``torch.optim.SGD`` without momentum and weight decay, and
-            allows neither gradient clipping nor several processes.
+        sparse_gradient: whether the bases get a sparse gradient, only for active units. It is faster if few units are
+            active in a batch, e.g. with one example per update. It needs ``torch.optim.SGD`` without momentum and weight
+            decay, and allows neither gradient clipping nor several processes.
         optimizer: constructor of the optimizer from the parameters.
         options: risk, learning rate scheduler and initial weights; see :class:`LitSparseModule`.
 
     Raises:
-        ConfigurationError: for an argument outside its range, a mapping over another dimension, or a sparse gradient without
-            a sparse mapping, with several processes, with clipping, or with an optimizer that has a state.
+        ConfigurationError: for an argument outside its range, a mapping over another dimension, or a sparse gradient
+            without a sparse mapping, with several processes, with clipping, or with an optimizer that has a state.
 
-    Source: Thom & Palm (2013), Sparse Activity and Sparse Connectivity in Supervised Learning, section 4. In the publication
-    alpha begins at zero, rises slowly and tends to one; this function of the epoch is our own choice.
+    Source: Thom & Palm (2013), Sparse Activity and Sparse Connectivity in Supervised Learning, section 4. In the paper,
+    alpha begins at zero, rises slowly and tends to one, without a formula.
 
     Example:
         >>> import torch
@@ -155,12 +156,12 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
 
     @property
     def alpha(self) -> float:
-        """The classifier's fraction of the loss, in this epoch of training or in the epoch of the checkpoint."""
+        """Weight of the classification loss, in this epoch of training or in the epoch of the checkpoint."""
         return 1.0 if self.supervision_epochs == 0 else -math.expm1(-self._epoch / self.supervision_epochs)
 
     @torch.no_grad()
     def start_from(self, examples: Tensor) -> None:
-        """Draw the initial bases.
+        """Set the initial bases, given training examples.
 
         Args:
             examples: (N, D) distinct training examples in random order; see :meth:`InitialBases.examples`.
@@ -179,7 +180,7 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
         self._started = True
 
     def initialize(self, data: Any) -> None:
-        """Draw the bases from the training data, unless they were drawn or loaded before.
+        """Set the initial bases from the training data, unless they were set or loaded before.
 
         Raises:
             ConfigurationError: if the bases need a data module but there is none.
@@ -202,12 +203,12 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
         checkpoint["trained_epoch"] = self._epoch
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore the epoch of the bases."""
+        """Restore the epoch of the weights."""
         self._started, self._epoch = True, int(checkpoint.get("trained_epoch", 0))
         super().on_load_checkpoint(checkpoint)
 
     def on_train_epoch_start(self) -> None:
-        """Update the weights of the loss terms."""
+        """Update the weights of the two loss terms for this epoch."""
         super().on_train_epoch_start()
         self._epoch = self.current_epoch
 
@@ -307,7 +308,7 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
         return _Evaluation(activity, scores, nll, losses, made, correlation)
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """Return ``index`` (B,), the ``predicted`` class (B,) and the probabilities ``probs`` (B, classes)."""
+        """Return the predictions for a batch as a dict: ``index`` (B,), ``predicted`` (B,), and ``probs`` (B, classes)."""
         probs = self(batch["pixels"]).softmax(-1)
         return {"index": batch["index"], "predicted": probs.argmax(-1), "probs": probs}
 

@@ -1,4 +1,4 @@
-"""Sparse auto-encoder: a dictionary of directions, learnt on the activations of another network."""
+"""Sparse auto-encoder: a dictionary of directions, learned on the activations of another network."""
 
 from __future__ import annotations
 
@@ -23,36 +23,36 @@ from lit_sparse.models.data_protocols import check_columns, check_keys, has_rows
 
 __all__ = ["SparseAutoencoder"]
 
-#: Examples for the geometric median, and iterations of Weiszfeld's algorithm.
+#: Number of examples for the geometric median, and of iterations of Weiszfeld's algorithm.
 SAMPLE, ITERATIONS = 4096, 100
 
 
 @runtime_checkable
 class HasPenalty(Protocol):
-    """A mapping that is trained by a penalty of its own."""
+    """Protocol of a mapping that adds a penalty of its own to the objective."""
 
     def penalty(self, scores: Tensor) -> Tensor:
-        """Return a scalar for scores (B, width)."""
+        """Return the penalty, a scalar, for scores (B, width)."""
 
 
 @ranges(in_features=INPUTS, width=FEATURES, dead_after=Count(), auxiliary_weight=Number(0.0, 1e3))
 class SparseAutoencoder(LitSparseModule):
-    r"""Reconstructs activations of a network as sparse combinations of learnt directions.
+    r"""Sparse auto-encoder that reconstructs a network's activations as sparse combinations of learned directions.
 
     Activations x are centered and scaled to a mean square of one, :math:`z = (x - b) / s`. The encoder's scores and the
     activity are
 
     .. math:: u = W z + c, \qquad p = f(u), \qquad y = p \, \langle u, p \rangle_+ / \langle p, p \rangle
 
-    where f is the mapping: y is the point nearest to the scores on the ray through f(u). It is f(u) itself for mappings that
-    keep scores, such as ``HardThreshold``; those onto the simplex, or onto a norm, get the magnitude that they lack. The
+    where f is the mapping, so y is the point nearest to the scores on the ray through f(u). It is f(u) itself for mappings
+    that keep scores, such as ``HardThreshold``; for mappings onto the simplex or a sphere, this restores the magnitude. The
     reconstruction is ``x' = s D^T y + b``. The rows of D, the dictionary, have unit norm.
 
-    The loss of an example is the mean of ``(x - x')^2 / s^2``, close to the fraction of variance that is not explained. Units
-    that were inactive for ``dead_after`` examples get an auxiliary loss: their largest scores reconstruct what the others left.
-    A mapping with a ``penalty``, as ``JumpReLU`` has, adds it to the objective.
+    The loss of an example is the mean of ``(x - x')^2 / s^2``, close to the fraction of variance that is not explained.
+    Units that were inactive for ``dead_after`` examples get an auxiliary loss, with which their largest scores reconstruct
+    the residual of the others. A mapping with a ``penalty``, as ``JumpReLU`` has, adds it to the objective.
 
-    The decoder's bias b begins as the geometric median of training examples, and the encoder as the dictionary.
+    The decoder's bias b is initialized to the geometric median of training examples, and the encoder to the dictionary.
 
     Logged are ``l0``, the mean number of active units, and in validation and test ``explained_variance`` and
     ``dead_fraction``, the fraction of units that are active for none of the examples.
@@ -61,7 +61,7 @@ class SparseAutoencoder(LitSparseModule):
 
     Args:
         mapping: f, over the last dimension.
-        in_features: D, number of entries of an activation.
+        in_features: D, dimension of an activation.
         width: number of units.
         dead_after: number of training examples without activity after which a unit is dead.
         auxiliary_weight: weight of the auxiliary loss.
@@ -71,8 +71,8 @@ class SparseAutoencoder(LitSparseModule):
     Raises:
         ConfigurationError: for an argument outside its range, or a mapping over another dimension.
 
-    Source: Bricken et al. (2023), Towards Monosemanticity. Gao et al. (2024), Scaling and Evaluating Sparse Autoencoders, for
-    the auxiliary loss.
+    Source: Bricken et al. (2023), Towards Monosemanticity. Gao et al. (2024), Scaling and Evaluating Sparse Autoencoders,
+    for the auxiliary loss.
 
     Example:
         >>> import torch
@@ -118,12 +118,12 @@ class SparseAutoencoder(LitSparseModule):
 
     @property
     def dictionary(self) -> Tensor:
-        """The directions (width, D) of unit norm that the units stand for."""
+        """Dictionary (width, D): the learned directions of the units, with unit norm."""
         return nnf.normalize(self.decoder, dim=-1)
 
     @torch.no_grad()
     def start_from(self, examples: Tensor) -> None:
-        """Set the decoder's bias and the scale.
+        """Set the decoder's bias and the scale of activations, given training examples.
 
         Args:
             examples: (N, D) training examples.
@@ -144,7 +144,7 @@ class SparseAutoencoder(LitSparseModule):
         self.started.fill_(True)
 
     def initialize(self, data: Any) -> None:
-        """Set the decoder's bias and the scale from the training data, unless they were set or loaded before.
+        """Set the decoder's bias and the scale of activations from the training data, unless they were set or loaded before.
 
         Raises:
             ConfigurationError: without a data module.
@@ -194,18 +194,18 @@ class SparseAutoencoder(LitSparseModule):
         features = self._features(batch)
         scores = self.scores(features)
         activity = self._activity(scores)
-        made = self.decode(activity)
-        left = ((features - made) / self.scale).float()
-        losses, penalty, artifacts = left.square().mean(-1), None, {}
+        reconstruction = self.decode(activity)
+        residual = ((features - reconstruction) / self.scale).float()
+        losses, penalty, artifacts = residual.square().mean(-1), None, {}
         active = activity.detach() != 0
         if stage == "train":
-            losses = losses + self._revival(scores, left.detach())
+            losses = losses + self._auxiliary_losses(scores, residual.detach())
             self._count_idle(active)
             if isinstance(self.mapping, HasPenalty):
                 penalty = self.mapping.penalty(scores)
         else:
             metrics = self.stage_metrics(stage)
-            metrics["explained_variance"].update(features, made)
+            metrics["explained_variance"].update(features, reconstruction)
             metrics["dead_fraction"].update(activity)
             artifacts = {"activity": activity.detach(), "index": batch["index"]}
         size = active.sum(-1)
@@ -224,32 +224,32 @@ class SparseAutoencoder(LitSparseModule):
         check_columns(features, self.in_features)
         return features.to(self.bias.dtype)
 
-    def _revival(self, scores: Tensor, left: Tensor) -> Tensor | float:
-        """Return the auxiliary losses (B,): the errors of what dead units make of what is left (B, D)."""
+    def _auxiliary_losses(self, scores: Tensor, residual: Tensor) -> Tensor | float:
+        """Return the auxiliary losses (B,): errors of the dead units' reconstruction of the residual (B, D)."""
         dead = (self.idle >= self.dead_after).nonzero().flatten()
         if not len(dead) or not self.auxiliary_weight:
             return 0.0
         activity = hard_threshold(scores[:, dead], max(1, self.in_features // 2), nonneg=True)
-        return self.auxiliary_weight * (left - activity @ self.dictionary[dead]).float().square().mean(-1)
+        return self.auxiliary_weight * (residual - activity @ self.dictionary[dead]).float().square().mean(-1)
 
     @torch.no_grad()
     def _count_idle(self, active: Tensor) -> None:
-        """Count the examples of all processes since each unit was active."""
+        """Count, for each unit, the examples of all processes since it was last active."""
         self.idle += len(active) * world_size()
         self.idle.masked_fill_(reduce(active.any(0).long()) > 0, 0)
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """Return ``index`` (B,) and the ``activity`` (B, width)."""
+        """Return the predictions for a batch as a dict: ``index`` (B,) and the ``activity`` (B, width)."""
         return {"index": batch["index"], "activity": self.encode(self._features(batch))}
 
 
 def geometric_median(points: Tensor) -> Tensor:
     """Return the point (D,) with the least sum of distances to points (N, D), by Weiszfeld's algorithm."""
-    found = points.mean(0)
+    median = points.mean(0)
     for _ in range(ITERATIONS):
-        weights: Tensor = 1 / torch.linalg.vector_norm(points - found, dim=1).clamp_min(1e-12)
+        weights: Tensor = 1 / torch.linalg.vector_norm(points - median, dim=1).clamp_min(1e-12)
         moved: Tensor = weights @ points / weights.sum()
-        if float((moved - found).norm()) <= 1e-9 * float(found.norm()):
+        if float((moved - median).norm()) <= 1e-9 * float(median.norm()):
             return moved
-        found = moved
-    return found
+        median = moved
+    return median

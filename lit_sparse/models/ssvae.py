@@ -43,7 +43,7 @@ Rows: TypeAlias = tuple[Tensor, Tensor, Tensor]
     unlabelled_weight=Number(0.0, math.inf, open_high=True),
 )
 class SemiSupervisedVAE(LitSparseModule):
-    """A generative model of images with few labels; the class of the other images is summed out or sampled.
+    """Semi-supervised variational auto-encoder of images: the class of unlabelled images is summed out or sampled.
 
     A classifier scores the classes z of an image x, and a mapping turns scores into q(z|x). An inference network gives a
     Gaussian q(h|x, z) of a style h, and a generator gives the Bernoulli means of the pixels. For each class
@@ -51,11 +51,11 @@ class SemiSupervisedVAE(LitSparseModule):
         l(z) = -log p(x|z, h) + KL(q(h|x, z) || N(0, I)) + log K
 
     The loss of an unlabelled image is ``E_q l(z) - H(q(z|x))``. The loss of a labelled image is ``l(true z)`` plus the
-    mapping's Fenchel-Young loss (cross-entropy for softmax, the sparsemax loss for sparsemax). Defaults are published
-    values. The inference network and the generator have two hidden layers, as in the released code; the publication names one.
+    mapping's Fenchel-Young loss (cross-entropy for softmax, the sparsemax loss for sparsemax). Defaults are the paper's
+    values, except that the inference network and the generator have two hidden layers, as in the released code.
 
     Batches are dicts of ``pixels`` (B, D), ``label`` (B,), -100 if unlabelled, and ``index`` (B,). In validation and
-    test all images are treated as unlabelled, and the draws of h are a function of the index.
+    test all images are treated as unlabelled, and the samples of h are a function of the index.
 
     Args:
         mapping: mapping from class scores to q(z|x).
@@ -66,14 +66,14 @@ class SemiSupervisedVAE(LitSparseModule):
         classifier_hidden: widths of the classifier's hidden layers.
         inference_hidden: widths of the inference network's hidden layers.
         generator_hidden: widths of the generator's hidden layers.
-        unlabelled_weight: weight of the unlabelled images, all together, relative to the labelled ones; >= 0. For the mean it
-            is the factor of the mean unlabelled loss. A risk takes it as a weight of examples, not as a factor of losses.
-        sample_seed: seed of the draws of h in validation and test.
+        unlabelled_weight: weight of the unlabelled images, all together, relative to the labelled ones; >= 0. For the mean,
+            it is the factor of the mean unlabelled loss. For a risk, it is a weight of examples, not a factor of losses.
+        sample_seed: seed of the samples of h in validation and test.
         options: risk, optimizer, learning rate scheduler and initial weights; see :class:`LitSparseModule`.
 
     Raises:
-        ConfigurationError: if the mapping does not give probabilities, the estimator has another mapping, or a size or weight
-            is out of its range.
+        ConfigurationError: if the mapping does not give probabilities, the estimator has another mapping, or a size or
+            weight is out of its range.
 
     Source: Correia, Niculae, Aziz & Martins (2020), Efficient Marginalization of Discrete and Structured Latent Variables
     via Sparsity, section 5.1 and appendix.
@@ -121,11 +121,11 @@ class SemiSupervisedVAE(LitSparseModule):
         return scores
 
     def class_probabilities(self, pixels: Tensor) -> Tensor:
-        """Return q(z|x) (B, K) for images (B, D)."""
+        """Return the class probabilities q(z|x), (B, K), for images (B, D)."""
         return self.mapping.map(self(pixels), None, -1)
 
     def generate(self, styles: Tensor, classes: Tensor) -> Tensor:
-        """Return the pixels' means (B, D) for styles (B, H) and classes (B,)."""
+        """Return the expected pixels (B, D) for styles (B, H) and classes (B,)."""
         check_labels(classes, self.classes)
         if classes.device.type == "cpu" and bool((classes < 0).any()):
             raise ConfigurationError(f"Expected classes of at least 0 but got {int(classes.min())}.")
@@ -162,7 +162,7 @@ class SemiSupervisedVAE(LitSparseModule):
         return StepOutput(nelbo, per_example=per_example, artifacts=artifacts, **counts)
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """Return ``index`` (B,), the most probable ``class`` (B,) and the ``probabilities`` (B, K) of each image."""
+        """Return the predictions for a batch as a dict: ``index`` (B,), ``class`` (B,), and ``probabilities`` (B, K)."""
         scores = self(batch["pixels"])
         probabilities = self.mapping.map(scores, None, -1)
         return {"index": batch["index"], "class": scores.argmax(-1), "probabilities": probabilities}

@@ -21,7 +21,7 @@ SHOWN = ("loss", "accuracy")
 
 
 def mean_metrics(*names: str) -> dict[str, Metric]:
-    """Return a mean over examples per name, for :meth:`LitSparseModule.configure_metrics`.
+    """Return a metric of the mean over examples for each name, for :meth:`LitSparseModule.configure_metrics`.
 
     Raises:
         ConfigurationError: for a name that is not a text, or stands there twice.
@@ -32,13 +32,13 @@ def mean_metrics(*names: str) -> dict[str, Metric]:
 
 
 def group_metrics(declared: Mapping[str, Metric]) -> dict[str, Metric]:
-    """Return means by group of the loss and the accuracy, if they are among the declared metrics."""
+    """Return metrics of the means by group of loss and accuracy, for those among the declared metrics."""
     found: dict[str, Metric] = {"group_loss": GroupMeans("loss", "max"), "group_accuracy": GroupMeans("accuracy", "min")}
     return {name: metric for name, metric in found.items() if isinstance(declared.get(name[6:]), MeanOverExamples)}
 
 
 def check_metrics(model: object, declared: Any) -> dict[str, Metric]:
-    """Return what ``configure_metrics`` of a model returns, if it is a dict of metrics."""
+    """Return the metrics that a model's ``configure_metrics`` declared, after a check that they are a dict of metrics."""
     if not isinstance(declared, dict) or not all(isinstance(metric, Metric) for metric in declared.values()):
         raise ConfigurationError(
             f"Expected `configure_metrics` of {full_name(model)} to return a dict of metrics but got {declared!r}."
@@ -47,7 +47,7 @@ def check_metrics(model: object, declared: Any) -> dict[str, Metric]:
 
 
 def check_measurement(risk: object, name: str, value: Any) -> None:
-    """Check that a measurement of a risk is a number."""
+    """Check that a risk's measurement is a number."""
     if not isinstance(value, int | float | Tensor):
         raise ConfigurationError(
             f"Expected `measurements` of {full_name(risk)} to return numbers but got {value!r} as {name!r}."
@@ -55,7 +55,7 @@ def check_measurement(risk: object, name: str, value: Any) -> None:
 
 
 class StageMetrics(nn.ModuleDict):
-    """Metrics of one stage by name."""
+    """Metrics of one stage by name, with their updates and logging."""
 
     def __getitem__(self, name: str) -> Any:
         """Return a metric."""
@@ -67,11 +67,11 @@ class StageMetrics(nn.ModuleDict):
             cast(Metric, metric).reset()
 
     def measure(self, per_example: Mapping[str, Tensor], groups: Tensor | None = None) -> None:
-        """Update the means over examples, and the means by group.
+        """Update the means over examples, and the means by group, with the values of a batch.
 
         Args:
             per_example: name -> (M,) values; names without a mean are ignored.
-            groups: (M,) group of each value; values of another number are ignored.
+            groups: (M,) group of each value; only names with M values are averaged by group.
         """
         for name, metric in self.items():
             values = per_example.get(metric.value if isinstance(metric, GroupMeans) else name)
@@ -88,7 +88,7 @@ class StageMetrics(nn.ModuleDict):
         Args:
             model: model whose ``log`` is called.
             stage: ``"train"``, ``"val"`` or ``"test"``.
-            count_name: name for the number of values in the mean loss, which validation and test log.
+            count_name: name of the number of values in the mean loss, which is logged in validation and test.
         """
         counts = {}
         for name, mean in self._means().items():
@@ -113,7 +113,7 @@ class StageMetrics(nn.ModuleDict):
         return sums
 
     def restore(self, sums: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Continue from the result of :meth:`sums`, on the first process."""
+        """Restore the result of :meth:`sums`, on the first process."""
         for name, mean in self._means().items():
             if name in sums:
                 mean.reset()

@@ -14,15 +14,17 @@ __all__ = ["StepOutput"]
 
 @dataclass
 class StepOutput:
-    """Losses and measurements of one batch, from which the base class computes the objective.
+    """Output of a model's step: losses and measurements of one batch, from which the objective is computed.
 
     Args:
-        losses: (R,) losses, whose risk training minimizes. R is the batch size B unless ``example_index`` is given.
+        losses: (R,) losses, whose risk is minimized in training. R is the batch size B unless ``example_index`` is given.
         objective: scalar to minimize in training, for a model whose objective is not the risk of ``losses``.
-        example_index: (R,) position in the batch of the example that each loss belongs to.
-        transport_cost: (R,) cost of the perturbed inputs, from :meth:`LitSparseModule.perturbed`, subtracted from the losses.
+        example_index: (R,) position in the batch of each loss's example.
+        transport_cost: (R,) cost of the perturbed inputs, from :meth:`LitSparseModule.perturbed`, subtracted from the
+            losses.
         penalty: scalar term of the objective and the logged loss, such as a prior's.
-        per_example: name -> (M,) values, whose exact mean is logged as ``{stage}/{name}``; ``loss`` is ``losses`` by default.
+        per_example: name -> (M,) values, whose exact mean is logged as ``{stage}/{name}``; ``loss`` is ``losses`` by
+            default.
         support_size: (N,) int64, number of values with probability above zero, per decision.
         decoder_calls: (N,) int64, number of decoder evaluations, per decision.
         num_allowed: (N,) int64, number of entries that are not masked, per decision.
@@ -43,13 +45,13 @@ class StepOutput:
     artifacts: dict[str, Any] = field(default_factory=dict)
 
     def check_measurements(self, model: object) -> None:
-        """Check that what is measured has one number for each of a few examples or decisions.
+        """Check that each measurement has one number for each example or decision.
 
         Args:
             model: model whose step returned them.
 
         Raises:
-            ConfigurationError: if something has another shape, or is no tensor.
+            ConfigurationError: if a measurement has a wrong shape, or is not a tensor.
         """
         if not isinstance(self.per_example, dict):
             raise ConfigurationError(

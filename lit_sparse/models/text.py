@@ -35,11 +35,12 @@ class _HasVocabularies(Protocol):
 
 
 class TextModule(LitSparseModule):
-    """Base of models of text; a subclass makes the layers that depend on the vocabularies in :meth:`make_layers`.
+    """Base class of text models, whose vocabularies are set when training begins and stored in checkpoints.
 
-    When a new model is trained, it takes the vocabularies of its data module, built from the training text. They are stored
-    in all checkpoints and never change: the data of a loaded model use the model's vocabularies. Without a data module, set
-    them by ``model.build({"source": Vocabulary.build(lines), ...})``.
+    A subclass creates the layers that depend on the vocabularies in :meth:`make_layers`. A new model uses the vocabularies
+    of its data module, built from the training text. They are stored in all checkpoints and never change: the data of a
+    loaded model use the model's vocabularies. Without a data module, set them by ``model.build({"source":
+    Vocabulary.build(lines), ...})``.
 
     Args:
         options: options of :class:`LitSparseModule`.
@@ -55,10 +56,10 @@ class TextModule(LitSparseModule):
 
     @abstractmethod
     def make_layers(self) -> None:
-        """Make the layers that depend on ``self.vocabularies``."""
+        """Create the layers that depend on ``self.vocabularies``; a subclass implements it."""
 
     def build(self, vocabularies: Mapping[str, Vocabulary]) -> Self:
-        """Set the vocabularies and make the layers that depend on them.
+        """Set the vocabularies and create the layers that depend on them; return the model.
 
         Raises:
             ConfigurationError: if others are already set, or their names are not ``vocabulary_names``.
@@ -82,7 +83,7 @@ class TextModule(LitSparseModule):
         return self
 
     def setup(self, stage: str) -> None:
-        """Take the vocabularies of the checkpoint, the initial weights or the data, in this order.
+        """Set the vocabularies from the checkpoint, the initial weights or the data, in this order.
 
         If the path of the checkpoint is not known yet, :meth:`on_load_checkpoint` sets the vocabularies.
         """
@@ -110,7 +111,7 @@ class TextModule(LitSparseModule):
         checkpoint[VOCABULARIES] = {name: vocabulary.to_json() for name, vocabulary in self.vocabularies.items()}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore the vocabularies, and make the layers that depend on them."""
+        """Restore the vocabularies, and create the layers that depend on them."""
         self.build({name: Vocabulary.from_json(text) for name, text in checkpoint.get(VOCABULARIES, {}).items()})
         data = getattr(self._trainer, "datamodule", None)
         if _has_vocabularies(data):
@@ -126,13 +127,13 @@ class TextModule(LitSparseModule):
     def in_batches(
         self, call: Callable[..., Sequence[str]], sides: Sequence[list[list[int]]], pad: int, batch_size: int
     ) -> list[str]:
-        """Return the results of a function of padded batches of examples, the longest first, in evaluation.
+        """Return the results of a function that is called in eval mode on padded batches of examples, the longest first.
 
         Args:
-            call: function from the numbers of some examples, and for each side their tokens (B, S) and lengths (B,), to a
-                result for each of them.
+            call: function from the indices of a batch's examples, and for each side their tokens (B, S) and lengths (B,),
+                to a result for each example.
             sides: for each side, such as premise and hypothesis, the tokens of each example.
-            pad: number of the token that pads.
+            pad: id of the padding token.
             batch_size: number of examples per batch.
 
         Raises:
@@ -159,7 +160,7 @@ class TextModule(LitSparseModule):
         return results
 
     def tokens_in(self, name: str, rows: Tensor, lengths: Tensor) -> list[list[str]]:
-        """Return the tokens, by the vocabulary of this name, of rows (B, S) of numbers with lengths (B,)."""
+        """Return the tokens of rows (B, S) of token ids with lengths (B,), by the vocabulary of this name."""
         pairs = zip(rows.tolist(), lengths.tolist(), strict=True)
         return [self.vocabularies[name].lookup_tokens(row[:length]) for row, length in pairs]
 
@@ -182,13 +183,13 @@ class TextModule(LitSparseModule):
 
 
 def check_parts(**parts: tuple[object, Any]) -> None:
-    """Check the classes of arguments.
+    """Check that arguments have the expected classes.
 
     Args:
         parts: name of an argument -> its value, and the expected class or union of classes.
 
     Raises:
-        ConfigurationError: if a value has another class.
+        ConfigurationError: if a value does not have an expected class.
     """
     for name, (part, kind) in parts.items():
         if not isinstance(part, kind):
@@ -215,7 +216,7 @@ def check_lines(name: str, lines: Sequence[str]) -> None:
 
 
 def count_groups(mapping: SparseMapping, weights: Tensor) -> Tensor:
-    """Return the number (...,) int64 of groups of equal weights (..., S) in each row."""
+    """Return the number (...,) int64 of groups of equal weights in each row of attention weights (..., S)."""
     return (tied_groups if mapping.groups == "tied" else group_counts)(weights)
 
 
@@ -225,7 +226,7 @@ def _has_vocabularies(data: object) -> TypeGuard[_HasVocabularies]:
 
 
 def two_texts(token: int) -> tuple[Tensor, Tensor]:
-    """Return the tokens (2, 3) and the lengths (2,) of two texts of one token."""
+    """Return the tokens (2, 3) and lengths (2,) of two texts of one token, as example arguments for export."""
     return torch.full((2, 3), token), torch.tensor([3, 2])
 
 

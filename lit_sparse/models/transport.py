@@ -33,33 +33,35 @@ OBJECTIVES = ("safe", "dual")
 
 @ranges(dim=FEATURES, eps=POSITIVE, rho=Number(0.0, 1.0, open_low=True))
 class EntropicTransport(LitSparseModule):
-    """Transport plan from a source to a target measure, with minimal squared distance plus eps times a divergence.
+    """Model of the entropic optimal transport plan between two continuous measures, by potentials trained on samples.
+
+    The plan minimizes the expected squared distance plus eps times a divergence from the product of the measures.
 
     With potentials u and v, the surplus ``s = (u(x) + v(y) - |x - y|^2) / eps``, and expectations over independent x and y,
     training maximizes
 
-    - ``E u + E v - (eps / rho) E ln(1 + rho e^s) + eps`` for ``objective="safe"``: the divergence is the safe KL divergence.
-      The plan's density with respect to the product of the measures is ``sigmoid(s + ln rho) / rho < 1 / rho``, which bounds
-      all steps.
+    - ``E u + E v - (eps / rho) E ln(1 + rho e^s) + eps`` for ``objective="safe"``: the divergence is the safe KL
+      divergence. The plan's density with respect to the product of the measures is ``sigmoid(s + ln rho) / rho < 1 / rho``,
+      which bounds all gradients.
     - ``E u + E v - eps E e^s + eps`` for ``"dual"``: the divergence is KL, and the density is e^s, which may overflow.
       Training then ends with an error, after the last valid checkpoint.
 
     The optimizer trains :class:`lit_sparse.transport.MLPPotentials` over all pairs of a batch.
-    :class:`lit_sparse.transport.KernelPotentials` are trained by kernel SGD without the optimizer, on one process: a training
-    step is a sequence of iterations, one per pair of the batch.
+    :class:`lit_sparse.transport.KernelPotentials` are trained by kernel SGD without the optimizer, on one process: a
+    training step is a sequence of iterations, one per pair of the batch.
 
-    Logged are ``train/loss``, the negative objective before each step, and in validation and test ``loss``, the same over the
-    batches' pairs, and ``objective``, over all pairs of held-out points. ``semi_dual`` is the value of u with its optimal v
-    over all pairs, :func:`lit_sparse.transport.dual.semi_dual_value`. It is comparable between both objectives and selects the
-    best checkpoint.
+    Logged are ``train/loss``, the negative objective before each step, and in validation and test ``loss``, the same over
+    the batches' pairs, and ``objective``, over all pairs of held-out points. ``semi_dual`` is the value of u with its
+    optimal v over all pairs, :func:`lit_sparse.transport.dual.semi_dual_value`. It is comparable between both objectives
+    and selects the best checkpoint.
 
     Batches are dicts of ``source`` (B, d), ``target`` (B, d) and ``index`` (B,).
 
     Args:
         potentials: potentials u and v; None for ``MLPPotentials()``.
-        dim: d, number of coordinates.
+        dim: d, dimension of the points.
         eps: strength of the divergence, in units of the squared distance.
-        rho: inverse of the maximal density, unused in ``"dual"``.
+        rho: inverse of the maximum density; unused for ``"dual"``.
         objective: ``"safe"`` or ``"dual"``.
         optimizer: constructor of the optimizer from the parameters of networks.
         lr_scheduler: constructor of the learning rate scheduler from the optimizer; None for a constant rate.
@@ -68,8 +70,9 @@ class EntropicTransport(LitSparseModule):
     Raises:
         ConfigurationError: for an argument outside its range, or a scheduler with kernel potentials.
 
-    Source: Gladin et al. (2025), LogSumExp approximation, section 3.1; ``"dual"`` is Genevay, Cuturi, Peyre & Bach (2016),
-    Stochastic optimization for large-scale optimal transport.
+    Source: Gladin, Kroshnin, Zhu & Dvurechensky (2025), Improved Stochastic Optimization of LogSumExp, arXiv:2509.24894,
+    section 3.1; ``"dual"`` is Genevay, Cuturi, Peyre & Bach (2016), Stochastic optimization for large-scale optimal
+    transport.
 
     Example:
         >>> model = EntropicTransport(dim=2)
@@ -120,7 +123,7 @@ class EntropicTransport(LitSparseModule):
         return log_density.exp()
 
     def sample_plan(self, x: Tensor, pool: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Sample a target point (B, d) per source point from the plan's conditional distribution.
+        """Return a target point (B, d) for each source point, sampled from the plan's conditional distribution.
 
         Args:
             x: (B, d) source points.
@@ -169,7 +172,7 @@ class EntropicTransport(LitSparseModule):
         Args:
             source: (n, d) points.
             target: (m, d) points.
-            weights: weights (n,) and (m,) of the points, each with sum 1; None for equal weights.
+            weights: weights (n,) and (m,) of the points, each summing to 1; None for equal weights.
         """
         a, b = weights or (None, None)
         source, target = self._given(source), self._given(target)
@@ -180,9 +183,9 @@ class EntropicTransport(LitSparseModule):
 
     @torch.no_grad()
     def semi_dual(self, source: Tensor, target: Tensor, weights: tuple[Tensor, Tensor] | None = None) -> float:
-        """Return S(u) over all pairs, a lower bound of the transport cost between the empirical measures.
+        """Return the semi-dual value of the potential u over all pairs: a lower bound of the entropic transport cost.
 
-        The arguments are those of :meth:`dual`.
+        For the arguments, see :meth:`dual`; for the formula, see :func:`lit_sparse.transport.dual.semi_dual_value`.
         """
         a, b = weights or (None, None)
         source, target = self._given(source), self._given(target)
@@ -200,10 +203,10 @@ class EntropicTransport(LitSparseModule):
         batch_size: int = 32,
         generator: torch.Generator | None = None,
     ) -> float:
-        """Estimate the distance of S(u) from its maximum on test points.
+        """Return an estimate of how far the semi-dual value of u is from its maximum, on test points.
 
-        The maximum is the largest S on the test points in several runs of stochastic gradient ascent. They optimize a number
-        per source test point instead of a function u, with target points drawn from ``fresh``.
+        The maximum is the largest value on the test points in several runs of stochastic gradient ascent, which optimize
+        one number per source test point instead of a function u, with target points sampled from ``fresh``.
 
         Args:
             source: (n, d) test points.
@@ -214,7 +217,8 @@ class EntropicTransport(LitSparseModule):
             batch_size: number of target points per step.
             generator: random generator on the CPU; torch's own by default.
 
-        Source: Gladin et al. (2025), appendix B.3.
+        Source: Gladin, Kroshnin, Zhu & Dvurechensky (2025), Improved Stochastic Optimization of LogSumExp,
+        arXiv:2509.24894, appendix B.3.
         """
         source, target, fresh = self._given(source), self._given(target), self._given(fresh)
         potentials = semi_discrete_potentials(
@@ -245,12 +249,15 @@ class EntropicTransport(LitSparseModule):
         return StepOutput(objective=loss)
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Compute the gradient; kernel potentials have already been updated and have none."""
+        """Compute the gradient, except for kernel potentials, which are already updated and have none."""
         if not isinstance(self.potentials, KernelPotentials):
             super().backward(loss, *args, **kwargs)
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """Return ``index`` (B,), ``source`` (B, d) and its barycentric map ``mapped`` (B, d) over the test's targets."""
+        """Return the predictions for a batch as a dict: ``index`` (B,), ``source`` (B, d), and ``mapped`` (B, d).
+
+        ``mapped`` is the barycentric map over the test's target points.
+        """
         x, y = self._points(batch)
         return {
             "index": batch["index"],
@@ -263,7 +270,7 @@ class EntropicTransport(LitSparseModule):
         return _KernelSGD(self.potentials) if isinstance(self.potentials, KernelPotentials) else super().configure_optimizers()
 
     def setup(self, stage: str) -> None:
-        """Refuse several processes, and a loss scale, for kernel potentials."""
+        """Raise an error for kernel potentials on several processes or with a loss scale."""
         kernels = stage == "fit" and isinstance(self.potentials, KernelPotentials)
         if kernels and self.trainer.world_size > 1:
             raise ConfigurationError(
@@ -278,13 +285,13 @@ class EntropicTransport(LitSparseModule):
         super().setup(stage)
 
     def on_predict_start(self) -> None:
-        """Collect all target points of the test as the pool."""
+        """Collect all target points of the test split, over which the barycentric map is computed."""
         data = getattr(self.trainer, "datamodule", None)
         if has_rows(data):
             self._pool = data.fetch("test", 0, torch.arange(data.size("test")))["target"].to(self.device)
 
     def on_predict_end(self) -> None:
-        """Release the pool."""
+        """Release the collected target points."""
         self._pool = None
 
     @override

@@ -15,7 +15,7 @@ __all__ = ["check_updates", "estimated_updates", "joined", "make_update"]
 
 
 def make_update(model: pl.LightningModule, output: dict[str, Any]) -> None:
-    """Make an update within a step; Lightning itself makes the last one of a batch.
+    """Run one optimizer update within a Lightning step; Lightning itself runs the last one of a batch.
 
     Args:
         model: model that is trained.
@@ -33,7 +33,7 @@ def make_update(model: pl.LightningModule, output: dict[str, Any]) -> None:
 
 
 def joined(outputs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the output of a batch of several updates: the loss of the last one, and the measurements of all."""
+    """Return the output of a batch of several updates: the loss of the last update, and the measurements of all."""
     *_, last = outputs
     return {name: value if name == "loss" else _joined([output[name] for output in outputs]) for name, value in last.items()}
 
@@ -45,12 +45,12 @@ def _joined(values: list[Any]) -> Any:
 
 
 def updates_per_batch(trainer: pl.Trainer) -> int:
-    """Return the number of updates of a full batch of training."""
+    """Return the number of optimizer updates of a full training batch."""
     return int(getattr(getattr(trainer, "datamodule", None), "updates_per_batch", 1))
 
 
 def estimated_updates(trainer: pl.Trainer) -> float:
-    """Return the number of updates of a run; -1 or infinity if it is not known."""
+    """Return the number of optimizer updates of a run; -1 or infinity if it is not known."""
     count = updates_per_batch(trainer)
     if count == 1:
         return trainer.estimated_stepping_batches
@@ -59,7 +59,7 @@ def estimated_updates(trainer: pl.Trainer) -> float:
 
 
 def check_updates(trainer: pl.Trainer) -> None:
-    """Check that all that is due after a number of steps is due at the end of a batch, if batches have several updates.
+    """Check that everything due after a number of steps is due at the end of a batch, if batches have several updates.
 
     Raises:
         ConfigurationError: if it is not, or for several processes, mixed precision or accumulated gradients.

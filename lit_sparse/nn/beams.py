@@ -22,10 +22,10 @@ Step = Callable[[Tensor, State, State], tuple[Tensor, Tensor, State]]
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A sequence.
+    """Output sequence of a beam search, with its score and attention.
 
     Attributes:
-        tokens: token numbers, without ``bos`` and ``eos``.
+        tokens: token ids, without ``bos`` and ``eos``.
         score: log-probability divided by the length penalty.
         attention: (heads, T, S) attention weights of each token, including ``eos``.
     """
@@ -50,32 +50,32 @@ def beam_search(
     length_penalty: float = 0.0,
     forbidden: tuple[int, ...] = (),
 ) -> list[list[Hypothesis]]:
-    """Find the most probable sequences of each row.
+    """Return the most probable sequences of each row, found by beam search with a step function.
 
-    Each step extends the ``beam_size`` best open sequences of a row by every token. An extension by ``eos`` that is among the
-    ``beam_size`` best is finished. A row ends when ``beam_size`` sequences are finished, or when its limit is reached; open
-    sequences then count as finished. They also do if no token is allowed and no sequence is finished. A row without any
-    allowed first token gets an empty sequence of score -inf. Rows are independent. A beam of size 1 is greedy search. The
-    choice among equally probable tokens is unspecified.
+    Each step extends the ``beam_size`` best open sequences of a row by every token. An extension by ``eos`` that is among
+    the ``beam_size`` best is finished. A row ends when ``beam_size`` sequences are finished, or when its limit is reached;
+    open sequences then count as finished. They also do if no token is allowed and no sequence is finished. A row without
+    any allowed first token gets an empty sequence of score -inf. Rows are independent. A beam of size 1 is greedy search.
+    Which of several equally probable tokens is chosen is unspecified.
 
     Args:
         step: see :data:`Step`; tokens of log-probability -inf or NaN are never chosen.
         memory: tensors (B, ...) that are the same in all steps.
         state: tensors (B, ...) before the first token.
-        bos: number of the token that begins every sequence.
-        eos: number of the token that ends every sequence.
-        limits: (B,) largest number of tokens per row; a row with 0 gets an empty sequence.
+        bos: id of the token that begins every sequence.
+        eos: id of the token that ends every sequence.
+        limits: (B,) maximum number of tokens per row; a row with 0 gets an empty sequence.
         beam_size: number of open sequences per row.
-        n_best: largest number of returned sequences per row, at most ``beam_size``.
+        n_best: maximum number of returned sequences per row, at most ``beam_size``.
         length_penalty: alpha; log-probabilities are compared after division by ``((5 + length) / 6) ** alpha``.
-        forbidden: numbers of tokens that are never chosen.
+        forbidden: ids of tokens that are never chosen.
 
     Returns:
-        Sequences of each row, the best first.
+        Sequences of each row, best first.
 
     Raises:
-        ConfigurationError: for a beam size below 1, ``n_best`` above it, a token or penalty outside its range, or a memory or
-            state without a row for each limit.
+        ConfigurationError: for a beam size below 1, ``n_best`` above it, a token or penalty outside its range, or a memory
+            or state without a row for each limit.
 
     Source: Wu et al. (2016), Google's Neural Machine Translation System, section 7 (the penalty).
     """

@@ -14,15 +14,15 @@ __all__ = ["ConvNet"]
 
 @ranges(height=FEATURES, width=FEATURES, outputs=FEATURES, channels=WIDTHS, hidden=FEATURES, colors=FEATURES)
 class ConvNet(nn.Module):
-    """Convolutions of 3 x 3 with ReLU and max-pooling of 2 x 2, then a hidden layer and scores.
+    """Small convolutional network: 3 x 3 convolutions with ReLU and 2 x 2 max-pooling, then a hidden layer and scores.
 
     Args:
-        height: pixels of an image.
-        width: pixels of an image.
+        height: height of an image in pixels.
+        width: width of an image in pixels.
         outputs: number of scores.
-        channels: of each convolution.
-        hidden: units of the hidden layer.
-        colors: planes of an image: 1 for grey levels, 3 for colors.
+        channels: number of output channels of each convolution.
+        hidden: number of units of the hidden layer.
+        colors: number of channels of an image: 1 for grey levels, 3 for colors.
 
     Raises:
         ConfigurationError: for a number below 1, or images too small for so many convolutions.

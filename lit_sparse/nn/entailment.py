@@ -22,20 +22,21 @@ __all__ = ["EntailmentNetwork"]
     gate_bias=Number(-100.0, 100.0),
 )
 class EntailmentNetwork(nn.Module):
-    r"""Class scores from the word vectors of a premise and a hypothesis, by attention with any mapping.
+    r"""Recurrent network that scores the relation of a hypothesis to a premise, by attention with any mapping.
 
-    Word vectors are projected to the width H. A GRU maps the premise to states Y (S, H). Another GRU starts from
-    the last of them and maps the hypothesis to its final state h_N (H,). With the mapping's weights p over the S positions,
+    Its inputs are the word vectors of both sentences, which are projected to the width H. A GRU maps the premise to states
+    Y (S, H). Another GRU starts from the last of them and maps the hypothesis to its final state h_N (H,). With the
+    mapping's weights p over the S positions,
 
     .. math::
         M = \tanh(W_y Y + (W_h h_N) e^T), \quad p = \Pi(w^T M), \quad r = Y p, \quad h^* = \tanh(W_p r + W_x h_N),
 
     and the class scores are linear in h^*. Dropout applies to the projected word vectors and to h^*. Weights have torch's
-    initialization, to which ``gate_bias`` is added. On 21,000 training pairs 1 gives fewer errors in validation than 0, the
-    published value.
+    initialization, to which ``gate_bias`` is added. On 21,000 training pairs, 1 gives a lower validation error than 0, the
+    paper's value.
 
-    Entries beyond the length of a sentence are ignored, and rows are independent. A premise without words has the state 0 and
-    no attention. A hypothesis without words keeps the premise's last state.
+    Entries beyond the length of a sentence are ignored, and rows are independent. A premise without words has the state 0
+    and no attention. A hypothesis without words keeps the premise's last state.
 
     Args:
         mapping: mapping from attention scores to weights.
@@ -43,14 +44,15 @@ class EntailmentNetwork(nn.Module):
         width: H, number of hidden units.
         classes: C, number of classes.
         dropout: dropout probability.
-        gate_bias: number added to the initial bias of the GRUs' update gates z, which make (1 - z) n + z h of a state h; a
-            positive number initially keeps more of the state.
+        gate_bias: number added to the initial bias of the GRUs' update gates z, where the new state is (1 - z) n + z h; a
+            positive number initially keeps more of the state h.
 
     Raises:
         ConfigurationError: for a size below 1, a dropout outside [0, 1), or a bias outside [-100, 100].
 
     Source: Rocktäschel, Grefenstette, Hermann, Kočiský & Blunsom (2016), Reasoning about Entailment with Neural Attention,
-    section 2.3; with GRUs, and mappings other than softmax, Martins & Astudillo (2016), From Softmax to Sparsemax, section 4.3.
+    section 2.3; with GRUs, and mappings other than softmax, Martins & Astudillo (2016), From Softmax to Sparsemax, section
+    4.3.
 
     Example:
         >>> from lit_sparse.mappings import Sparsemax
@@ -92,13 +94,13 @@ class EntailmentNetwork(nn.Module):
     def forward(
         self, premise: Tensor, premise_length: Tensor, hypothesis: Tensor, hypothesis_length: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return scores (B, C) of the classes and attention weights (B, S).
+        """Return the scores (B, C) of the classes and the attention weights (B, S).
 
         Args:
             premise: (B, S, E) word vectors.
-            premise_length: (B,) how many of the S there are.
+            premise_length: (B,) lengths of the premises.
             hypothesis: (B, T, E) word vectors.
-            hypothesis_length: (B,) how many of the T there are.
+            hypothesis_length: (B,) lengths of the hypotheses.
         """
         inputs = self.drop(self.project(premise))
         states, read = _run(self.premise, inputs, premise_length, inputs.new_zeros(inputs.shape[0], self.width))

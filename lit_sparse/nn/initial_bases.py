@@ -16,26 +16,26 @@ __all__ = ["InitialBases", "NoiseBases", "SampleBases", "SparseCodingBases"]
 
 
 class InitialBases(nn.Module, ABC):
-    """Base of initializations of bases; a subclass implements :meth:`forward`."""
+    """Base class of initializations of a layer's bases, its rows of weights; a subclass implements :meth:`forward`."""
 
     def examples(self, width: int) -> int:
-        """Return the number of training examples that ``width`` bases need."""
+        """Return the number of training examples needed to initialize ``width`` bases."""
         return 0
 
     @abstractmethod
     def forward(self, examples: Tensor, width: int, generator: torch.Generator) -> Tensor:
-        """Return bases (width, D).
+        """Return initial bases (width, D), given training examples.
 
         Args:
             examples: (N, D) distinct training examples in random order, where N is the result of :meth:`examples`.
             width: number of bases.
-            generator: generator of all random draws.
+            generator: random generator.
         """
 
 
 @ranges(std=POSITIVE)
 class NoiseBases(InitialBases):
-    """Small Gaussian noise.
+    """Initialization of bases by small Gaussian noise.
 
     Args:
         std: standard deviation, > 0.
@@ -52,10 +52,10 @@ class NoiseBases(InitialBases):
 
 @ranges(norm=POSITIVE)
 class SampleBases(InitialBases):
-    """Random training examples, scaled to a norm; those without any feature are left out.
+    """Initialization of bases by random training examples, scaled to a norm; zero examples are left out.
 
     Args:
-        norm: Euclidean norm of each basis, > 0. With norms as large as those of images a tanh is saturated.
+        norm: Euclidean norm of each basis, > 0. Norms as large as an image's would saturate a tanh.
     """
 
     def __init__(self, norm: float = 1.0) -> None:
@@ -81,11 +81,12 @@ class SampleBases(InitialBases):
 
 @ranges(activity=Number(0.0, 1.0), connectivity=Number(0.0, 1.0), closeness=Number(0.0, 1e6), size=Count(2), rounds=Count())
 class SparseCodingBases(InitialBases):
-    """Bases of a sparse code of training examples, in which each unit is active for few examples.
+    """Initialization of bases by a sparse code of training examples, in which each unit is active for few examples.
 
-    Examples X (N, D) are factorized as H W with codes H (N, width) and bases W (width, D). The layer's output X W^T should be
-    close to H. Projected gradient steps, alternately in H and W, decrease ``||X - H W||^2 + closeness ||H - X W^T||^2``. The
-    codes of each unit over all examples have the sparseness ``activity``. Each basis has ``connectivity`` and unit norm.
+    Examples X (N, D) are factorized as H W with codes H (N, width) and bases W (width, D). The layer's output X W^T should
+    be close to H. Projected gradient steps, alternately in H and W, decrease ``||X - H W||^2 + closeness ||H - X W^T||^2``.
+    The codes of each unit over all examples have the sparseness ``activity``. Each basis has the sparseness
+    ``connectivity`` and unit norm.
 
     Args:
         activity: Hoyer sparseness of the codes of a unit over the examples, in [0, 1].
@@ -95,7 +96,8 @@ class SparseCodingBases(InitialBases):
         rounds: number of alternating updates of codes and bases.
 
     Source: after Thom, Schweiggert & Palm (2011), Supervised Matrix Factorization with Sparseness Constraints and Fast
-    Inference, which pre-trains the networks MLP-SCFC and SMLP-SCFC of Thom & Palm (2013). Step sizes and weights are our own.
+    Inference, which pre-trains the networks MLP-SCFC and SMLP-SCFC of Thom & Palm (2013). Learning rates and weights differ
+    from the paper.
     """
 
     def __init__(
@@ -138,11 +140,12 @@ class SparseCodingBases(InitialBases):
 
 
 def largest_eigenvalue(gram: Tensor, steps: int = 20) -> Tensor:
-    """Estimate the largest eigenvalue of a positive semi-definite matrix by power iteration from a constant vector.
+    """Return an estimate of the largest eigenvalue of a positive semi-definite matrix, by power iteration.
 
     Args:
         gram: (D, D) matrix.
-        steps: number of iterations. They converge from below, so the result is increased by a tenth.
+        steps: number of iterations, from a constant vector. They converge from below, so the result is increased by a
+            tenth.
     """
     vector = torch.ones_like(gram[0])
     for _ in range(steps):

@@ -79,12 +79,12 @@ def _scatter(start: Any, stop: Any, out: Any, weights: Any, rows: Any, lists: An
 
 @dataclass(frozen=True)
 class Lists:
-    """Lists of places, one per row.
+    """Lists of row indices of a matrix, one list per row of another.
 
     Attributes:
-        places: (R, C) int32, in 0 .. S - 1, then -1.
+        places: (R, C) int32, indices in 0 .. S - 1, followed by -1.
         blocks: (R,) int64, the block of the matrix that each row refers to, in increasing order.
-        shape: number of blocks B, and S.
+        shape: number of blocks B, and number of rows S of each.
     """
 
     places: Tensor
@@ -93,19 +93,19 @@ class Lists:
 
     @property
     def flat(self) -> Tensor:
-        """Places (R, C) in the matrix as one long block; 0 past a list's end."""
+        """Listed indices (R, C) in the matrix viewed as one block (B S, E); 0 past a list's end."""
         return torch.where(self.places < 0, 0, self.places.long() + self.blocks.unsqueeze(1) * self.shape[1])
 
     @cached_property
     def by_place(self) -> tuple[Tensor, Tensor]:
-        """Slots of all lists, from 0 to R C, by their places in the long block, and (B S + 1,) where each place begins."""
+        """Slots of all lists, 0 .. R C - 1, sorted by the index they hold, and (B S + 1,) where each index begins."""
         used = (self.places >= 0).flatten().nonzero().squeeze(1)
         places, order = self.flat.flatten()[used].sort(stable=True)
         return used[order], torch.searchsorted(places, torch.arange(self.shape[0] * self.shape[1] + 1, device=places.device))
 
 
 def listed_products(rows: Tensor, matrix: Tensor, lists: Lists) -> Tensor:
-    """Return the products (R, C) of each row (R, E) with the rows of the matrix (B, S, E) that it lists, else 0."""
+    """Return the products (R, C) of each row (R, E) with the matrix rows (B, S, E) it lists; 0 past a list's end."""
     if _has_programs(rows):
         return triton_lists.multiply_listed(rows, matrix, lists.places, lists.blocks)
     if rows.is_cpu:
@@ -118,9 +118,9 @@ def listed_products(rows: Tensor, matrix: Tensor, lists: Lists) -> Tensor:
 
 
 def listed_sums(weights: Tensor, matrix: Tensor, lists: Lists) -> Tensor:
-    """Return the sums (R, E) of the rows of the matrix (B, S, E) that each row lists, times its weights (R, C).
+    """Return the sums (R, E) of the matrix rows (B, S, E) that each row lists, times its weights (R, C).
 
-    A row of the matrix with weight zero takes no part, even if it is NaN; likewise in :func:`sums_to_listed`.
+    A matrix row with weight zero does not take part, even if it is NaN.
     """
     if _has_programs(weights):
         return triton_lists.sum_listed(weights, matrix, lists.places, lists.blocks)
@@ -135,7 +135,7 @@ def listed_sums(weights: Tensor, matrix: Tensor, lists: Lists) -> Tensor:
 
 
 def sums_to_listed(weights: Tensor, rows: Tensor, lists: Lists) -> Tensor:
-    """Return (B, S, E): at each place the sum of the rows (R, E) that list it, times their weights (R, C) there."""
+    """Return (B, S, E), for each matrix row the sum of the rows (R, E) that list it, times their weights (R, C)."""
     if _has_programs(rows):
         return triton_lists.scatter_listed(weights, rows, *lists.by_place).view(*lists.shape, rows.shape[1])
     blocks = lists.shape[0]
@@ -186,13 +186,13 @@ class _Listed(torch.autograd.Function):
 
 
 def products(rows: Tensor, matrix: Tensor, lists: Lists) -> Tensor:
-    """Return the products (R, C) of rows (R, E) with the rows of a matrix (B, S, E) that they list."""
+    """Return the products (R, C) of rows (R, E) with the matrix rows (B, S, E) that they list, without derivatives."""
     result: Tensor = _Listed.apply(listed_products, rows, matrix, lists)  # type: ignore[no-untyped-call]
     return result
 
 
 def sums(weights: Tensor, matrix: Tensor, lists: Lists) -> Tensor:
-    """Return the sums (R, E) of the listed rows of a matrix (B, S, E), times weights (R, C)."""
+    """Return the sums (R, E) of the listed matrix rows (B, S, E), times weights (R, C), without derivatives."""
     result: Tensor = _Listed.apply(listed_sums, weights, matrix, lists)  # type: ignore[no-untyped-call]
     return result
 

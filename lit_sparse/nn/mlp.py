@@ -13,7 +13,7 @@ __all__ = ["MLP"]
 
 
 class MLP(nn.Sequential):
-    """Linear layers with ReLU between them.
+    """Multi-layer perceptron: linear layers with ReLU between them.
 
     Args:
         sizes: width of the input, of each hidden layer and of the output.

@@ -13,7 +13,7 @@ __all__ = ["ClassPredictor", "EntailmentPredictor", "Seq2SeqPredictor", "SourceE
 
 
 class ClassPredictor(nn.Module):
-    """Class probabilities (B, K) of inputs (B, D), by any mapping of a network's scores.
+    """Plain torch module that predicts class probabilities (B, K) of inputs (B, D), by a network and any mapping.
 
     Args:
         network: network from inputs to scores.
@@ -26,12 +26,12 @@ class ClassPredictor(nn.Module):
         self.network, self.mapping = network, mapping
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return the probabilities."""
+        """Return class probabilities (B, K) of inputs (B, D)."""
         return self.mapping.map(self.network(inputs), None, -1)
 
 
 class EntailmentPredictor(nn.Module):
-    """Class scores (B, C) and attention (B, S) of pairs of sentences, given as numbers of words.
+    """Plain torch module that predicts class scores (B, C) and attention (B, S) of sentence pairs, given as word ids.
 
     Args:
         words: embedding of the words.
@@ -45,7 +45,7 @@ class EntailmentPredictor(nn.Module):
     def forward(
         self, premise: Tensor, premise_length: Tensor, hypothesis: Tensor, hypothesis_length: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return scores and attention; arguments as for :class:`lit_sparse.models.EntailmentClassifier`."""
+        """Return class scores (B, C) and attention (B, S); arguments as for :class:`lit_sparse.models.EntailmentClassifier`."""
         found: tuple[Tensor, Tensor] = self.network(
             self.words(premise), premise_length, self.words(hypothesis), hypothesis_length
         )
@@ -53,7 +53,7 @@ class EntailmentPredictor(nn.Module):
 
 
 class SourceEncoder(nn.Module):
-    """Encoder of a :class:`Seq2SeqPredictor`.
+    """Plain torch module that encodes sources, for a :class:`Seq2SeqPredictor`.
 
     Args:
         embedding: embedding of the source's tokens.
@@ -65,13 +65,15 @@ class SourceEncoder(nn.Module):
         self.embedding, self.body = embedding, body
 
     def forward(self, source: Tensor, lengths: Tensor) -> tuple[State, State]:
-        """Return the memory and the state before the first token, for sources (B, S) with lengths (B,)."""
+        """Return the memory and the decoder's initial state, for sources (B, S) with lengths (B,)."""
         memory = self.body.encode(self.embedding(source), lengths)
         return self.body.prepare(memory), self.body.start(memory)
 
 
 class Seq2SeqPredictor(nn.Module):
-    """One decoding step of a sequence-to-sequence model. Its part ``encoder`` returns the arguments of the first step.
+    """Plain torch module that computes one decoding step of a sequence-to-sequence model.
+
+    Its attribute ``encoder`` returns the arguments of the first step.
 
     Args:
         source_embedding: embedding of the source's tokens.
@@ -94,7 +96,7 @@ class Seq2SeqPredictor(nn.Module):
         self.embedding, self.output, self.mapping = embedding, output, mapping
 
     def forward(self, tokens: Tensor, memory: State, state: State) -> tuple[Tensor, Tensor, State]:
-        """Return log-probabilities (R, V) of the tokens after tokens (R,), attention (R, heads, S) and the next state."""
+        """Return log-probabilities (R, V) of the next token after tokens (R,), attention (R, heads, S) and the next state."""
         hidden, weights, state = self.encoder.body.step(self.embedding(tokens), memory, state)
         scores = self.output(hidden).float()
         if self.mapping is None:

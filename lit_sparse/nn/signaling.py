@@ -17,17 +17,18 @@ CACHED = 1 << 19
 
 @ranges(features=INPUTS, vocabulary=INPUTS, embedding=INPUTS, filters=INPUTS, scale=POSITIVE)
 class Sender(nn.Module):
-    """Scores the symbols of a vocabulary for an image: linear, two 1 x 1 convolutions with sigmoids, linear.
+    """Sender of a referential game: a network that scores the symbols of a vocabulary for an image.
 
-    The convolutions see each of the embedded features alone: one to ``filters`` channels and one back.
+    A linear layer is followed by two 1 x 1 convolutions with sigmoids, applied to each embedded feature separately, one to
+    ``filters`` channels and one back, and another linear layer.
 
     Args:
-        features: F, of an image.
+        features: F, number of features of an image.
         vocabulary: V, number of symbols.
         embedding: size of the embedded image.
-        filters: channels between the convolutions.
-        scale: by which the scores are divided.
-        bias: whether the convolutions and the last layer have biases; the published sender has none.
+        filters: number of channels between the convolutions.
+        scale: number by which the scores are divided.
+        bias: whether the convolutions and the last layer have biases; the paper's sender has none.
 
     Source: Lazaridou, Peysakhovich & Baroni (2017), Multi-agent cooperation and the emergence of (natural) language, the
     informed sender, with one image; scaled as in Correia, Niculae, Aziz & Martins (2020).
@@ -66,20 +67,20 @@ class Sender(nn.Module):
 
 @ranges(features=INPUTS, vocabulary=INPUTS, embedding=INPUTS)
 class Receiver(nn.Module):
-    """Scores candidate images for a symbol: the inner products of the symbol's and the images' embeddings.
+    """Receiver of a referential game: scores candidate images for a symbol, by inner products of their embeddings.
 
     Args:
-        features: F, of an image.
+        features: F, number of features of an image.
         vocabulary: V, number of symbols.
         embedding: size of the embeddings.
-        init: initial embedding of the symbols: ``"normal"``, from N(0, 1) as :class:`torch.nn.Embedding`, or ``"linear"``, as
-            :class:`torch.nn.Linear`. The publication has the latter for relaxed symbols.
+        init: initial embedding of the symbols: ``"normal"``, from N(0, 1) as :class:`torch.nn.Embedding`, or ``"linear"``,
+            as :class:`torch.nn.Linear`. The paper uses the latter for relaxed symbols.
 
     Raises:
         ConfigurationError: for another ``init``.
 
-    Source: Lazaridou, Peysakhovich & Baroni (2017), Multi-agent cooperation and the emergence of (natural) language. Initial
-    embeddings: the code of Correia, Niculae, Aziz & Martins (2020).
+    Source: Lazaridou, Peysakhovich & Baroni (2017), Multi-agent cooperation and the emergence of (natural) language.
+    Initial embeddings: the code of Correia, Niculae, Aziz & Martins (2020).
 
     Example:
         >>> receiver = Receiver(20, vocabulary=8)
@@ -99,12 +100,12 @@ class Receiver(nn.Module):
             nn.init.normal_(self.hear.weight)
 
     def forward(self, candidates: Tensor, messages: Tensor, rows: Tensor) -> Tensor:
-        """Return scores (R, N) of the candidates for each message.
+        """Return the scores (R, N) of the candidates for each message.
 
         Args:
             candidates: (B, N, F).
             messages: (R, V), one-hot or relaxed.
-            rows: (R,) sorted: which game each message belongs to.
+            rows: (R,) sorted, index of each message's game.
         """
         seen = self.see(candidates)
         counts = torch.bincount(rows, minlength=len(candidates))

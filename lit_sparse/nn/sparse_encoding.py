@@ -17,7 +17,7 @@ __all__ = ["sparse_decode", "sparse_encode"]
 
 @checked
 def sparse_encode(x: Tensor, weight: Tensor) -> Tensor:
-    """Return ``x @ weight.T`` (B, n) for x (B, D) and ``weight`` (n, D), with a sparse gradient of ``weight``.
+    """Return the scores ``x @ weight.T`` (B, n) of inputs x (B, D), with a sparse gradient of ``weight`` (n, D).
 
     The gradient holds only the rows of units with a nonzero gradient. After a sparse mapping these are the active units.
     ``torch.optim.SGD`` updates only these rows. It has no second derivative.
@@ -30,11 +30,11 @@ def sparse_encode(x: Tensor, weight: Tensor) -> Tensor:
 
 @checked
 def sparse_decode(h: Tensor, weight: Tensor) -> Tensor:
-    """Return ``h @ weight`` (B, D) for activities h (B, n), from the rows of ``weight`` (n, D) with a nonzero activity.
+    """Return the reconstruction ``h @ weight`` (B, D) of activities h (B, n), computed only from active rows of ``weight``.
 
-    The gradients are zero for the other rows; that of ``weight`` is a sparse tensor. The gradient of h is exact if the
-    derivative of the preceding mapping is zero where its output is zero, which holds for sparse mappings. The exception is a
-    hard threshold at a score that is exactly zero and among the k largest.
+    The gradient of ``weight`` (n, D) is a sparse tensor, zero for inactive rows. The gradient of h is exact if the
+    derivative of the preceding mapping is zero where its output is zero, which holds for sparse mappings. The exception is
+    a hard threshold at a score that is exactly zero and among the k largest.
     """
     refuse_vmap("sparse_decode")
     _check("h (B, n)", h, weight, 0)

@@ -15,15 +15,14 @@ __all__ = ["WordVectors"]
 
 @ranges(words=INPUTS, features=FEATURES)
 class WordVectors(nn.Embedding):
-    """Embedding that is trained unless :meth:`fix` sets its vectors permanently.
+    """Embedding of words that is trained unless :meth:`fix` sets its vectors permanently.
 
-    The state dict holds fixed vectors, and that they are fixed. Loading it needs no file of vectors, and does not resume their
-    training.
+    The state dict holds the vectors and whether they are fixed, so loading it needs no file of vectors.
 
     Args:
         words: V, number of words.
         features: E, width of a vector.
-        padding: number of the word whose vector is always zero.
+        padding: id of the word whose vector is always zero.
 
     Example:
         >>> words = WordVectors(3, 2, padding=0)
@@ -46,7 +45,7 @@ class WordVectors(nn.Embedding):
         self.register_load_state_dict_post_hook(_train_unless_fixed)  # type: ignore[no-untyped-call]
 
     def fix(self, vectors: Tensor) -> None:
-        """Take vectors (V, E), which are not trained; that of padding becomes zero.
+        """Set vectors (V, E) that are not trained; the padding word's vector becomes zero.
 
         Raises:
             ConfigurationError: if they have another shape.

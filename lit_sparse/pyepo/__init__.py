@@ -73,15 +73,15 @@ def _minimizes(optmodel: Any) -> bool:
 
 
 def structure_of(optmodel: Any, *, processes: int = 0, cache: int = 1000) -> FromSolver:
-    """Return the solutions of a model of PyEPO as a structure, whose scores are minus the costs, or the values to maximize.
+    """Return the solutions of a PyEPO model as a structure, whose scores are minus the costs, or the values to maximize.
 
     Args:
         optmodel: an ``optModel`` whose variables are 0 or 1, with a cost for each.
-        processes: number of processes among which rows are divided; see :class:`~lit_sparse.structures.FromSolver`.
-        cache: number of solutions to keep, among which SparseMAP looks before it calls the solver.
+        processes: number of worker processes that share the rows; see :class:`~lit_sparse.structures.FromSolver`.
+        cache: number of solutions to store, which SparseMAP searches before it calls the solver.
 
     Raises:
-        ConfigurationError: if it is no such model.
+        ConfigurationError: if it is not such a model.
     """
     missing = [name for name in ("setObj", "solve", "num_cost", "modelSense") if not hasattr(optmodel, name)]
     if missing or isinstance(optmodel, type):
@@ -152,19 +152,25 @@ class _DecisionLoss(nn.Module, ABC):
 
 
 class SparseMAPLoss(_DecisionLoss):
-    """The Fenchel-Young loss of SparseMAP for predicted costs and the best solution.
+    r"""Fenchel-Young loss of SparseMAP for predicted costs and the best solution.
 
-    It is convex in the costs, not negative, and its gradient is exact: for minimization the solution less the marginals. It
-    equals PyEPO's ``regularizedFrankWolfeFenchelYoung(optmodel, lambd=gamma)``, with far fewer calls of the solver.
+    .. math:: \max_{\mu} \left\{\langle \mu, x \rangle - \tfrac{\gamma}{2} \lVert \mu \rVert^2\right\}
+        + \tfrac{\gamma}{2} \lVert a \rVert^2 - \langle a, x \rangle
+
+    where x are the scores, the negative costs for minimization, a is the solution, and mu ranges over the convex hull of
+    all solutions.
+
+    It is convex in the costs, nonnegative, and its gradient is exact: for minimization, the solution minus the marginals.
+    It equals PyEPO's ``regularizedFrankWolfeFenchelYoung(optmodel, lambd=gamma)``, with far fewer calls of the solver.
 
     Args:
-        problem: a model of PyEPO, or a structure, which is faster where there is one for the problem.
+        problem: a PyEPO model, or a structure, which is faster if there is one for the problem.
         gamma: strength of the regularizer, > 0.
-        minimize: whether costs are minimized; by default as the model says, and for a structure True.
+        minimize: whether costs are minimized; by default the model's setting, and True for a structure.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
 
     Raises:
-        ConfigurationError: if an argument is not as described.
+        ConfigurationError: if an argument is invalid.
 
     Source: Niculae, Martins, Blondel & Cardie (2018), SparseMAP: Differentiable Sparse Structured Inference.
     """
@@ -188,20 +194,20 @@ class SparseMAPLoss(_DecisionLoss):
 
 @ranges(samples=Count(), sigma=POSITIVE)
 class PerturbedFenchelYoungLoss(_DecisionLoss):
-    """The Fenchel-Young loss of the best structure for perturbed costs, in expectation over normal noise, by sampling.
+    """Fenchel-Young loss of the best solution under randomly perturbed costs, estimated by sampling.
 
-    Its gradient is, for minimization, the solution less the mean of the solutions for the perturbed costs. Noise comes from
-    torch's global generator.
+    For minimization, its gradient is the solution minus the mean of the solutions for costs with normal noise. Noise comes
+    from torch's global generator.
 
     Args:
-        problem: a model of PyEPO, or a structure.
+        problem: a PyEPO model, or a structure.
         samples: number of perturbations of each row.
         sigma: standard deviation of the noise, > 0.
-        minimize: whether costs are minimized; by default as the model says, and for a structure True.
+        minimize: whether costs are minimized; by default the model's setting, and True for a structure.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
 
     Raises:
-        ConfigurationError: if an argument is not as described.
+        ConfigurationError: if an argument is invalid.
 
     Source: Berthet, Blondel, Teboul, Cuturi, Vert & Bach (2020), Learning with Differentiable Perturbed Optimizers.
     """
@@ -229,21 +235,21 @@ class PerturbedFenchelYoungLoss(_DecisionLoss):
 
 
 class SPOPlusLoss(_DecisionLoss):
-    """The SPO+ loss: a convex upper bound of the regret of deciding by the predicted costs.
+    """SPO+ loss: a convex upper bound of the regret of deciding by predicted costs.
 
     Args:
-        problem: a model of PyEPO, or a structure.
-        minimize: whether costs are minimized; by default as the model says, and for a structure True.
+        problem: a PyEPO model, or a structure.
+        minimize: whether costs are minimized; by default the model's setting, and True for a structure.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
 
     Raises:
-        ConfigurationError: if an argument is not as described.
+        ConfigurationError: if an argument is invalid.
 
     Source: Elmachtoub & Grigas (2022), Smart "Predict, then Optimize", doi:10.1287/mnsc.2020.3922.
     """
 
     def forward(self, pred_cost: Tensor, true_cost: Tensor, true_sol: Tensor, true_obj: Tensor | None = None) -> Tensor:
-        """Return the loss; a scalar, or (B,) without reduction.
+        """Return the SPO+ loss of predicted costs; a scalar, or (B,) without reduction.
 
         Args:
             pred_cost: predicted costs (B, d).

@@ -23,7 +23,7 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 class BrokenLossError(DataError):
-    """A loss is NaN or infinite.
+    """Error raised when a loss is NaN or infinite.
 
     Args:
         row: index of the first such loss.
@@ -45,14 +45,14 @@ class BrokenLossError(DataError):
         )
 
     def located(self, row: int, where: str) -> BrokenLossError:
-        """Return the error with the row's index elsewhere, and words that name the place."""
+        """Return a copy of this error with another row index, and words that name the place of the loss."""
         found = BrokenLossError(row, self.value, self.broken, self.losses, self.hint)
         found.args = (found._message(where),)
         return found
 
 
 class Risk(nn.Module, ABC):
-    """Turns the losses of a batch into one number to minimize.
+    """Base class of risks, which turn the losses of a batch into one number to minimize, in place of their mean.
 
     A subclass implements :meth:`measure` and keeps each constructor argument as an attribute of the same name.
     """
@@ -73,11 +73,11 @@ class Risk(nn.Module, ABC):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return instances that the shared tests run; override it when arguments are needed."""
+        """Return instances for the shared tests; override it when arguments are needed."""
         return [cls()]
 
     def forward(self, losses: Tensor, weights: Tensor | None = None, groups: Tensor | None = None) -> Tensor:
-        """Return the objective, a scalar; half precision is computed and returned in float32.
+        """Return the risk of a batch of losses, a scalar to minimize; half precision is computed and returned in float32.
 
         Args:
             losses: (B,) floating, one per example.
@@ -123,13 +123,13 @@ class Risk(nn.Module, ABC):
 
     @abstractmethod
     def measure(self, losses: Tensor, weights: Tensor | None, *args: Any, **kwargs: Any) -> Tensor:
-        """Return the objective of at least one loss; :meth:`forward` has checked the arguments.
+        """Return the risk of one or more losses (B,) with optional weights (B,), a scalar; :meth:`forward` checks arguments.
 
         A risk with a :attr:`group_key` gets the groups (B,) as its third argument.
         """
 
     def draw_rows(self, size: int) -> Tensor | None:
-        """Return the rows (M,) of a training batch of ``size`` examples to compute losses of; None for all of them.
+        """Return which rows (M,) of a training batch to compute losses of; None for all of them.
 
         A model calls this first, and passes the losses of these rows to the risk.
         """
@@ -150,14 +150,14 @@ class Risk(nn.Module, ABC):
         return (inputs, inputs.new_zeros(len(inputs))) if self.adversary is None else self.adversary(loss_fn, inputs)
 
     def dual_parameters(self) -> list[nn.Parameter]:
-        """Return parameters that are minimized together with the model's, with the learning rate :attr:`dual_lr`."""
+        """Return parameters of the risk that are minimized together with the model's, at the learning rate :attr:`dual_lr`."""
         return []
 
     #: Learning rate of the dual parameters; None for the model's.
     dual_lr: float | None = None
 
     def measurements(self) -> dict[str, float]:
-        """Return numbers to log after each epoch of training."""
+        """Return numbers to log after each training epoch, by name."""
         return {}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:

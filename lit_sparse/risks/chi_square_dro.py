@@ -15,25 +15,26 @@ __all__ = ["ChiSquareDRO"]
 
 @ranges(radius=POSITIVE, lam=POSITIVE)
 class ChiSquareDRO(Risk):
-    r"""Largest mean loss of a batch under any reweighting q, within a chi-square ball, or minus a cost of the divergence.
+    r"""Largest mean loss of a batch under reweighting, with a limit on or a penalty of the chi-square divergence.
 
     .. math:: \max_q \; q^\top \ell \;\text{ with }\; D(q) \le \mathrm{radius}
         \qquad\text{or}\qquad \max_q \; q^\top \ell - \mathrm{lam} D(q),
         \qquad D(q) = \tfrac12 \sum_i (q_i - p_i)^2 / p_i
 
-    p is uniform, or the normalized weights. Both are solved exactly by sorting: ``q_i`` is proportional to
-    ``p_i (loss_i - tau)_+``, and q is the gradient. With a penalty and without weights, q is
-    ``sparsemax(losses, gamma=lam * B)``. In the interior, where no q is 0, the ball gives the mean plus
-    ``sqrt(2 radius variance)``. The result is multiplied by the mean weight, so that a small radius gives
-    :class:`lit_sparse.risks.Mean`. Biased for mini-batches: smaller batches give smaller values, and a batch of B examples
-    cannot distinguish radii above (B - 1) / 2. In distributed training, losses are gathered from all processes.
+    where l are the losses of the batch, q a distribution over its examples, and p the uniform distribution or the
+    normalized weights. Both problems are solved exactly by sorting: ``q_i`` is proportional to ``p_i (loss_i - tau)_+``,
+    and q is the gradient. With a penalty and without weights, q is ``sparsemax(losses, gamma=lam * B)``. In the interior,
+    where no q is 0, the ball gives the mean plus ``sqrt(2 radius variance)``. The result is multiplied by the mean weight,
+    so that a small radius gives :class:`lit_sparse.risks.Mean`. Biased for mini-batches: smaller batches give smaller
+    values, and a batch of B examples cannot distinguish radii above (B - 1) / 2. In distributed training, losses are
+    gathered from all processes.
 
     Args:
         radius: largest divergence D, > 0. Small values give the mean, large ones the largest loss.
-        lam: in place of a radius: cost per unit of divergence, > 0, in units of the loss. Large values give the mean.
+        lam: used in place of a radius: cost per unit of divergence, > 0, in units of the loss. Large values give the mean.
 
     Raises:
-        ConfigurationError: unless one of them is given, and positive.
+        ConfigurationError: unless exactly one of the two is given, and positive.
 
     Source: Levy, Carmon, Duchi & Sidford (2020), Large-Scale Methods for Distributionally Robust Optimization, section 2,
     arXiv:2010.05893. Namkoong & Duchi (2017), Variance-based Regularization with Convex Objectives, arXiv:1610.02581.
@@ -56,7 +57,7 @@ class ChiSquareDRO(Risk):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return balls and penalties with small and large effect."""
+        """Return instances for the shared tests: limits and penalties with small and large effect."""
         return [cls(0.05), cls(2.0), cls(lam=0.1), cls(lam=10.0)]
 
     @override

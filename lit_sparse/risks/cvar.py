@@ -14,13 +14,14 @@ __all__ = ["CVaR"]
 
 @ranges(level=Number(0.0, 1.0, open_low=True))
 class CVaR(Risk):
-    r"""Mean of the largest losses of a batch: those that hold the fraction ``level`` of the weight.
+    r"""Conditional value at risk: mean of the largest losses of a batch, which hold the fraction ``level`` of the weight.
 
     .. math:: \min_a \; a + E (\ell - a)_+ / \mathrm{level}
 
-    The example at the boundary counts in part. Weights are normalized, and the result is multiplied by their mean, so that
-    ``CVaR(1.0)`` is :class:`lit_sparse.risks.Mean`. Biased for mini-batches: smaller batches give smaller values. In
-    distributed training, losses are gathered from all processes.
+    where E is the weighted mean over the losses l of the batch; the optimal a is the (1 - level)-quantile. The example at
+    the boundary counts in part. Weights are normalized, and the result is multiplied by their mean, so that ``CVaR(1.0)``
+    is :class:`lit_sparse.risks.Mean`. Biased for mini-batches: smaller batches give smaller values. In distributed
+    training, losses are gathered from all processes.
 
     Args:
         level: fraction of the weight, in (0, 1].
@@ -42,7 +43,7 @@ class CVaR(Risk):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return instances that average few examples, half of them, and all."""
+        """Return instances for the shared tests, which average few examples, half of them, and all."""
         return [cls(0.1), cls(0.5), cls(1.0)]
 
     @override

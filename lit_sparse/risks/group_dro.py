@@ -16,15 +16,15 @@ __all__ = ["GroupDRO"]
 
 @ranges(num_groups=FEATURES, step_size=POSITIVE, adjustment=Number(0.0, 1e12))
 class GroupDRO(Risk):
-    r"""Mean loss of the worst group, by a weight q of each group that grows with the losses of the group.
+    r"""Mean loss of the worst group of examples, by group weights q that grow with a group's loss.
 
     .. math:: \min_\theta \max_q \sum_g q_g L_g(\theta), \qquad q_g \propto q_g \exp(\eta L_g)
 
-    L is the mean loss of a group. Each training batch updates q first, and its objective has the new q. Groups without an
-    example in the batch have the loss 0, in the update as well: they lose weight. A negative number marks an example of
-    unknown group, which is ignored. The result is multiplied by the mean weight of the examples, so that one group gives
-    :class:`lit_sparse.risks.Mean`. In distributed training, losses are gathered from all processes, and q is the same on each.
-    Evaluation leaves q as it is.
+    where theta are the model's parameters, L_g is the mean loss of group g and eta the ``step_size``. Each training batch
+    updates q first, and uses the new q in its objective. Groups without an example in the batch have the loss 0, in the
+    update as well: they lose weight. A negative number marks an example of unknown group, which is ignored. The result is
+    multiplied by the mean weight of the examples, so that one group gives :class:`lit_sparse.risks.Mean`. In distributed
+    training, losses are gathered from all processes, and q is the same on each. Evaluation leaves q as it is.
 
     Args:
         num_groups: number of groups, which are numbered from 0.
@@ -78,7 +78,7 @@ class GroupDRO(Risk):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return an instance with a small step, and one with a large step and a size adjustment."""
+        """Return instances for the shared tests: a small step, and a large step with a size adjustment."""
         return [cls(3), cls(2, 1.0, adjustment=2.0, group_sizes=[90, 10])]
 
     @override
@@ -104,7 +104,7 @@ class GroupDRO(Risk):
         return (log_weights.exp() * means).sum() * mass.sum() / known
 
     def measurements(self) -> dict[str, float]:
-        """Return the weight q of each group, such as ``group_weight_0``."""
+        """Return the weight q of each group by name, such as ``group_weight_0``."""
         return {f"group_weight_{group}": value for group, value in enumerate(self.log_weights.exp().tolist())}
 
     def _check_groups(self, groups: Tensor) -> None:

@@ -18,7 +18,12 @@ INNER = {"inner_steps": Count(0), "inner_lr": POSITIVE, "inner_momentum": Number
 
 
 class InputAdversary:
-    """Approximates ``max_u loss(u) - kappa |u - x|^2`` by a few steps of Nesterov's accelerated gradient method.
+    r"""Adversary that perturbs a model's inputs to raise the loss, at a transport cost, by a few gradient steps.
+
+    .. math:: \max_u \; \ell(u) - \kappa \, \lVert u - x \rVert^2
+
+    where l is the loss, x the input, u the perturbed input and kappa the ``transport_cost``. The steps are Nesterov's
+    accelerated gradient method.
 
     A maximizer exists only if the loss curves by less than 2 kappa; with a smaller kappa the iterates diverge.
 
@@ -45,7 +50,7 @@ class InputAdversary:
         self.lr = 0.1 / transport_cost if lr is None else lr
 
     def __call__(self, loss_fn: Callable[[Tensor], Tensor], inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the perturbed inputs and their transport cost (B,), ``kappa |u - x|^2``, both without a gradient.
+        """Return the perturbed inputs u and their transport cost ``kappa |u - x|^2``, (B,), both without a gradient.
 
         Args:
             loss_fn: function from inputs (B, ...) to losses (B,). Each loss must depend on its own input only. Batch

@@ -18,19 +18,20 @@ class KLDRO(Risk):
 
     .. math:: \mathrm{lam} \log \mathrm{mean} \exp(\ell / \mathrm{lam})
 
-    With weights the exponentials are weighted. Biased for mini-batches: the mean over batches is less than the objective over
-    all examples, and much less for small batches. :class:`lit_sparse.risks.SafeKLDRO` is unbiased. In distributed training,
-    losses are gathered from all processes.
+    where l are the losses of the batch. With weights, the mean of the exponentials is weighted. Biased for mini-batches:
+    the mean over batches is less than the objective over all examples, and much less for small batches.
+    :class:`lit_sparse.risks.SafeKLDRO` is unbiased. In distributed training, losses are gathered from all processes.
 
     Args:
-        lam: cost per unit of divergence, > 0, in units of the loss. Large values give the mean, small ones the largest loss.
+        lam: cost per unit of divergence, > 0, in units of the loss. Large values give the mean, small ones the largest
+            loss.
 
     Raises:
         ConfigurationError: if ``lam`` is not positive.
 
-    Source: Hu & Hong (2013), Kullback-Leibler Divergence Constrained Distributionally Robust Optimization. Levy, Carmon, Duchi
-    & Sidford (2020), Large-Scale Methods for Distributionally Robust Optimization, arXiv:2010.05893. Equation 18 of Improved
-    Stochastic Optimization of LogSumExp.
+    Source: Hu & Hong (2013), Kullback-Leibler Divergence Constrained Distributionally Robust Optimization. Levy, Carmon,
+    Duchi & Sidford (2020), Large-Scale Methods for Distributionally Robust Optimization, arXiv:2010.05893. Gladin,
+    Kroshnin, Zhu & Dvurechensky (2025), Improved Stochastic Optimization of LogSumExp, arXiv:2509.24894, equation 18.
 
     Example:
         >>> import torch
@@ -44,7 +45,7 @@ class KLDRO(Risk):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return instances with a large and a small ``lam``."""
+        """Return instances for the shared tests: a large and a small ``lam``."""
         return [cls(1.0), cls(0.1)]
 
     @override

@@ -27,7 +27,7 @@ __all__ = ["check_rho", "mass_tolerance", "safe_logsumexp", "safe_threshold_of",
 
 
 def check_rho(rho: float, *, open_high: bool = False) -> float:
-    """Return rho in (0, 1], or (0, 1).
+    """Return rho after checking that it is in (0, 1], or in (0, 1).
 
     Raises:
         ConfigurationError: if rho is outside its range.
@@ -37,26 +37,30 @@ def check_rho(rho: float, *, open_high: bool = False) -> float:
 
 
 def softplus(x: Tensor) -> Tensor:
-    """Return ``ln(1 + e^x)`` with all derivatives and without overflow; torch's default is off by 2e-9 at x = 20."""
+    """Return ``ln(1 + e^x)`` with all derivatives, accurate and without overflow.
+
+    Torch's default is off by 2e-9 at x = 20.
+    """
     return nnf.softplus(x, 1.0, 50.0)
 
 
 @checked
 def safe_logsumexp(values: Tensor, rho: float, dim: int = -1, weights: Tensor | None = None) -> Tensor:
-    r"""Return the safe LogSumExp of ``values`` along a dimension.
+    r"""Return the safe LogSumExp of ``values`` along a dimension: an approximation whose gradient has bounded entries.
 
     .. math:: F(x) = \min_a \; a + \frac{1}{\rho} \sum_i w_i \ln(1 + \rho e^{x_i - a}) - 1
 
-    As rho goes to 0 it converges to ``torch.logsumexp`` from below, with an error of at most rho. Its gradient in x_i,
-    ``(w_i / rho) sigma(x_i - a + ln rho)``, is a softmax in which no entry exceeds ``w_i / rho``.
+    where x are the values of a row and w their weights. As rho goes to 0, it converges to ``torch.logsumexp`` from below,
+    with an error of at most rho. Its gradient in x_i, ``(w_i / rho) sigma(x_i - a + ln rho)``, is a softmax in which no
+    entry exceeds ``w_i / rho``.
 
     Args:
-        values: floating tensor; length d along ``dim``. A value of -inf is ignored, a NaN makes its row NaN, and +inf makes it
-            +inf.
+        values: floating tensor; length d along ``dim``. A value of -inf is ignored, a NaN makes its row NaN, and +inf makes
+            it +inf.
         rho: 0 < rho <= 1.
         dim: dimension along which to reduce.
-        weights: measure, broadcastable to ``values``, not negative, of mass at least rho along ``dim``; differentiable. Values
-            of weight zero are ignored. None for weights of one. Weights of 1 / d make the gradient
+        weights: measure, broadcastable to ``values``, not negative, of mass at least rho along ``dim``; differentiable.
+            Values of weight zero are ignored. None for weights of one. Weights of 1 / d make the gradient
             :class:`lit_sparse.mappings.CappedSoftmax`.
 
     Returns:
@@ -67,8 +71,8 @@ def safe_logsumexp(values: Tensor, rho: float, dim: int = -1, weights: Tensor | 
             negative, infinite or NaN, or their mass is below rho. Weights are not checked under ``torch.func`` and
             ``torch.compile``. There a mass below rho gives -inf, and an invalid weight NaN.
 
-    Source: Improved Stochastic Optimization of LogSumExp, equations 5 to 8. For a mass equal to rho the result is the limit
-    ``sum_i w_i x_i / rho + ln rho - 1``.
+    Source: Gladin, Kroshnin, Zhu & Dvurechensky (2025), Improved Stochastic Optimization of LogSumExp, arXiv:2509.24894,
+    equations 5 to 8. For a mass equal to rho the result is the limit ``sum_i w_i x_i / rho + ln rho - 1``.
 
     Example:
         >>> import torch
@@ -97,7 +101,10 @@ def safe_logsumexp(values: Tensor, rho: float, dim: int = -1, weights: Tensor | 
 
 
 def safe_threshold_of(x: Tensor, rho: float, w: Tensor | None = None) -> Tensor:
-    """Return the minimizing a, (..., 1), of rows (..., d), without a gradient; see :mod:`lit_sparse.risks.logsumexp_kernel`."""
+    """Return the minimizing a (..., 1) of the safe LogSumExp of rows (..., d), without a gradient.
+
+    See :mod:`lit_sparse.risks.logsumexp_kernel`.
+    """
     kernel = safe_threshold if w is None else weighted_safe_threshold
     args = (x.detach(), rho) if w is None else (x.detach(), w.detach(), rho)
     found: Tensor = kernel(*args) if can_read_values() else kernel.traced(*args)

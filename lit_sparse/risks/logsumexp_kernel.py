@@ -30,7 +30,7 @@ TOLERANCES = {4: 1e-6, 8: 1e-12}  # by which rounding may make a total mass less
 
 
 def mass_tolerance(dtype: torch.dtype) -> float:
-    """Return the share of a total mass that counts as rounding."""
+    """Return the fraction of a total mass that counts as a rounding error in this dtype."""
     return TOLERANCES[8 if dtype == torch.float64 else 4]
 
 

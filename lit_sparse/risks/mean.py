@@ -13,14 +13,19 @@ __all__ = ["Mean", "mean_of"]
 
 
 def mean_of(losses: Tensor, weights: Tensor | None) -> Tensor:
-    """Return the mean (,) of losses (B,) times weights (B,)."""
+    """Return the scalar mean of losses (B,) times weights (B,)."""
     return losses.mean() if weights is None else (weights * losses).mean()
 
 
 class Mean(Risk):
-    """The mean over the batch of weight times loss.
+    r"""Mean over the batch of weight times loss, the usual objective of training.
 
-    On an accelerator losses are not checked for NaN: the check would synchronize, and mixed precision skips such steps anyway.
+    .. math:: \frac{1}{B} \sum_{i=1}^{B} w_i \ell_i
+
+    where l are the losses of the batch and w their weights, 1 by default.
+
+    On an accelerator losses are not checked for NaN: the check would synchronize, and mixed precision skips such steps
+    anyway.
 
     Example:
         >>> import torch

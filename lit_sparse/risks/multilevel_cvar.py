@@ -16,21 +16,22 @@ __all__ = ["MultilevelCVaR"]
 
 @ranges(smallest=EXAMPLES)
 class MultilevelCVaR(CVaR):
-    r"""CVaR of a batch, estimated from a few of its examples by a telescoping sum over batches of doubled sizes.
+    r"""Unbiased estimate of a large batch's CVaR from a few of its examples, by a telescoping sum over doubled sizes.
 
     .. math:: C_n + \sum_{j=1}^{J} 2^j \left( C_{2^j n} - \tfrac12 (C_{2^{j-1} n} + C'_{2^{j-1} n}) \right), \quad
         P(J \ge j) = 2^{-j}
 
-    C is the CVaR of the first examples, C' that of the second half of them, and n is ``smallest``. The level J is at most the
-    largest for which the batch suffices. A model computes only the ``2^J n`` losses, on average ``n (1 + levels / 2)``. The
-    expectation of value and gradient is that of CVaR of ``2^levels n`` examples. The bias is that of a large batch at the cost
-    of a small one, with a larger variance. It is exactly CVaR of the data if a batch of that size is all of them. One estimate
-    may decrease with a loss. Processes make their own estimates. Evaluation computes CVaR of all losses.
+    where C_m is the CVaR of the first m examples, C'_m the CVaR of the m examples after them, and n is ``smallest``. The
+    level J is at most the largest for which the batch suffices. A model computes only the ``2^J n`` losses, on average ``n
+    (1 + levels / 2)``. The expectation of value and gradient is that of CVaR of ``2^levels n`` examples. So it has the bias
+    of a large batch at the cost of a small one, but a larger variance; it is unbiased for the CVaR of the data if the
+    largest batch is all of the data. A single estimate may decrease as a loss increases. Each process makes its own
+    estimate. In eval mode, CVaR of all losses is computed.
 
     Args:
         level: fraction of the weight, in (0, 1].
-        smallest: n, number of examples of the smallest batches. ``1 / level`` or more; best a power of two below the batch
-            size by a power of two.
+        smallest: n, number of examples of the smallest batches. At least ``1 / level``; best if the batch size is a power
+            of two times it.
 
     Raises:
         ConfigurationError: for an argument outside its range.
@@ -58,7 +59,7 @@ class MultilevelCVaR(CVaR):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return instances with several levels, and with one."""
+        """Return instances for the shared tests: one with several levels, and one with a single level."""
         return [cls(0.5, 2), cls(0.2, 16)]
 
     @override

@@ -22,7 +22,7 @@ LINKS = ("softplus", "capped_exp")
 
 
 def link_value(s: Tensor, rho: float, link: str) -> Tensor:
-    """Return ``ln(1 + rho e^s) / rho``, or the capped exponential: e^s, linear for ``s > -ln rho``."""
+    """Return the link ``ln(1 + rho e^s) / rho``, or the capped exponential: e^s, continued linearly for ``s > -ln rho``."""
     if link == "softplus":
         return softplus(s + math.log(rho)) / rho
     knee = -math.log(rho)
@@ -32,18 +32,18 @@ def link_value(s: Tensor, rho: float, link: str) -> Tensor:
 
 @ranges(dual_lr=Number(0.0, math.inf, open_high=True), initial_dual=Number(-math.inf, math.inf, open_low=True, open_high=True))
 class DualRisk(Risk):
-    """Base of risks that also minimize over a dual variable a, a number near the larger losses.
+    """Base class of risks that also minimize over a dual variable a, a number near the larger losses.
 
-    The estimate from a batch is a mean over its examples. It is unbiased for every batch size, because a is learnt instead of
-    solved for in each batch. The parameter ``dual`` is part of checkpoints and the same on all processes. An example counts at
-    most 1 / rho times.
+    The estimate from a batch is a mean over its examples. It is unbiased for every batch size, because a is learned instead
+    of solved for in each batch. The parameter ``dual`` is part of checkpoints and the same on all processes. An example
+    counts at most 1 / rho times.
 
     Args:
         dual_lr: learning rate of a; None for the model's. Losses have their own unit, so a rate for weights seldom suits a.
             With SGD, ``temperature * rho`` moves it by less than its temperature per step.
         initial_dual: initial a; None for the minimizer over the first training batch. A value that is too high falls by at
-            most ``dual_lr`` a per step, one that is too low rises up to 1 / rho times as fast: begin low. Weight averages that
-            begin before the first batch (``AveragedModel``, Lightning's ``StochasticWeightAveraging``) need a number.
+            most ``dual_lr`` a per step, one that is too low rises up to 1 / rho times as fast: begin low. Weight averages
+            that begin before the first batch (``AveragedModel``, Lightning's ``StochasticWeightAveraging``) need a number.
     """
 
     unbiased: ClassVar[bool] = True
@@ -60,18 +60,18 @@ class DualRisk(Risk):
     @property
     @abstractmethod
     def temperature(self) -> float:
-        """Divisor of the losses."""
+        """Number by which losses are divided in the exponent."""
 
     @abstractmethod
     def solve(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Return the minimizing a for losses (B,), without a gradient.
+        """Return the dual variable a that minimizes the objective over losses (B,), a scalar without a gradient.
 
         Weights (B,) whose mean is at most rho are scaled to mean one, because the objective has no minimum with them.
         """
 
     @abstractmethod
     def objective(self, losses: Tensor, dual: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Return the objective of losses (B,) at a dual variable."""
+        """Return the objective of losses (B,) at a given dual variable, a scalar."""
 
     @override
     def measure(self, losses: Tensor, weights: Tensor | None) -> Tensor:
@@ -108,37 +108,39 @@ class DualRisk(Risk):
         return bool(self.dual.detach().isnan())
 
     def dual_parameters(self) -> list[nn.Parameter]:
-        """Return a."""
+        """Return the dual variable a, minimized together with the model's parameters."""
         return [self.dual]
 
     def measurements(self) -> dict[str, float]:
-        """Return a, named ``dual``."""
+        """Return the dual variable a as ``dual``, to log after each training epoch."""
         return {"dual": float(self.dual.detach())}
 
 
 @ranges(lam=POSITIVE)
 class SafeKLDRO(DualRisk):
-    r"""Robust risk with the safe Kullback-Leibler divergence, at a learnt dual variable a.
+    r"""Robust risk with the safe Kullback-Leibler divergence, a mean over examples at a learned dual variable.
 
     .. math:: a + \frac{\mathrm{lam}}{\rho} \mathrm{mean} \ln(1 + \rho e^{(\ell - a) / \mathrm{lam}}) - \mathrm{lam}
 
-    Minimized over a it is ``lam F(loss / lam)`` with the safe LogSumExp F of the mean. It is close to :class:`KLDRO` of all
-    examples for a small rho, and to :class:`CVaR` of level rho for a small lam. The weights of examples in its gradient,
+    where l are the losses of the batch and a is the dual variable. Minimized over a, it is ``lam F(loss / lam)`` with the
+    safe LogSumExp F under the mean over examples, see :func:`safe_logsumexp`. It is close to :class:`KLDRO` of all examples
+    for a small rho, and to :class:`CVaR` of level rho for a small lam. The weights of examples in its gradient,
     ``sigma((loss - a) / lam + ln rho) / rho``, are less than 1 / rho, and nothing overflows.
 
     Args:
-        lam: cost per unit of divergence, > 0, in units of the loss. Large values give the mean, small ones the largest losses.
+        lam: cost per unit of divergence, > 0, in units of the loss. Large values give the mean, small ones the largest
+            losses.
         rho: inverse of the largest weight of an example, in (0, 1).
-        link: ``"softplus"``, or ``"capped_exp"``: e^s in place of ``ln(1 + rho e^s) / rho``, linear for ``s > -ln rho``. The
-            latter is closer to KLDRO at the same bound on weights, but has only one derivative.
+        link: ``"softplus"``, or ``"capped_exp"``: e^s in place of ``ln(1 + rho e^s) / rho``, linear for ``s > -ln rho``.
+            The latter is closer to KLDRO at the same bound on weights, but has only one derivative.
         dual_lr: learning rate of a; None for the model's.
         initial_dual: initial a; None for the minimizer over the first training batch.
 
     Raises:
         ConfigurationError: for an argument outside its range. With rho = 1 the optimal a would be -inf.
 
-    Source: Improved Stochastic Optimization of LogSumExp, equation 19. The capped exponential is from Levy et al. (2020),
-    arXiv:2010.05893.
+    Source: Gladin, Kroshnin, Zhu & Dvurechensky (2025), Improved Stochastic Optimization of LogSumExp, arXiv:2509.24894,
+    equation 19. The capped exponential is from Levy et al. (2020), arXiv:2010.05893.
 
     Example:
         >>> import torch
@@ -165,12 +167,12 @@ class SafeKLDRO(DualRisk):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return an instance for each link, and one with an initial value."""
+        """Return instances for the shared tests: one for each link, and one with an initial dual variable."""
         return [cls(1.0, 0.1), cls(0.5, 1e-3, "capped_exp"), cls(2.0, 0.5, initial_dual=-1.0, dual_lr=0.1)]
 
     @property
     def temperature(self) -> float:
-        """Divisor of the losses, lam."""
+        """Number by which losses are divided in the exponent, lam."""
         return self.lam
 
     @override
@@ -185,7 +187,7 @@ class SafeKLDRO(DualRisk):
 
 
 def mean_threshold(scores: Tensor, rho: float, weights: Tensor | None) -> Tensor:
-    """Return the minimizing a for scores (B,) under their weighted mean."""
+    """Return the dual variable a that minimizes the safe Kullback-Leibler objective of scores (B,), a scalar."""
     return safe_threshold_of(scores, rho, _measure(scores, rho, weights)).squeeze(-1)
 
 

@@ -22,13 +22,14 @@ __all__ = ["ExponentialOTDRO", "UnbalancedOTDRO"]
 
 @ranges(transport_cost=POSITIVE, beta=POSITIVE, **INNER)
 class UnbalancedOTDRO(DualRisk):
-    r"""Robust risk against perturbed inputs and outliers, at a learnt dual variable a.
+    r"""Risk that is robust against perturbed inputs and outliers, by unbalanced optimal transport.
 
     .. math:: a + \frac{\kappa\,\beta}{\rho} \mathrm{mean} \ln(1 + \rho e^{(l - a) / (\kappa\,\beta)})
 
-    Here l is the loss at a perturbed input minus the transport cost. An adversary perturbs inputs where that raises the loss
-    by more than kappa times the squared distance. It also reweights examples; its gain from a few outliers is bounded. A model
-    calls :meth:`perturb` for the inputs first.
+    where l are the losses at perturbed inputs minus the transport costs, kappa is the ``transport_cost``, and a is a
+    learned dual variable. An adversary perturbs inputs where that raises the loss by more than kappa times the squared
+    distance. It also reweights examples; its gain from a few outliers is bounded. A model calls :meth:`perturb` for the
+    inputs first.
 
     Args:
         transport_cost: kappa, the cost of a unit of squared distance, in units of the loss, > 0.
@@ -43,8 +44,9 @@ class UnbalancedOTDRO(DualRisk):
     Raises:
         ConfigurationError: for an argument outside its range.
 
-    Source: Improved Stochastic Optimization of LogSumExp, equations 20 and 22. Wang et al. (2024), Outlier-Robust
-    Distributionally Robust Optimization via Unbalanced Optimal Transport.
+    Source: Gladin, Kroshnin, Zhu & Dvurechensky (2025), Improved Stochastic Optimization of LogSumExp, arXiv:2509.24894,
+    equations 20 and 22. Wang et al. (2024), Outlier-Robust Distributionally Robust Optimization via Unbalanced Optimal
+    Transport.
 
     Example:
         >>> import torch
@@ -76,13 +78,13 @@ class UnbalancedOTDRO(DualRisk):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return the published setting, and one without adversarial steps."""
+        """Return instances for the shared tests: the paper's settings, and one without adversarial steps."""
         return [cls(1.0, 1.0, 0.1), cls(0.5, 2.0, 0.01, inner_steps=0, initial_dual=0.0)]
 
     @property
     @override
     def temperature(self) -> float:
-        """Divisor of the losses: kappa beta."""
+        """Number by which losses are divided in the exponent, kappa beta."""
         return self.transport_cost * self.beta
 
     @override
@@ -97,11 +99,12 @@ class UnbalancedOTDRO(DualRisk):
 
 @ranges(transport_cost=POSITIVE, beta=POSITIVE, **INNER)
 class ExponentialOTDRO(Risk):
-    r"""The published objective for the same problem, which can overflow.
+    r"""Exponential objective of unbalanced optimal transport DRO, as originally published, which can overflow.
 
     .. math:: \mathrm{mean} \exp(l / (\kappa\,\beta))
 
-    The weights of examples are unbounded; a loss of 89 kappa beta is too large for float32. Overflows are counted as
+    where l are the losses at perturbed inputs minus the transport costs, and kappa is the ``transport_cost``. The weights
+    of examples are unbounded; a loss of 89 kappa beta is too large for float32. Overflows are counted as
     ``train/overflows``; after an overflow the model's weights are lost. :class:`UnbalancedOTDRO` does not overflow.
 
     Args:
@@ -114,8 +117,9 @@ class ExponentialOTDRO(Risk):
     Raises:
         ConfigurationError: for an argument outside its range.
 
-    Source: Wang et al. (2024), Outlier-Robust Distributionally Robust Optimization via Unbalanced Optimal Transport. Equation
-    21 of Improved Stochastic Optimization of LogSumExp.
+    Source: Wang et al. (2024), Outlier-Robust Distributionally Robust Optimization via Unbalanced Optimal Transport.
+    Gladin, Kroshnin, Zhu & Dvurechensky (2025), Improved Stochastic Optimization of LogSumExp, arXiv:2509.24894, equation
+    21.
 
     Example:
         >>> import torch
@@ -143,12 +147,12 @@ class ExponentialOTDRO(Risk):
 
     @property
     def temperature(self) -> float:
-        """Divisor of the losses: kappa beta."""
+        """Number by which losses are divided in the exponent, kappa beta."""
         return self.transport_cost * self.beta
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return the published setting."""
+        """Return an instance for the shared tests, with the paper's settings."""
         return [cls(1.0, 1.0)]
 
     @override
@@ -160,7 +164,7 @@ class ExponentialOTDRO(Risk):
         return found
 
     def measurements(self) -> dict[str, float]:
-        """Return the number of ``overflows`` so far."""
+        """Return the number of batches so far whose objective overflowed, as ``overflows``."""
         return {"overflows": float(self.overflows)}
 
     def _hint(self) -> str:

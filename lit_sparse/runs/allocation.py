@@ -26,12 +26,12 @@ SPARE_ELEMENTS, SPARE_PARAMETERS = 2**24, 500
 
 
 class Limits(NamedTuple):
-    """Largest sizes of a model whose weights are in a file.
+    """Limits on the size of a model whose weights are in a file, so that a malicious description cannot fill the memory.
 
     Attributes:
         source: name of the file in messages.
-        elements: largest number of elements of one tensor, and of all parameters.
-        parameters: largest number of parameters.
+        elements: maximum number of elements of one tensor, and of all parameters.
+        parameters: maximum number of parameters.
     """
 
     source: str
@@ -40,17 +40,17 @@ class Limits(NamedTuple):
 
     @classmethod
     def of(cls, source: str, state: Mapping[str, Any]) -> Self:
-        """Return the limits of a file with these tensors, by the memory that they take in it."""
+        """Return the limits for a file with these tensors, by the memory that they take in it."""
         tensors = [value for value in state.values() if isinstance(value, Tensor)]
         sizes = {value.untyped_storage().data_ptr(): value.untyped_storage().nbytes() for value in tensors if _is_stored(value)}
         return cls(source, 2 * sum(sizes.values()) + SPARE_ELEMENTS, 2 * len(tensors) + SPARE_PARAMETERS)
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Stop a block that allocates more, before it does.
+        """Raise an error, within a context, before more than the limits is allocated.
 
         Raises:
-            CheckpointError: with the sizes.
+            CheckpointError: if a limit would be exceeded.
         """
         thread, built = threading.get_ident(), [0, 0]
 
@@ -68,14 +68,14 @@ class Limits(NamedTuple):
             handle.remove()
 
     def check(self, parameters: int, elements: int) -> None:
-        """Refuse more than these numbers."""
+        """Raise an error if these numbers exceed the limits."""
         if parameters > self.parameters:
             raise self.exceeded(f"more than {self.parameters:,} parameters")
         if elements > self.elements:
             raise self.exceeded(f"parameters of more than {self.elements:,} elements")
 
     def exceeded(self, what: str) -> CheckpointError:
-        """Return the error for a model that does not fit its file."""
+        """Return the error for a model that is larger than the weights in its file."""
         return CheckpointError(
             f"Expected sizes in {self.source} that fit its weights but got a model with {what}. The file is damaged,"
             " or its description was changed. Use another checkpoint."

@@ -41,20 +41,20 @@ BUILT_LATER = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 
 
 class Plan(NamedTuple):
-    """A part that may be built: its class, its arguments, and whether its other arguments are given later."""
+    """Checked description of an object to build: its class and arguments, and whether further arguments are given later."""
 
     made: Callable[..., Any]
     arguments: dict[str, Any]
     later: bool = False
 
     def build(self, source: str) -> Any:
-        """Return a new part.
+        """Return the object, newly built.
 
         Args:
             source: name of the description's file in messages.
 
         Raises:
-            CheckpointError: if a class refuses its arguments.
+            CheckpointError: if a class rejects its arguments.
         """
         arguments = {name: _built(source, value) for name, value in self.arguments.items()}
         if self.later:
@@ -71,27 +71,30 @@ class Plan(NamedTuple):
 
 
 def build(source: str, description: Any, base: type) -> Any:
-    """Return a new part from its description.
+    """Return an object built from its stored description, after a check of all class names and types.
 
     Args:
         source: name of the description's file in messages.
-        description: as :func:`describe` returns it.
-        base: class of which the part has to be an instance.
+        description: result of :func:`~lit_sparse.runs.descriptions.describe`.
+        base: class of which the object must be an instance.
 
     Raises:
         CheckpointError: if the description names a class that is not allowed at its place, has a value of another type than
-            the annotation of its argument, or a class refuses its arguments.
+            the annotation of its argument, or a class rejects its arguments.
     """
     return plan(source, description, base).build(source)
 
 
 def plan(source: str, description: Any, base: type, longest: int = MOST_VALUES) -> Plan:
-    """Check a description as :func:`build` does, and build nothing; a list has at most ``longest`` integers."""
+    """Return the checked plan of a stored description, without building anything; see :func:`build`.
+
+    A list may hold at most ``longest`` integers.
+    """
     return _Reader(source, longest).part(description, (base,), ())
 
 
 def plan_arguments(source: str, arguments: Mapping[Any, Any], owner: type, longest: int = MOST_VALUES) -> Plan:
-    """Check a description of the arguments of a class that the caller names."""
+    """Return the checked plans of the arguments of a class that the caller names, without building anything."""
     return Plan(owner, _Reader(source, longest).arguments(owner, arguments, ()))
 
 

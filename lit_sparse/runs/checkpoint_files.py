@@ -61,7 +61,7 @@ MAJOR = 2
 def read_checkpoint(
     file: str | Path | IO[bytes], source: str | None = None, map_location: Any = "cpu", within: Path | None = None
 ) -> dict[str, Any]:
-    """Return a checkpoint of a Lightning module; its descriptions are not checked yet.
+    """Return the content of a Lightning checkpoint; its descriptions are not checked yet.
 
     Args:
         file: path of a file or of the folder of a sharded checkpoint, URL, or an open file.
@@ -95,7 +95,7 @@ def read_checkpoint(
 
 
 def check_resumable(source: str, checkpoint: dict[str, Any]) -> None:
-    """Check that training can continue from a checkpoint.
+    """Check that training can be resumed from a checkpoint.
 
     Raises:
         CheckpointError: if it holds only weights, or malformed states.
@@ -114,7 +114,7 @@ def check_resumable(source: str, checkpoint: dict[str, Any]) -> None:
 
 
 def check_finite(source: str, checkpoint: dict[str, Any]) -> None:
-    """Check that no weight and no optimizer state is NaN.
+    """Check that no weight and no optimizer state in a checkpoint is NaN.
 
     Raises:
         CheckpointError: if a value is NaN.
@@ -128,10 +128,10 @@ def check_finite(source: str, checkpoint: dict[str, Any]) -> None:
 
 
 def check_kinds(model: torch.nn.Module, checkpoint: dict[str, Any]) -> None:
-    """Check that stored weights are real, complex, whole or logical numbers as the model's are, which are copied into it.
+    """Check that stored weights have the same kind of numbers (real, complex, integer or boolean) as the model's.
 
     Raises:
-        CheckpointError: naming a weight.
+        CheckpointError: if a weight differs; the message names it.
     """
     stored = checkpoint.get("state_dict", {})
     for name, value in (*model.named_parameters(), *model.named_buffers()):
@@ -153,20 +153,20 @@ def load_module(
     within: Path | None = None,
     **arguments: Any,
 ) -> Loaded:
-    """Build a Lightning module or data module from a checkpoint, in place of Lightning's ``load_from_checkpoint``.
+    """Return a Lightning module or data module built from a checkpoint, in place of ``load_from_checkpoint``.
 
     Args:
-        base: class of the module, or a class above it.
+        base: class of the module, or one of its base classes.
         file: path or URL, or an open file.
         trust: import paths that the checkpoint may name in addition to the allowed ones.
         map_location: device of the weights.
         hparams_file: YAML file with the arguments, in place of those in the checkpoint.
-        strict: whether file and model need the same weight names; by default as the model says.
+        strict: whether file and model must have the same weight names; by default the model's setting.
         within: see :func:`read_torch_file`.
         arguments: arguments of the module that replace those in the checkpoint.
 
     Raises:
-        CheckpointError: if the file is not a checkpoint, does not fit, or names a forbidden class.
+        CheckpointError: if the file is not a checkpoint, does not match the model, or names a forbidden class.
     """
     source = repr(str(file)) if isinstance(file, str | Path) else "the checkpoint"
     content = file if isinstance(file, str | Path) else io.BytesIO(file.read())
@@ -198,16 +198,16 @@ def load_module(
 
 
 def plan_module(limits: Limits, described: Any, base: type, *, given: Collection[str] = ()) -> Plan:
-    """Check the hyper-parameters of a checkpoint, and build nothing.
+    """Check the hyperparameters of a checkpoint, without building anything.
 
     Args:
         limits: limits of the checkpoint's model.
         described: arguments of the module, and its class under ``_class_path`` unless it is ``base``.
-        base: class of the module, or a class above it.
+        base: class of the module, or one of its base classes.
         given: arguments that replace the stored ones, and are not checked.
 
     Raises:
-        CheckpointError: if a class is not allowed, or a value does not fit its annotation.
+        CheckpointError: if a class is not allowed, or a value does not match its annotation.
     """
     source, longest = limits.source, limits.parameters
     if not isinstance(described, dict | None):
@@ -227,11 +227,11 @@ def _arguments_in(path: str | Path) -> Any:
 
 
 def restoring_error(source: str, error: BaseException, what: str = "") -> LitSparseError:
-    """Return this package's error in the chain of an error during restoring, or a new CheckpointError.
+    """Return the package's own error among the causes of an error during restoring, or a new CheckpointError.
 
     Args:
         source: name of the file.
-        error: the error.
+        error: error during restoring.
         what: name of the state that was being restored.
     """
     if (own := cause_of(error, LitSparseError)) is not None:
@@ -263,7 +263,7 @@ def _check_counters(source: str, checkpoint: dict[str, Any]) -> None:
 
 
 def check_written(source: str, checkpoint: dict[str, Any]) -> None:
-    """Check the files that states of ModelCheckpoint name; see :func:`check_removable`."""
+    """Check the files named by states of ModelCheckpoint in a checkpoint; see :func:`check_removable`."""
     callbacks = checkpoint.get("callbacks")
     for state in callbacks.values() if isinstance(callbacks, dict) else ():
         if isinstance(state, dict):
@@ -271,15 +271,15 @@ def check_written(source: str, checkpoint: dict[str, Any]) -> None:
 
 
 def check_removable(source: str, state: dict[str, Any], folder: Any) -> None:
-    """Check the files that a state of ModelCheckpoint names, since Lightning removes them later.
+    """Check the files that a state of ModelCheckpoint names, which Lightning may later remove.
 
     Args:
         source: name of the file in messages.
-        state: the state.
+        state: stored state of the callback.
         folder: folder of the checkpoints that the callback writes.
 
     Raises:
-        CheckpointError: if one is not a checkpoint below the folder.
+        CheckpointError: if a file is not a checkpoint below the folder.
     """
     best = state.get("best_k_models") or {}
     paths = [state.get(key) or "" for key in WRITTEN] + list(best)

@@ -20,21 +20,21 @@ def config_names(kind: str = "") -> list[str]:
     """Return the names of the package's configs, such as ``ssvae/digits``.
 
     Args:
-        kind: subfolder, such as ``studies``; names are relative to it.
+        kind: subfolder of the configs, such as ``studies``, to which names are relative.
     """
     return sorted(path.relative_to(FOLDER / kind).with_suffix("").as_posix() for path in (FOLDER / kind).rglob("*.yaml"))
 
 
 def first_line(config: Path) -> str:
-    """Return the first line of a config, without the sign of a comment."""
+    """Return the first line of a config, its description, without the comment sign."""
     with config.open(encoding="utf-8") as file:
         return file.readline().lstrip("# ").rstrip()
 
 
 def find_config(name: str | Path, *, folder: Path | None = Path(), kind: str = "") -> Path:
-    """Return the file of a config: a file on disk, or else the package's.
+    r"""Return the path of a config: of a file on disk, or else of the package's config of that name.
 
-    The names ``ssvae/digits``, ``ssvae/digits.yaml`` and ``configs/ssvae/digits.yaml`` are equal.
+    The names ``ssvae/digits``, ``ssvae/digits.yaml`` and ``configs/ssvae/digits.yaml`` are equivalent.
 
     Args:
         name: path of a file, or name of a config.

@@ -22,13 +22,13 @@ _MISSING = object()
 
 
 def describe(value: Any) -> Any:
-    """Return numbers, strings, lists and dicts from which the command line can rebuild ``value``.
+    """Return a description of an object in numbers, strings, lists and dicts, from which it can be rebuilt.
 
-    Parts are described by their class and by the arguments that they keep or store as attributes of the same name. Callables
-    such as ``functools.partial(torch.optim.Adam, lr=1e-3)`` are described by their class and keywords.
+    Objects are described by their class and by the constructor arguments that they store as attributes of the same name.
+    Callables such as ``functools.partial(torch.optim.Adam, lr=1e-3)`` are described by their class and keywords.
 
     Raises:
-        TypeError: if there is no description, as for a lambda.
+        TypeError: if no description is possible, as for a lambda.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -48,7 +48,7 @@ def describe(value: Any) -> Any:
 
 
 def describe_all(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Describe values by name; one without a description, such as a lambda, is left out."""
+    """Return descriptions of values by name; values without one, such as a lambda, are left out."""
     described = {}
     for name, value in values.items():
         with suppress(TypeError):
@@ -57,7 +57,7 @@ def describe_all(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def describe_run(model: Any, data: Any) -> dict[str, Any]:
-    """Describe a model and its data module, or None, for a logger, each with ``class_path`` and ``init_args``."""
+    """Return descriptions of a model and its data module, for a logger, each with ``class_path`` and ``init_args``."""
     arguments = {name: value for name, value in model.hparams.items() if not name.startswith("_")}
     described = {"model": {"class_path": class_path(type(model)), "init_args": arguments}}
     if data is not None:
@@ -83,7 +83,7 @@ def _init_args(part: nn.Module | Structure | FactorGraph | Factor) -> dict[str, 
 
 
 def class_path(cls: type) -> str:
-    """Return the shortest import path of a class, which survives a move within its package."""
+    """Return the shortest import path of a class, which does not change when the class moves within its package."""
     parts = cls.__module__.split(".")
     for end in range(1, len(parts)):
         module = ".".join(parts[:end])

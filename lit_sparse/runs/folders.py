@@ -39,7 +39,7 @@ NUMBER = re.compile(r"0|[1-9][0-9]*")
 
 
 def experiment_name(config: str | None, model: str) -> str:
-    """Name an experiment after its config (``configs/ssvae/digits.yaml`` -> ``ssvae/digits``), or after its model."""
+    """Return the name of an experiment: of its config (``configs/ssvae/digits.yaml`` -> ``ssvae/digits``), or of its model."""
     if config is None:
         return model.rsplit(".", 1)[-1]
     path = Path(config).with_suffix("")
@@ -70,7 +70,7 @@ def experiment_folder(output_dir: str, name: str) -> Path:
 
 
 def numbered(folder: Path) -> list[Path]:
-    """Return the numbered subfolders in order, the newest last; ``00`` and links, which lead elsewhere, are none of them."""
+    """Return the numbered subfolders of a folder in order, without links; the newest comes last."""
     if not folder.is_dir():
         return []
     return sorted(
@@ -80,15 +80,15 @@ def numbered(folder: Path) -> list[Path]:
 
 
 def claim_folder(parent: Path, command: str = "", *, first_process: bool) -> Path:
-    """Make the next numbered folder on the first process; return the same folder on the others.
+    """Return a new numbered folder, created on the first process and the same on all others.
 
     Args:
         parent: folder of all runs of an experiment, or a run folder.
-        command: name of the folder in it for a command other than ``fit``.
+        command: name of the folder to create in it, for a command other than ``fit``.
         first_process: whether this is rank 0.
 
     Raises:
-        ConfigurationError: if the folder cannot be made, or a link with the name of the command leads elsewhere.
+        ConfigurationError: if the folder cannot be created, or a link with the command's name leads elsewhere.
     """
     parent = parent / command
     if command and parent.is_symlink():
@@ -124,14 +124,14 @@ def discard_if_unused(folder: Path) -> None:
 def find_checkpoint(
     wanted: str, parent: Path, config: str | None = None, note: Callable[[str], None] = lambda text: None
 ) -> Path:
-    """Return the checkpoint file for ``--ckpt_path``.
+    """Return the path of the checkpoint that the option ``--ckpt_path`` names.
 
     Args:
         wanted: a path; or ``"last"`` or ``"best"`` for a checkpoint of the newest run that has it, or of the run that
             ``config`` belongs to.
         parent: folder of all runs of the experiment.
         config: path of the config of the command.
-        note: is called with a text if that run has no such checkpoint, so another run's is returned.
+        note: function that is called with a message if that run has no such checkpoint, so that another run's is returned.
 
     Raises:
         CheckpointError: if there is no such file.
@@ -171,7 +171,7 @@ def find_checkpoint(
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Return whether there is a checkpoint, a file or a folder; a kill may have left a folder under another name."""
+    """Return whether a checkpoint, a file or a folder, exists at a path, after undoing an interrupted replacement."""
     old = path.parent / f".{path.name}.old"
     if not path.exists() and old.is_dir():
         old.rename(path)
@@ -179,7 +179,7 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def replace_folder(part: Path, target: Path) -> None:
-    """Let a folder replace a file or a folder; :func:`is_checkpoint` undoes a replacement that a kill has cut."""
+    """Move a folder to the place of a file or folder; :func:`is_checkpoint` undoes an interrupted replacement."""
     old = target.with_name(f".{target.name}.old")
     remove(old)
     if target.exists():
@@ -189,7 +189,7 @@ def replace_folder(part: Path, target: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a folder, a file or a link, if there is one."""
+    """Remove a folder, a file or a link, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -197,7 +197,7 @@ def remove(path: Path) -> None:
 
 
 def run_of(checkpoint: Path | None) -> Path | None:
-    """Return the run folder of a checkpoint, or None if it is elsewhere, or there is no checkpoint."""
+    """Return the run folder that a checkpoint belongs to, or None."""
     if checkpoint is None:
         return None
     run = checkpoint.parent.parent
@@ -205,11 +205,11 @@ def run_of(checkpoint: Path | None) -> Path | None:
 
 
 def next_command(run: Path, command: str, names: Iterable[str]) -> str:
-    """Return a line with the command that continues or uses a run, or an empty string if the run has no checkpoint.
+    """Return a line with the command that resumes or uses a run, or an empty string if the run has no checkpoint.
 
     Args:
         run: the run folder.
-        command: ``"fit"`` to continue, or another command.
+        command: ``"fit"`` to resume, or another command.
         names: names of checkpoints; the first that exists is used.
     """
     checkpoints = [path for name in names if is_checkpoint(path := run / CHECKPOINTS / f"{name}.ckpt")]
@@ -220,7 +220,7 @@ def next_command(run: Path, command: str, names: Iterable[str]) -> str:
 
 
 def differences(old: Any, new: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:
-    """List the keys whose values differ between two configs, with both values; None stands for an absent key."""
+    """Return the keys whose values differ between two configs, with both values; None stands for an absent key."""
     old, new = (vars(value) if isinstance(value, Namespace) else value for value in (old, new))
     if isinstance(old, dict) and isinstance(new, dict):
         changes = []
@@ -233,10 +233,10 @@ def differences(old: Any, new: Any, prefix: str = "") -> list[tuple[str, Any, An
 
 
 def inside(path: Path, folder: Path) -> Path:
-    """Return a path in a folder, unless a link leads out of the folder.
+    """Return a path inside a folder, after checking that no link leads out of the folder.
 
     Raises:
-        CheckpointError: naming the link.
+        CheckpointError: if a link does; the message names it.
     """
     if not path.resolve().is_relative_to(folder.resolve()):
         raise CheckpointError(

@@ -56,7 +56,7 @@ def load(
     trust: Collection[str] = (),
     **arguments: Any,
 ) -> pl.LightningModule | tuple[pl.LightningModule, pl.LightningDataModule]:
-    """Return a trained model in evaluation mode.
+    """Return a trained model in eval mode, loaded from a run folder or a checkpoint.
 
     Args:
         path: path of a run folder such as ``"runs/ssvae/digits/0"``, or path or URL of a checkpoint, such as
@@ -68,7 +68,7 @@ def load(
         arguments: arguments of the model that replace those in the checkpoint.
 
     Raises:
-        CheckpointError: if the checkpoint is missing, does not fit, or names a forbidden class.
+        CheckpointError: if the checkpoint is missing, does not match the model, or names a forbidden class.
     """
     folder = None if is_url(path) or is_sharded(path) or not Path(path).is_dir() else Path(path)
     file = path if folder is None else _checkpoint_of(folder, which)

@@ -22,15 +22,15 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def read_metrics(folder: Path, within: Path | None = None) -> list[dict[str, float]]:
-    """Return the lines of a ``metrics.csv``, without empty cells; none if there is no such file.
+    """Return the rows of a ``metrics.csv`` as dicts, without empty cells; none if there is no such file.
 
     Args:
         folder: folder of the file.
         within: see :func:`~lit_sparse.ground.stored.read_bytes`; by default the same folder.
 
     Raises:
-        ConfigurationError: if epochs or steps go backward, a metric has two values at one place, or see
-            :func:`~lit_sparse.ground.stored.read_table`.
+        ConfigurationError: if epochs or steps decrease, a metric has two values at one step, or the file is not a table;
+            see :func:`~lit_sparse.ground.stored.read_table`.
     """
     path = folder / "metrics.csv"
     lines = read_lines(path, within or folder)
@@ -39,7 +39,7 @@ def read_metrics(folder: Path, within: Path | None = None) -> list[dict[str, flo
 
 
 def read_lines(path: Path, within: Path) -> list[dict[str, float]]:
-    """Return the lines of a table of logged numbers in any order, without empty cells; see :func:`read_metrics`."""
+    """Return the rows of a CSV file of logged numbers in any order, without empty cells; see :func:`read_metrics`."""
     table = read_table(path, within, numbers=None)
     lines = [{key: float(cell) for key, cell in row.items() if cell} for row in table]
     for line in lines:
@@ -68,10 +68,11 @@ def _check_order(path: Path, within: Path, lines: list[dict[str, float]]) -> Non
 
 
 def read_attention(path: Path, within: Path) -> dict[str, Any]:
-    """Return the tokens and weights that ``AttentionPlot`` wrote.
+    """Return the tokens and weights in a JSON file written by ``AttentionPlot``.
 
     Raises:
-        ConfigurationError: if the file has another content, or see :func:`~lit_sparse.ground.stored.read_bytes`.
+        ConfigurationError: if the file has other content, or cannot be read; see
+            :func:`~lit_sparse.ground.stored.read_bytes`.
     """
     content: Any = (parse_json(path, within) or (None,))[0]
     if not _is_attention(content):
@@ -102,10 +103,10 @@ def _has_length(some: Any, of: list[Any]) -> bool:
 
 
 def read_png(path: Path, within: Path) -> bytes:
-    """Return the content of a PNG picture.
+    """Return the bytes of a PNG picture.
 
     Raises:
-        ConfigurationError: if it is another file, or see :func:`~lit_sparse.ground.stored.read_bytes`.
+        ConfigurationError: if it is not a PNG file, or cannot be read; see :func:`~lit_sparse.ground.stored.read_bytes`.
     """
     content = read_bytes(path, within) or b""
     if not content.startswith(PNG):

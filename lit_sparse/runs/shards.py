@@ -46,12 +46,12 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read_shards(folder: Path, source: str, read: Callable[..., Any]) -> dict[str, Any]:
-    """Return the content of a sharded checkpoint in the form of a single file, with whole tensors.
+    """Return the content of a sharded checkpoint as if it were a single file, with whole tensors.
 
     Args:
-        folder: the folder.
-        source: its name in messages.
-        read: reads a file of ``torch.save``, an open one or one within a folder, as plain data.
+        folder: folder of the checkpoint.
+        source: name of the folder in messages.
+        read: function that reads a ``torch.save`` file as plain data.
 
     Raises:
         CheckpointError: if it is damaged, or holds anything but plain data.

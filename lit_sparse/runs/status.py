@@ -46,7 +46,7 @@ Fields = dict[str, Any]
 def read_status(folder: Path) -> Fields | None:
     """Return the status of a run, or None if it has none; a run whose process was killed is interrupted.
 
-    A process on another machine cannot be looked for, so its run counts as running.
+    A process on another machine cannot be checked, so its run counts as running.
 
     Args:
         folder: the run folder.
@@ -61,14 +61,15 @@ def read_status(folder: Path) -> Fields | None:
 
 
 def logged(run: Path, within: Path | None = None) -> list[dict[str, float]]:
-    """Return what a run logged: of a finished run, all of it.
+    """Return the values that a run logged, after checking that a finished run's log is complete.
 
     Args:
         run: the run folder.
         within: see :func:`lit_sparse.runs.result_files.read_metrics`.
 
     Raises:
-        ConfigurationError: if rows are missing, or see :func:`lit_sparse.runs.result_files.read_metrics`.
+        ConfigurationError: if rows are missing, or the file is invalid; see
+            :func:`lit_sparse.runs.result_files.read_metrics`.
     """
     lines, status = read_metrics(run, within), _read(run / STATUS)
     rows = None if status is None else status.get("rows")
@@ -81,11 +82,11 @@ def logged(run: Path, within: Path | None = None) -> list[dict[str, float]]:
 
 
 class RunStatus:
-    """The status of a run that this process has taken.
+    """Status of a run that this process works on, stored in the run folder.
 
     Args:
-        path: file of the status.
-        former: content of the file before, or None if there was none.
+        path: path of the status file.
+        former: earlier content of the file, or None if there was none.
     """
 
     def __init__(self, path: Path, former: Fields | None) -> None:
@@ -103,7 +104,7 @@ class RunStatus:
         _write(path, self._fields)
 
     def update(self, **changes: Any) -> None:
-        """Change entries of the file, unless it was removed and another process has taken the run."""
+        """Change entries of the status file, unless it was removed or another process has taken the run."""
         with suppress(ConfigurationError):
             if (now := _read(self.path)) is not None:
                 if any(now[name] != self._fields[name] for name in OWNER):
@@ -113,7 +114,7 @@ class RunStatus:
         _write(self.path, self._fields)
 
     def finish(self, why: str) -> None:
-        """Note that the run ended by itself, with the number of rows that it logged.
+        """Record that the run ended by itself, with the number of rows that it logged.
 
         Args:
             why: reason, unless the file already has one.
@@ -123,7 +124,7 @@ class RunStatus:
             self.update(why=why)
 
     def interrupt(self, why: str, *, began: bool) -> None:
-        """Note that the run ended before its end, or, if it made no step, that it is as it was."""
+        """Record that the run was interrupted or, if it made no step, restore its earlier status."""
         if self._former is not None and self._former["state"] == "finished" and not began:
             self.update(**self._former)
         else:
@@ -131,10 +132,10 @@ class RunStatus:
 
 
 def take(folder: Path) -> RunStatus:
-    """Take a run folder for this process, and remove what a killed process has left half written.
+    """Return the status of a run folder that this process takes over, after removing files left half written.
 
     Raises:
-        ConfigurationError: if another process has it, or it holds what is neither a file nor a folder.
+        ConfigurationError: if another process has taken it, or it holds anything but files and folders.
     """
     path = folder / STATUS
     try:
@@ -152,10 +153,10 @@ def take(folder: Path) -> RunStatus:
 
 
 def check_plain(folder: Path) -> None:
-    """Check that a run folder holds files and folders only, and no link to a place outside of it.
+    """Check that a run folder holds only files and folders, and no link to a place outside of it.
 
     Raises:
-        ConfigurationError: naming what is in the way.
+        ConfigurationError: if it holds anything else; the message names it.
     """
     root = folder.resolve()
     for path in _entries(root):

@@ -127,7 +127,7 @@ def _written_out(found: Any, known: dict[int, int]) -> int:
 
 
 def leaves(source: str, found: Any, place: str, level: int = 0, seen: set[int] | None = None) -> Iterator[tuple[str, Any]]:
-    """Yield the values in dicts and lists with their places; a list that stands at several places is entered once."""
+    """Yield all values in nested dicts and lists with their paths; a list that occurs several times is visited once."""
     seen = set() if seen is None else seen
     if level > MOST_LEVELS:
         raise CheckpointError(f"{source} has more than {MOST_LEVELS} levels of nesting at `{place[:100]}`. {SUGGESTION}")
@@ -143,18 +143,18 @@ def leaves(source: str, found: Any, place: str, level: int = 0, seen: set[int] |
 
 
 def is_url(path: Any) -> bool:
-    """Return whether a path is a URL for fsspec, such as ``s3://bucket/last.ckpt`` or ``zip://last.ckpt::runs.zip``."""
+    """Return whether a path is an fsspec URL, such as ``s3://bucket/last.ckpt`` or ``zip://last.ckpt::runs.zip``."""
     return isinstance(path, str) and ("://" in path or "::" in path)
 
 
 def local_copy(path: str | Path) -> Path:
-    """Return the path of a file of this machine; a file elsewhere is copied once, and removed when the process ends.
+    """Return the local path of a file; a remote file is copied once, and the copy is removed when the process ends.
 
     Args:
-        path: path, or URL for fsspec.
+        path: path, or fsspec URL.
 
     Raises:
-        CheckpointError: if a file cannot be copied.
+        CheckpointError: if the file cannot be copied.
     """
     if not is_url(path):
         return Path(path).expanduser()

@@ -51,7 +51,7 @@ _TRUSTED: ContextVar[frozenset[str]] = ContextVar("_TRUSTED", default=frozenset(
 @checked
 @contextmanager
 def trusting(names: Collection[str]) -> Iterator[None]:
-    """Allow stored descriptions to use these names too, within a ``with`` block.
+    """Allow stored descriptions to use further import paths, within a context.
 
     Args:
         names: import paths such as ``"my_package.my_function"``.
@@ -64,12 +64,12 @@ def trusting(names: Collection[str]) -> Iterator[None]:
 
 
 def trusted() -> frozenset[str]:
-    """Return the names that the user trusts in this context."""
+    """Return the import paths that the user trusts in this context."""
     return _TRUSTED.get()
 
 
 def is_allowed(found: type) -> bool:
-    """Return whether a description may name a class where its base class is declared."""
+    """Return whether a stored description may name a class."""
     module = found.__module__
     root = module.partition(".")[0]
     if root == "lit_sparse":
@@ -87,7 +87,7 @@ def is_allowed(found: type) -> bool:
 
 
 def find_imported(name: str) -> Any:
-    """Return the object at a path, or None if its module is neither imported, nor one of this package's parts or the user's."""
+    """Return the object at an import path, if its module is imported, or a part of this package or the user's; else None."""
     parts = name.split(".")
     if not all(part.isidentifier() for part in parts):
         return None

@@ -24,7 +24,10 @@ NONE = -1
 
 @compile_rows()
 def beats(level: Any, score: Any, other_level: Any, other_score: Any) -> Any:
-    """Return whether a pair is better than another: allowed, of a lower level, or of the same level with a larger score."""
+    """Return whether a (level, score) pair is better than another.
+
+    It is if it is allowed and has a lower level, or the same level and a larger score.
+    """
     if score == -np.inf or other_score == -np.inf:
         return score != -np.inf
     return level < other_level or (level == other_level and score > other_score)
@@ -32,7 +35,7 @@ def beats(level: Any, score: Any, other_level: Any, other_score: Any) -> Any:
 
 @compile_rows()
 def choose_head(levels: Any, scores: Any, active: Any, node: Any, last: Any) -> Any:
-    """Return the best head of a node among the active ones below ``last``, the lowest of several; the root is number 0."""
+    """Return the best head of a node among the active nodes below ``last``; ties go to the lowest, and the root is 0."""
     head = 0
     for other in range(1, last):
         if not active[other] or other == node:
@@ -61,10 +64,10 @@ def find_cycle(heads: Any, active: Any, seen: Any, last: Any) -> Any:
 def contract(
     levels: Any, scores: Any, heads: Any, active: Any, inside: Any, leaves: Any, enters: Any, first: Any, new: Any
 ) -> None:
-    """Replace the cycle through ``first`` by the node ``new``.
+    """Replace the cycle through ``first`` by the new node ``new``, as Edmonds' algorithm does.
 
-    ``enters[h, new]`` is the node of the cycle whose head becomes h, ``leaves[new, v]`` the node of the cycle that is the head
-    of v, and ``inside[v]`` the contracted node that contains v.
+    ``enters[h, new]`` is the node of the cycle whose head becomes h, ``leaves[new, v]`` the node of the cycle that is the
+    head of v, and ``inside[v]`` the contracted node that contains v.
     """
     for other in range(new):
         if not active[other]:
@@ -97,18 +100,18 @@ def contract(
 
 @compile_rows()
 def best_tree(levels: Any, scores: Any, heads: Any, active: Any, inside: Any, seen: Any, leaves: Any, enters: Any) -> Any:
-    """Write the best head of each node of a graph; return whether there is a tree.
+    """Write the head of each node in the best rooted tree of a graph; return whether there is a tree.
 
     Args:
-        levels: integers (2n + 1, 2n + 1) by which pairs are compared first, lower ones better.
-        scores: float64 of the same shape, -inf where a pair is forbidden; [head, node] of the root, number 0, and the nodes
-            1 .. n. The rest is written here.
+        levels: integers (2n + 1, 2n + 1), [head, node], by which pairs are compared first; lower is better.
+        scores: float64 of the same shape, -inf where a pair is forbidden. Entries 0 .. n are the root, 0, and the nodes;
+            the rest is workspace.
         heads: integers (2n + 1,); those of the nodes are the result.
         active: booleans (2n + 1,), True for the nodes and the root.
-        inside: integers (2n + 1,), written here.
-        seen: integers (2n + 1,), written here.
-        leaves: integers like ``levels``, written here.
-        enters: integers like ``levels``, written here.
+        inside: integers (2n + 1,), workspace.
+        seen: integers (2n + 1,), workspace.
+        leaves: integers like ``levels``, workspace.
+        enters: integers like ``levels``, workspace.
     """
     size = len(heads)
     last = size // 2 + 1
@@ -140,7 +143,7 @@ def best_tree(levels: Any, scores: Any, heads: Any, active: Any, inside: Any, se
 
 @compile_rows()
 def tree_block(first: Any, stop: Any, scores: Any, single_root: Any, chosen: Any, found: Any) -> None:
-    """Write the trees of rows ``first .. stop - 1``; see :func:`best_trees`."""
+    """Write the heads of the best trees of rows ``first .. stop - 1``; see :func:`best_trees`."""
     n = scores.shape[1]
     size = 2 * n + 1
     levels, padded = zeros((size, size), np.int32), empty((size, size), np.float64)
@@ -175,7 +178,7 @@ def tree_block(first: Any, stop: Any, scores: Any, single_root: Any, chosen: Any
 
 
 def best_trees(scores: Any, single_root: bool) -> tuple[Any, Any]:
-    """Return the heads of the best tree of each row, and whether there is one.
+    """Return the heads of the best rooted tree for each row of scores, and whether there is one.
 
     Args:
         scores: float64 array (B, n, n), [node, head], finite, or -inf for forbidden pairs. The diagonal holds the scores of
@@ -183,7 +186,7 @@ def best_trees(scores: Any, single_root: bool) -> tuple[Any, Any]:
         single_root: only one node may be a root.
 
     Returns:
-        Arrays of bytes (B, n, n), one-hot heads, and (B,); where there is no tree the heads mean nothing.
+        Arrays of bytes (B, n, n), one-hot heads, and (B,), whether there is a tree; without one, the heads are arbitrary.
     """
     chosen, found = empty(scores.shape, np.uint8), empty(len(scores), np.uint8)
     nodes = max(scores.shape[-1], 1)

@@ -22,7 +22,9 @@ __all__ = ["Assignment"]
 
 @dataclass(frozen=True)
 class Assignment(OnePerRow):
-    """Assign every row to one column, no column twice; rows <= columns. Scores are row-major, (..., rows * columns).
+    """Assignments of every row of a grid to one column, no column twice, with rows <= columns.
+
+    Scores are row-major, (..., rows * columns).
 
     With as many columns as rows these are the permutation matrices, and SparseMAP over them gives sparse doubly stochastic
     matrices, points of the Birkhoff polytope.
@@ -59,19 +61,19 @@ class Assignment(OnePerRow):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return instances for any size, for a single row, for squares, and for pairs of rows."""
+        """Return instances for the shared tests: for any size, a single row, squares, and pairs of rows."""
         return [cls(rows=1), cls(), cls(rows=2)]
 
     @property
     def size(self) -> int | None:
-        """Number of rows times columns; see the base class."""
+        """Number of entries, rows times columns; None if it is read from the scores."""
         return None if self.rows is None or self.columns is None else self.rows * self.columns
 
     def shape(self, d: int) -> tuple[int, int]:
-        """Return numbers of rows and columns for d entries.
+        """Return the numbers of rows and columns of a grid with d entries.
 
         Raises:
-            ConfigurationError: if d entries cannot be laid out.
+            ConfigurationError: if d entries do not form such a grid.
         """
         if self.rows is not None:
             rows, columns = self.rows, d // self.rows if self.columns is None else self.columns
@@ -87,7 +89,7 @@ class Assignment(OnePerRow):
         return rows, columns
 
     def joint_over_queries(self, rows: int, columns: int) -> Assignment | None:
-        """Return the assignment of queries to keys; None if this assignment is over the keys of a single query."""
+        """Return the assignment of all queries to keys; None if this assignment is over the keys of a single query."""
         if self.rows in (None, rows) and self.columns in (None, columns):
             return Assignment(rows, columns)
         return None
@@ -108,10 +110,12 @@ class Assignment(OnePerRow):
 
     @on_values
     def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
-        """Return the best assignment, on the CPU; see :mod:`lit_sparse.structures.assignment_kernel`.
+        """Return the best assignment of each row of scores, on the CPU, by the Hungarian method.
+
+        See :mod:`lit_sparse.structures.assignment_kernel`.
 
         Raises:
-            ConfigurationError: if the forbidden entries leave none.
+            ConfigurationError: if the forbidden entries leave no assignment.
         """
         advice = "Forbid whole rows too (in attention, the queries of padding), or add columns."
         return self.searched(scores, potentials, best_assignments, "an assignment of every row", advice)
@@ -121,6 +125,6 @@ class Assignment(OnePerRow):
         return super().validate(structures) & (self.grid(structures).sum(-2) <= 1).all(-1)
 
     def enumerate(self, d: int | None = None) -> Tensor:
-        """Return all assignments of d entries, without left-out rows."""
+        """Return all assignments over d entries, (S, d) float64, none with rows left out."""
         rows, columns = self.shape(self.known_size(d))
         return self.marked(list(itertools.permutations(range(columns), rows)), columns)

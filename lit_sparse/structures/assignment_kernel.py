@@ -24,18 +24,18 @@ NONE = -1
 
 @compile_rows(inline="source")
 def assign_row(new: Any, costs: Any, u: Any, v: Any, length: Any, path: Any, row_of: Any, column_of: Any, rest: Any) -> Any:
-    """Give the row ``new`` a column, where those before it have one; return False if none is left.
+    """Assign the row ``new`` a column by a shortest augmenting path, given assigned rows before it; False if it has none.
 
     Args:
-        new: number of the row.
+        new: index of the row.
         costs: float64 (rows, columns), inf where a pair is forbidden.
-        u: float64 (rows,), potentials.
-        v: float64 (columns,), potentials.
-        length: float64 (columns,), lengths of the shortest paths to the columns, written here.
-        path: integers (columns,), the row before a column on its path, written here.
+        u: float64 (rows,), dual potentials.
+        v: float64 (columns,), dual potentials.
+        length: float64 (columns,), workspace: lengths of the shortest paths to the columns.
+        path: integers (columns,), workspace: the row before a column on its path.
         row_of: integers (columns,), the assigned rows, or -1.
         column_of: integers (rows,), the assigned columns, or -1.
-        rest: integers (columns,), the columns to which no path is final, written here.
+        rest: integers (columns,), workspace: the columns to which no path is final.
     """
     columns = costs.shape[1]
     left = columns
@@ -78,7 +78,7 @@ def assign_row(new: Any, costs: Any, u: Any, v: Any, length: Any, path: Any, row
 
 @compile_rows()
 def assignment_block(first: Any, stop: Any, scores: Any, chosen: Any, found: Any) -> None:
-    """Write the assignments of grids ``first .. stop - 1``; see :func:`best_assignments`."""
+    """Write the best assignments of grids ``first .. stop - 1``; see :func:`best_assignments`."""
     rows, columns = scores.shape[1], scores.shape[2]
     costs = empty((rows, columns), np.float64)
     u, v, length = empty(rows, np.float64), empty(columns, np.float64), empty(columns, np.float64)
@@ -116,15 +116,15 @@ def assignment_block(first: Any, stop: Any, scores: Any, chosen: Any, found: Any
 
 
 def best_assignments(scores: Any) -> tuple[Any, Any]:
-    """Return the best assignment of each grid, and whether there is one.
+    """Return the best assignment of rows to columns for each grid of scores, and whether there is one.
 
     Args:
-        scores: float64 array (B, rows, columns), finite, or -inf for forbidden pairs. Rows and columns without an allowed pair
-            are left out.
+        scores: float64 array (B, rows, columns), finite, or -inf for forbidden pairs. Rows and columns without an allowed
+            pair are left out.
 
     Returns:
-        Arrays of bytes (B, rows, columns), the columns of the rows as one-hot vectors, and (B,); where there is no assignment
-        the columns mean nothing.
+        Arrays of bytes (B, rows, columns), one-hot columns of the rows, and (B,), whether there is an assignment; without
+        one, the columns are arbitrary.
     """
     chosen, found = empty(scores.shape, np.uint8), empty(len(scores), np.uint8)
     rows, columns = scores.shape[1:]

@@ -20,7 +20,7 @@ __all__ = ["Structure", "as_structure", "best_by_search", "coarse_scores", "less
 
 
 class Structure(ABC):
-    """A finite set of vectors ``a`` in {0, 1}^d; each vector is a structure, for example a sequence of tags or a matching.
+    """Base class of structures: a finite set of binary vectors of length d, such as the tag sequences or the matchings.
 
     A subclass must implement only :meth:`maximize`; :class:`~lit_sparse.mappings.SparseMAP` then maps scores to a few
     structures. It keeps each constructor argument as an attribute of the same name, as dataclasses do.
@@ -34,7 +34,8 @@ class Structure(ABC):
         has_potentials: whether it has scores besides those of single entries, such as transitions between tags, and so
             :meth:`potential_scores`.
         has_nested: whether it has :meth:`nested`.
-        couples_queries: whether in attention it is over all queries and keys together; :meth:`joint_over_queries` returns it.
+        couples_queries: whether, in attention, a structure is over all queries and keys together;
+            :meth:`joint_over_queries` returns it.
 
     Example:
         >>> import torch
@@ -67,22 +68,23 @@ class Structure(ABC):
 
     @abstractmethod
     def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
-        """Return a structure with the largest total score for each row (a MAP, maximum a posteriori).
+        """Return a structure with the largest total score for each row (MAP inference, maximum a posteriori).
 
         Args:
-            scores: (B, d), finite or -inf. If possible, treat a score of size 1e-9 or less as zero, and zero as no gain: the
-                solver's residuals are rounding errors of that size.
-            potentials: other scores, as given or as :meth:`batch_potentials` returns them; None without potentials.
+            scores: (B, d), finite or -inf. If possible, treat a score of size 1e-9 or less as zero, and zero as no gain:
+                the solver's residuals are rounding errors of that size.
+            potentials: scores besides those of entries, as given or as :meth:`batch_potentials` returns them; None for
+                none.
 
         Returns:
             Tensor (B, d) of zeros and ones, in the scores' dtype.
         """
 
     def recall(self, scores: Tensor) -> Tensor | None:
-        """Return a structure for each row that is already known, the best of these, without a search; None if there is none.
+        """Return the best structure already known for each row, without a search; None if none is known.
 
-        SparseMAP asks for it before each call of :meth:`maximize`, and calls only for rows in which it is no improvement. The
-        last call for a row is always one of :meth:`maximize`, so that the marginals stay as exact as without.
+        SparseMAP tries it before each call of :meth:`maximize`, which it then calls only for rows without an improvement.
+        The last call for a row is always one of :meth:`maximize`, so the marginals stay exact.
 
         Args:
             scores: (B, d), finite or -inf; no structure may have a one where they are -inf.
@@ -128,11 +130,11 @@ class Structure(ABC):
         return every[self.validate(every)]
 
     def validate(self, structures: Tensor) -> Tensor:
-        """Return which vectors (..., d) of {0, 1} are structures, boolean (...). By default all of them."""
+        """Return which binary vectors (..., d) are structures, boolean (...); by default all of them."""
         return torch.ones(structures.shape[:-1], dtype=torch.bool, device=structures.device)
 
     def fits(self, structures: Tensor, allowed: Tensor) -> Tensor:
-        """Return which vectors (..., d) are structures of zeros and ones without forbidden entries, boolean (...).
+        """Return which vectors (..., d) are structures without ones at forbidden entries, boolean (...).
 
         Args:
             structures: (..., d).
@@ -142,16 +144,16 @@ class Structure(ABC):
         return bits.all(-1) & self.validate(structures)
 
     def check(self, d: int) -> None:
-        """Raise unless this structure can have d entries, or d shown entries.
+        """Raise an error unless this structure can have d entries.
 
         Raises:
-            ConfigurationError: with the expected number.
+            ConfigurationError: if it cannot; the message gives the expected number.
         """
         if self.size not in (None, d):
             raise ConfigurationError(f"Expected scores of length {self.size} for {self!r} but got {d}.")
 
     def check_potentials(self, potentials: Tensor) -> Tensor:
-        """Return potentials after the checks that need no scores.
+        """Return potentials after all checks that need no scores.
 
         Raises:
             ConfigurationError: if they do not fit, or the structure has none.
@@ -173,10 +175,10 @@ class Structure(ABC):
         return self.check_potentials(potentials).unsqueeze(0)
 
     def check_call(self, scores: Tensor, potentials: Tensor | None) -> None:
-        """Raise unless :meth:`maximize` accepts these arguments.
+        """Raise an error unless :meth:`maximize` accepts these scores and potentials.
 
         Raises:
-            ConfigurationError: with the expected shape.
+            ConfigurationError: if it does not; the message gives the expected shape.
         """
         if not isinstance(scores, Tensor):
             raise ConfigurationError(f"Expected scores in a tensor but got {full_name(scores)}.")
@@ -195,7 +197,7 @@ class Structure(ABC):
         raise ConfigurationError(f"{type(self).__name__} has no potentials to learn.")
 
     def potential_scores(self, structures: Tensor, potentials: Tensor) -> Tensor:
-        """Return the contribution of the potentials to each structure's score, linear and differentiable in them.
+        """Return the score that potentials add to each structure, linear in the potentials and differentiable.
 
         Args:
             structures: (B, S, d) of {0, 1}.
@@ -207,26 +209,26 @@ class Structure(ABC):
         raise NotImplementedError(f"{type(self).__name__} has potentials, so it must have `potential_scores`.")
 
     def expand_scores(self, scores: Tensor) -> Tensor:
-        """Return the scores of all entries, (..., D), from given scores (..., d). By default they are the same."""
+        """Return the scores of all entries (..., D) from the given scores (..., d); by default, they are the same."""
         return scores
 
     def centered(self, scores: Tensor) -> Tensor:
-        """Return scores (..., D) minus a constant that all structures share, which would cost digits.
+        """Return scores (..., D) minus a constant shared by all structures, to avoid rounding errors; by default unchanged.
 
-        For example the largest score of a position if each structure has exactly one entry there. By default nothing.
+        Such as the largest score of a position if each structure has exactly one entry there.
         """
         return scores
 
     def select_entries(self, structures: Tensor) -> Tensor:
-        """Return the shown entries, (..., d), of all entries (..., D). By default they are the same."""
+        """Return the shown entries (..., d) out of all entries (..., D); by default, they are the same."""
         return structures
 
     def joint_over_queries(self, rows: int, columns: int) -> Structure | None:
-        """Return the structure over all queries and keys of attention together; None if each query has its own structure."""
+        """Return the structure over all queries and keys of an attention together; None if each query has its own structure."""
         return None
 
     def squared_norm(self, marginals: Tensor, allowed: Tensor) -> Tensor:
-        """Return the squared norm (...) of all entries (..., D) from the shown entries.
+        """Return the squared norm (...) of all entries' marginals (..., D), given the shown entries' marginals.
 
         Args:
             marginals: (..., d).
@@ -235,7 +237,7 @@ class Structure(ABC):
         return marginals.square().sum(-1)
 
     def project(self, scores: Tensor) -> Tensor | None:
-        """Return the nearest point (..., d) of the convex hull if it has a formula, differentiable; else None.
+        """Return the nearest point (..., d) of the convex hull in closed form, differentiable; None without a closed form.
 
         Args:
             scores: (..., d), finite or -inf; entries with -inf get zero.
@@ -243,7 +245,7 @@ class Structure(ABC):
         return None
 
     def nested(self, marginals: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the distribution with these marginals over nested structures, differentiable in them.
+        """Return the distribution over nested structures that has the given marginals, differentiable in them.
 
         Args:
             marginals: (..., d).
@@ -254,11 +256,11 @@ class Structure(ABC):
         raise ConfigurationError(f"{type(self).__name__} has structures that do not contain one another.")
 
     def scores_from_logits(self, logits: Tensor) -> Tensor:
-        """Return the scores for an encoder's logits, where 0 means undecided; by default the logits."""
+        """Return the scores for an encoder's logits, of which 0 means undecided; by default the logits themselves."""
         return logits
 
     def compiled(self, potentials: Tensor | None) -> CompiledOracle | None:
-        """Return what a compiled solver needs in place of :meth:`maximize`; None without a compiled solver.
+        """Return a compiled search for the best structure, used in place of :meth:`maximize`; None without one.
 
         Args:
             potentials: as :meth:`batch_potentials` returns them.
@@ -266,7 +268,7 @@ class Structure(ABC):
         return None
 
     def count_constraints(self, d: int) -> list[CountConstraint] | None:
-        """Return limits on numbers of ones that the convex hull consists of, for a factor graph; None if it does not.
+        """Return the limits on numbers of ones that define the convex hull, for factor graphs; None if no such limits do.
 
         Args:
             d: number of entries.
@@ -275,11 +277,11 @@ class Structure(ABC):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return instances for the shared tests. Their size is None if it can be read from the scores."""
+        """Return instances for the shared tests, whose size is None if it can be read from the scores."""
         return [cls()]
 
     def known_size(self, d: int | None) -> int:
-        """Return d, or :attr:`size` if d is None.
+        """Return the number of entries: d, or :attr:`size` if d is None.
 
         Raises:
             ConfigurationError: if both are None.
@@ -292,14 +294,14 @@ class Structure(ABC):
 
 
 def as_structure(structure: object, such_as: str = "BitVector(32),") -> Structure:
-    """Return a structure.
+    """Return the argument after checking that it is a structure.
 
     Args:
-        structure: what should be one.
-        such_as: an example of one for the message, and where it is expected.
+        structure: the argument to check.
+        such_as: for the message, an example of a structure and the place where one is expected.
 
     Raises:
-        ConfigurationError: if it is none.
+        ConfigurationError: if it is not a :class:`Structure`.
     """
     if isinstance(structure, Structure):
         return structure
@@ -315,18 +317,18 @@ def best_by_search(
     what: str,
     advice: str,
 ) -> Tensor:
-    """Return the best structures by a search on the CPU, for :meth:`Structure.maximize`.
+    """Return the best structure of each row by a search on the CPU; an implementation of :meth:`Structure.maximize`.
 
     Args:
         structure: the set of structures.
         scores: (B, d).
         potentials: further scores.
-        search: function of scores (B, d) float64 that returns the structures, and which rows have one.
-        what: a structure in words, for the message where forbidden entries leave none.
-        advice: what to do then.
+        search: function of scores (B, d) float64 that returns the best structures, and which rows have one.
+        what: for the message if forbidden entries leave no structure, what a structure is.
+        advice: for the message, what to do then.
 
     Raises:
-        ConfigurationError: if there is none, or scores are NaN or inf.
+        ConfigurationError: if a row has no structure, or scores are NaN or inf.
     """
     structure.check_call(scores, potentials)
     rows: np.ndarray = coarse_scores(scores.detach()).cpu().numpy()
@@ -341,7 +343,7 @@ def best_by_search(
 
 
 def less_the_largest(scores: Tensor) -> Tensor:
-    """Return scores minus the largest of each row, as a constant; a row without finite scores stays."""
+    """Return scores minus the largest of each row, held constant in the gradient; a row without finite scores is unchanged."""
     if not scores.shape[-1]:
         return scores
     largest = scores.detach().amax(-1, keepdim=True)
@@ -349,7 +351,7 @@ def less_the_largest(scores: Tensor) -> Tensor:
 
 
 def coarse_scores(scores: Tensor) -> Tensor:
-    """Return scores rounded to whole steps, float64; :func:`lit_sparse.kernels.oracles.coarse` does the same to a number."""
+    """Return float64 scores rounded to multiples of a tiny step, as :func:`lit_sparse.kernels.oracles.coarse` does."""
     exact = scores.double()
     fine = exact.abs() < FINE
     stepped = torch.where(fine, (torch.where(fine, exact, 0.0) / STEP + 0.5).floor() * STEP, exact)

@@ -39,7 +39,7 @@ class _Bits(Structure):
 
 @dataclass(frozen=True)
 class BitVector(_Bits):
-    """All vectors of {0, 1}^d. Their convex hull is the cube, so that SparseMAP clips the scores to [0, 1].
+    """Structure of all binary vectors of length d; their convex hull is the cube, so SparseMAP clips scores to [0, 1].
 
     Args:
         d: number of bits; None to read it from the scores.
@@ -62,12 +62,12 @@ class BitVector(_Bits):
             check_count("d", self.d)
 
     def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
-        """Return ones where scores are positive."""
+        """Return the best bit vector of each row, with ones where scores are positive."""
         self.check_call(scores, potentials)
         return (scores > TIE).to(scores.dtype)
 
     def topk(self, scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Return the k best bit vectors of each row; see :func:`lit_sparse.kernels.kbest.best_bits`."""
+        """Return the k best bit vectors of each row, and their number; see :func:`lit_sparse.kernels.kbest.best_bits`."""
         self.check(scores.shape[-1])
         return best_bits(scores, check_count("k", k))
 
@@ -77,7 +77,7 @@ class BitVector(_Bits):
         return torch.where((scores == 0.0) | (scores == 1.0), scores, inner)  # gradients pass at the ends, as with clamp
 
     def nested(self, marginals: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the vectors of the k largest marginals, k = 0 .. d, each weighted by the next difference of sorted marginals.
+        """Return the bit vectors of the k largest marginals, k = 0 .. d, with the differences of sorted marginals as weights.
 
         A row with NaN gives NaN to the zero vector.
         """
@@ -100,10 +100,10 @@ class BitVector(_Bits):
 
 
 def nearest_within(scores: Tensor, budget: float) -> Tensor:
-    """Return the nearest point with entries in [0, 1] and at most this sum, differentiable.
+    """Return the nearest point with entries in [0, 1] that sum to at most ``budget``, differentiable.
 
-    The labels of :data:`~lit_sparse.kernels.budget_sparsemax.map_budget` say how entries depend on the scores: not at all, on
-    their own, or on all tied ones.
+    The labels of :data:`~lit_sparse.kernels.budget_sparsemax.map_budget` say how entries depend on the scores: not at all,
+    on their own, or on all tied ones.
     """
     point: Tensor
     point, labels = map_budget(scores.detach(), float(budget), 1.0)
@@ -115,7 +115,7 @@ def nearest_within(scores: Tensor, budget: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Budget(_Bits):
-    """The vectors of {0, 1}^d with at most ``budget`` ones.
+    """Structure of the binary vectors of length d with at most ``budget`` ones.
 
     Args:
         d: number of bits; None to read it from the scores.
@@ -124,8 +124,8 @@ class Budget(_Bits):
     Raises:
         ConfigurationError: if ``d`` is not an integer >= 1, or ``budget`` is not an integer in 0 .. d.
 
-    Source: Correia, Niculae, Aziz & Martins (2020), Efficient Marginalization of Discrete and Structured Latent Variables via
-    Sparsity, appendix C, arXiv:2007.01919.
+    Source: Correia, Niculae, Aziz & Martins (2020), Efficient Marginalization of Discrete and Structured Latent Variables
+    via Sparsity, appendix C, arXiv:2007.01919.
 
     Example:
         >>> import torch
@@ -141,11 +141,11 @@ class Budget(_Bits):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return a tight and a loose budget."""
+        """Return instances for the shared tests: a tight and a loose budget."""
         return [cls(None, 1), cls(None, 3)]
 
     def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
-        """Return ones at the largest positive scores; ties go to the lowest index."""
+        """Return the best vector of each row, with ones at the largest positive scores; ties go to the lowest index."""
         self.check_call(scores, potentials)
         kept = min(self.budget, scores.shape[-1])
         order = coarse_scores(scores).sort(dim=-1, descending=True, stable=True).indices[..., :kept]
@@ -154,7 +154,7 @@ class Budget(_Bits):
 
     @override
     def project(self, scores: Tensor) -> Tensor | None:
-        """Return the nearest point on a GPU, where the row kernel is faster than the search for structures."""
+        """Return the nearest point of the convex hull on a GPU; None on the CPU, where the search for structures is faster."""
         return nearest_within(scores, self.budget) if scores.is_cuda else None
 
     @override
@@ -172,7 +172,7 @@ class Budget(_Bits):
 
 @dataclass(frozen=True)
 class TopK(_Bits):
-    """The vectors of {0, 1}^d with exactly ``k`` ones; with at most that many they are a :class:`Budget`.
+    """Structure of the binary vectors of length d with exactly ``k`` ones; see :class:`Budget` for at most k ones.
 
     Args:
         d: number of bits; None to read it from the scores.
@@ -195,7 +195,7 @@ class TopK(_Bits):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return one that equals sparsemax, and one of three."""
+        """Return instances for the shared tests: k = 1, whose SparseMAP is sparsemax, and k = 3."""
         return [cls(None, 1), cls(None, 3)]
 
     @override
@@ -210,7 +210,7 @@ class TopK(_Bits):
 
     @on_values
     def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
-        """Return ones at the largest scores; ties go to the lowest index.
+        """Return the best vector of each row, with ones at the k largest scores; ties go to the lowest index.
 
         Raises:
             ConfigurationError: if fewer than ``k`` entries are allowed.

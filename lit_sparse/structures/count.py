@@ -8,13 +8,13 @@ __all__ = ["CountConstraint"]
 
 
 class CountConstraint(NamedTuple):
-    """Between ``least`` and ``most`` of some bits are 1, where a negated bit b counts as 1 - b.
+    """Constraint that between ``least`` and ``most`` of some bits are 1, where a negated bit b counts as 1 - b.
 
     Within the unit cube this is the convex hull of the bit vectors with that many ones.
 
     Attributes:
-        entries: numbers of the bits.
-        negated: places in ``entries`` of the negated ones.
+        entries: indices of the bits.
+        negated: positions in ``entries`` of the negated bits.
         least: smallest number of ones.
         most: largest number of ones.
     """

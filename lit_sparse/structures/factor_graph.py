@@ -20,16 +20,16 @@ __all__ = ["Factor", "FactorGraph", "FactorLayout", "Group", "layout_of"]
 
 @dataclass(frozen=True)
 class Factor:
-    """A structure over some variables of a graph, or the same structure over several groups of variables.
+    """A structure over some variables of a factor graph, or the same structure over several groups of variables.
 
     Args:
         structure: a set of structures; see :mod:`lit_sparse.structures`.
-        variables: numbers of the variables in the order of the structure's entries, or a list of such lists, one per factor.
-            ``"neighbours"`` is one factor for each two successive variables, None is all variables.
-        negated: places in the list of variables, of those that count as 1 - variable; for bits, logic and pairs.
+        variables: indices of the variables in the order of the structure's entries, or a list of such lists, one per
+            factor. ``"neighbours"`` makes one factor for each two successive variables; None is all variables.
+        negated: positions in ``variables`` of variables that count as 1 - variable; for bits, logic and pairs.
 
     Raises:
-        ConfigurationError: if an argument is not as described, or the structure cannot have that many entries.
+        ConfigurationError: if an argument is invalid, or the structure cannot have that many entries.
 
     Example:
         >>> from lit_sparse.structures import Or
@@ -55,7 +55,7 @@ class Factor:
             raise ConfigurationError(f"Expected argument `negated` of {self!r} to hold places 0 .. {last} but got {outside}.")
 
     def groups(self, d: int) -> tuple[tuple[int, ...], ...]:
-        """Return the variables of each group, in a graph of d variables."""
+        """Return the variables of each group of this factor, in a graph of d variables."""
         if self.variables is None:
             return (tuple(range(d)),) if d else ()
         if self.variables == "neighbours":
@@ -99,14 +99,14 @@ def _as_groups(variables: Any) -> Any:
 
 @dataclass(frozen=True)
 class FactorGraph:
-    """Factors over shared binary variables: a vector of {0, 1}^d must be an element of each factor's structure at once.
+    """Factor graph over shared binary variables: a binary vector must satisfy the structure of every factor at once.
 
-    :class:`~lit_sparse.mappings.LPSparseMAP` maps scores of the variables to marginals. A variable without any factor is free
-    in [0, 1]. A masked variable is 0; a factor whose variables are all masked is left out.
+    :class:`~lit_sparse.mappings.LPSparseMAP` maps scores of the variables to marginals. A variable without any factor is
+    free in [0, 1]. A masked variable is 0; a factor whose variables are all masked is left out.
 
     Args:
         variables: number of variables d; None to read it from the scores.
-        factors: structures with the variables that they are over.
+        factors: structures and the variables they apply to.
 
     Raises:
         ConfigurationError: if there is no factor, or one has a variable that the graph does not have.
@@ -136,33 +136,33 @@ class FactorGraph:
 
     @property
     def ordered(self) -> bool:
-        """Whether the order of the variables matters where their number is read from the scores."""
+        """Whether the order of the variables matters when their number is read from the scores."""
         return any(factor.variables == "neighbours" or factor.structure.ordered for factor in self.factors)
 
     def check(self, d: int) -> None:
-        """Raise unless this graph can have d variables.
+        """Raise an error unless this graph can have d variables.
 
         Raises:
-            ConfigurationError: with the expected number.
+            ConfigurationError: if it cannot; the message gives the expected number.
         """
         if self.variables not in (None, d):
             raise ConfigurationError(f"Expected scores of length {self.variables}, one for each variable, but got {d}.")
         layout_of(self, d)
 
     def potential_counts(self, d: int) -> tuple[int, int]:
-        """Return how many potentials a graph of d variables has: for each group of variables, and for each factor."""
+        """Return the numbers of potentials in a graph of d variables: one for each group of variables, one for each factor."""
         layout = layout_of(self, d)
         return len(layout.tied), layout.kinds
 
     def tied_index(self, d: int) -> Tensor:
-        """Return for each potential of a group of variables the place of its factor's, int64 (P,)."""
+        """Return, for each potential of a group of variables, the index of its factor's potential, int64 (P,)."""
         return torch.tensor(layout_of(self, d).tied, dtype=torch.int64)
 
     def initial_potentials(self) -> Tensor:
-        """Return zeros, one for each potential.
+        """Return initial values of learned potentials: zeros, one for each factor's potential.
 
         Raises:
-            ConfigurationError: if no factor has any.
+            ConfigurationError: if no factor has potentials.
         """
         structures = [factor.structure for factor in self.factors if factor.structure.has_potentials]
         if not structures:
@@ -175,15 +175,15 @@ class FactorGraph:
 
 
 class Group(NamedTuple):
-    """Factors of one kind and size.
+    """The m factors of a graph that have the same kind and size k, as arrays.
 
     Attributes:
-        variables: int64 (m, k), those of each.
-        negated: boolean (m, k).
-        limits: int64 (m, 2), least and most ones; for counts only.
-        structure: their structure; None for counts.
-        slots: int64 (m, p), which potentials each has.
-        names: for messages, which factor of the graph each belongs to.
+        variables: int64 (m, k), the variables of each factor.
+        negated: boolean (m, k), which variables are negated.
+        limits: int64 (m, 2), smallest and largest number of ones; for count constraints only.
+        structure: their structure; None for count constraints.
+        slots: int64 (m, p), indices of each factor's potentials.
+        names: for messages, index of each factor in the graph's list; -1 for free variables.
     """
 
     variables: Tensor
@@ -195,11 +195,11 @@ class Group(NamedTuple):
 
 
 class FactorLayout(NamedTuple):
-    """A graph of known size as arrays.
+    """A factor graph with a known number of variables, as arrays.
 
     Attributes:
         groups: factors of one kind and size each.
-        tied: for each potential of a group of variables, the place of its factor's.
+        tied: for each potential of a group of variables, the index of its factor's potential.
         kinds: number of the factors' potentials.
     """
 
@@ -210,10 +210,10 @@ class FactorLayout(NamedTuple):
 
 @lru_cache(maxsize=64)
 def layout_of(graph: FactorGraph, d: int) -> FactorLayout:
-    """Return a graph of d variables as arrays.
+    """Return a factor graph with d variables as arrays.
 
     Raises:
-        ConfigurationError: if a factor has other variables, or a structure that a graph cannot use.
+        ConfigurationError: if a factor has a variable that does not exist, or a structure that a graph cannot use.
     """
     limits: dict[int, list[tuple[CountConstraint, int]]] = {}
     groups: list[Group] = []

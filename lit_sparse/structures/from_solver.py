@@ -33,26 +33,26 @@ _task: tuple[Callable[..., Any], bool]  # of a worker process
 
 @ranges(size=Count(), batched=FLAG, processes=Count(0, MOST_PROCESSES), cache=Count(0, MOST_KNOWN))
 class FromSolver(Structure):
-    """The solutions of a combinatorial problem that a function solves.
+    """Structure of the solutions of a combinatorial problem, given as a function that returns the best one for scores.
 
     ``solve(scores)`` gets scores (size,), a float64 array, and returns the solution with the largest total score, a vector
-    (size,) of zeros and ones. The set of solutions must not change. Forbidden entries get scores so negative that no solution
-    has a one there unless all have one. Solutions are checked, and compared with each other to refuse a function that
-    minimizes.
+    (size,) of zeros and ones. The set of solutions must not change. Forbidden entries get scores so negative that no
+    solution has a one there unless all have one. Solutions are checked, and compared with each other to refuse a function
+    that minimizes.
 
-    With ``cache``, SparseMAP looks among the last solutions first. It calls the function only for rows that none of them
-    improves, which also confirms the end. The marginals are then as near to the exact ones as without, within ``tol``, but the
-    probabilities, which are not unique, and the rounding of marginals depend on the earlier calls.
+    With ``cache``, SparseMAP searches the last solutions first, and calls the function only for rows that none of them
+    improves. The marginals are still exact within ``tol``, but the probabilities, which are not unique, and the rounding of
+    marginals then depend on earlier calls.
 
     Args:
-        solve: the function; at the top level of a module if there are processes.
+        solve: the function; it must be at the top level of a module if ``processes`` is not 0.
         size: number of entries.
         batched: whether ``solve`` gets all rows (B, size) at once and returns (B, size).
-        processes: number of processes among which rows are divided; 0 for none but this one.
+        processes: number of worker processes that share the rows; 0 to solve in this process.
         cache: number of solutions to keep; 0 for none.
 
     Raises:
-        ConfigurationError: if an argument is not as described, or ``solve`` cannot be sent to processes.
+        ConfigurationError: if an argument is invalid, or ``solve`` cannot be sent to processes.
 
     Example:
         >>> import torch
@@ -90,7 +90,7 @@ class FromSolver(Structure):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return the set of all vectors, solved row by row and at once."""
+        """Return instances for the shared tests: all bit vectors of length 4, solved row by row, and all rows at once."""
         return [cls(_positive, 4), cls(_positive, 4, batched=True, cache=5)]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -104,11 +104,11 @@ class FromSolver(Structure):
 
     @on_values
     def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
-        """Return the solutions of the solver.
+        """Return the solver's solution for each row of scores, after checking it.
 
         Raises:
-            ConfigurationError: if they are not vectors of zeros and ones of that length, or not the best ones, or have a one at
-                a forbidden entry.
+            ConfigurationError: if a solution is not a binary vector of the right length, is worse than another known one,
+                or has a one at a forbidden entry.
         """
         return best_by_search(self, scores, potentials, self._search, "a solution", "Forbid fewer entries.")
 

@@ -78,12 +78,13 @@ class _Graph(Structure):
 
 @dataclass(frozen=True, repr=False)
 class ShortestPath(_Graph):
-    """The paths from one node of a directed graph to another, none of which visits a node twice.
+    """Structure of the paths from one node of a directed graph to another that visit no node twice, as sets of edges.
 
-    There is one score for each edge, (..., edges), in their order: give **minus** the costs, and the best path is the shortest.
+    There is one score for each edge, (..., edges), in the order of ``edges``. With the **negative** costs as scores, the
+    best path is the shortest.
 
-    In a graph without cycles scores may have any sign. If there are cycles between the source and the target, they may have
-    no positive total, as where all costs are >= 0; SparseMAP keeps to this, because its residuals are at most the scores.
+    In a graph without cycles, scores may have any sign. Otherwise no cycle between source and target may have a positive
+    total, which holds if all costs are >= 0, and then also within SparseMAP, whose residuals are at most the scores.
 
     Args:
         edges: pairs (from, to) of nodes, which are numbered from 0 on.
@@ -116,7 +117,7 @@ class ShortestPath(_Graph):
 
     @classmethod
     def grid(cls, rows: int, columns: int) -> Self:
-        """Return the paths through a grid from its first corner to the last, by steps to the right and down.
+        """Return the structure of the paths through a grid from its first corner to the last, by steps to the right and down.
 
         Nodes are numbered row by row. For each row of the grid come its edges to the right, then those down.
 
@@ -134,7 +135,7 @@ class ShortestPath(_Graph):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return a grid, and a graph with two edges between the same nodes, a dead end and an edge back to the source."""
+        """Return instances for the shared tests: a grid, and a graph with parallel edges, a dead end and a way back."""
         return [cls.grid(2, 3), cls(((1, 2), (0, 1), (0, 1), (0, 2), (1, 3), (2, 0)), 0, 2)]
 
     def __repr__(self) -> str:
@@ -170,10 +171,10 @@ class ShortestPath(_Graph):
 
     @on_values
     def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
-        """Return the best path, on the CPU; see :mod:`lit_sparse.structures.graph_kernel`.
+        """Return the best path of each row of scores, on the CPU; see :mod:`lit_sparse.structures.graph_kernel`.
 
         Raises:
-            ConfigurationError: if the forbidden edges leave none, or a cycle has a positive total.
+            ConfigurationError: if the forbidden edges leave no path, or a cycle has a positive total.
         """
         what = f"a path from node {self.source} to node {self.target}"
         return best_by_search(self, scores, potentials, self._without_cycles, what, "Forbid fewer edges.")
@@ -195,9 +196,9 @@ class ShortestPath(_Graph):
 
 @dataclass(frozen=True, repr=False)
 class SpanningTree(_Graph):
-    """The spanning trees of a graph: sets of edges, without directions, that connect all nodes and have no cycle.
+    """Structure of the spanning trees of an undirected graph: sets of edges that connect all nodes and have no cycle.
 
-    There is one score for each edge, (..., edges), in their order. Rooted trees, with a direction, are a
+    There is one score for each edge, (..., edges), in the order of ``edges``. For rooted, directed trees see
     :class:`~lit_sparse.structures.Tree`.
 
     Args:
@@ -221,7 +222,7 @@ class SpanningTree(_Graph):
 
     @classmethod
     def complete(cls, nodes: int) -> Self:
-        """Return the trees over nodes all of which are connected, by edges (0, 1), (0, 2), ..., (1, 2), ...
+        """Return the structure of the spanning trees of a complete graph, with edges (0, 1), (0, 2), ..., (1, 2), ...
 
         Raises:
             ConfigurationError: if ``nodes`` is not an integer in 2 .. 1000.
@@ -231,7 +232,7 @@ class SpanningTree(_Graph):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return a complete graph, and one with two edges between the same nodes and an edge that all trees have."""
+        """Return instances for the shared tests: a complete graph, and one with parallel edges and a bridge."""
         return [cls.complete(4), cls(((0, 1), (1, 0), (1, 2), (2, 0), (3, 2)))]
 
     @override
@@ -240,10 +241,12 @@ class SpanningTree(_Graph):
 
     @on_values
     def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
-        """Return the best tree, on the CPU; see :mod:`lit_sparse.structures.graph_kernel`. Ties go to the first edges.
+        """Return the best spanning tree of each row of scores, on the CPU; ties go to the first edges.
+
+        See :mod:`lit_sparse.structures.graph_kernel`.
 
         Raises:
-            ConfigurationError: if the forbidden edges leave none.
+            ConfigurationError: if the forbidden edges leave no spanning tree.
         """
         return best_by_search(self, scores, potentials, self._search, "a tree over all nodes", "Forbid fewer edges.")
 

@@ -28,7 +28,7 @@ CYCLE = 2
 def paths_block(
     first: Any, stop: Any, scores: Any, ends: Any, order: Any, nodes: Any, source: Any, target: Any, chosen: Any, found: Any
 ) -> None:
-    """Write the paths of rows ``first .. stop - 1``; see :func:`best_paths`."""
+    """Write the best paths of rows ``first .. stop - 1``; see :func:`best_paths`."""
     total, last = empty(nodes, np.float64), empty(nodes, np.int64)
     for row in range(first, stop):
         for node in range(nodes):
@@ -52,7 +52,7 @@ def paths_block(
 
 
 def best_paths(scores: Any, ends: Any, order: Any, nodes: int, source: int, target: int) -> tuple[Any, Any]:
-    """Return the best path of each row, and whether there is one.
+    """Return the best path between two nodes for each row of edge scores, and whether there is one.
 
     Args:
         scores: float64 array (B, d), finite, or -inf for forbidden edges.
@@ -63,7 +63,8 @@ def best_paths(scores: Any, ends: Any, order: Any, nodes: int, source: int, targ
         target: last node, another one.
 
     Returns:
-        Arrays of bytes (B, d), and (B,): 1, 0 without a path, or :data:`CYCLE`.
+        Arrays of bytes (B, d), the edges of the path, and (B,): 1 for a path, 0 without one, ``CYCLE`` for a positive
+        cycle.
     """
     chosen, found = zeros(scores.shape, np.uint8), zeros(len(scores), np.uint8)
     edges = (len(scores), max(4 * len(order), 1))
@@ -73,7 +74,7 @@ def best_paths(scores: Any, ends: Any, order: Any, nodes: int, source: int, targ
 
 @compile_rows()
 def root_of(parent: Any, node: Any) -> Any:
-    """Return the node that stands for all that are connected with a node, and shorten the way to it."""
+    """Return the representative of a node's connected component, with path compression (union-find)."""
     while parent[node] != node:
         parent[node] = parent[parent[node]]
         node = parent[node]
@@ -82,7 +83,7 @@ def root_of(parent: Any, node: Any) -> Any:
 
 @compile_rows()
 def trees_block(first: Any, stop: Any, scores: Any, order: Any, ends: Any, nodes: Any, chosen: Any, found: Any) -> None:
-    """Write the trees of rows ``first .. stop - 1``; see :func:`best_spanning_trees`."""
+    """Write the best spanning trees of rows ``first .. stop - 1``; see :func:`best_spanning_trees`."""
     parent = empty(nodes, np.int64)
     for row in range(first, stop):
         for node in range(nodes):
@@ -100,15 +101,15 @@ def trees_block(first: Any, stop: Any, scores: Any, order: Any, ends: Any, nodes
 
 
 def best_spanning_trees(scores: Any, ends: Any, nodes: int) -> tuple[Any, Any]:
-    """Return the best spanning tree of each row, and whether there is one.
+    """Return the best spanning tree for each row of edge scores, and whether there is one.
 
     Args:
-        scores: float64 array (B, d), finite, or -inf for forbidden edges. Of equal ones the first are taken.
+        scores: float64 array (B, d), finite, or -inf for forbidden edges. Ties go to the first edges.
         ends: int64 array (d, 2), the nodes that each edge connects.
         nodes: number of nodes.
 
     Returns:
-        Arrays of bytes (B, d), and (B,).
+        Arrays of bytes (B, d), the edges of the tree, and (B,), whether there is one.
     """
     chosen, found = zeros(scores.shape, np.uint8), zeros(len(scores), np.uint8)
     order = np.argsort(-scores, axis=-1, kind="stable")

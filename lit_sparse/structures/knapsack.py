@@ -27,7 +27,7 @@ MOST_WEIGHT = 2**40
 
 @dataclass(frozen=True)
 class Knapsack(Structure):
-    """The sets of items whose total weight is at most the capacity.
+    """Structure of the sets of items whose total weight is at most the capacity.
 
     The best set is found by dynamic programming, in time proportional to the number of items times the capacity, after both
     have been divided by the weights' greatest common divisor.
@@ -65,7 +65,7 @@ class Knapsack(Structure):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return one with equal weights, an item that never fits and one without weight; and one with nothing to choose."""
+        """Return instances for the shared tests: one with an item that never fits and a weightless one, and a trivial one."""
         return [cls((2, 3, 3, 5, 0, 9), 7), cls((1, 2, 4), 20)]
 
     @property
@@ -81,7 +81,7 @@ class Knapsack(Structure):
 
     @on_values
     def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
-        """Return the best items; of equal sets one with the first of them."""
+        """Return the best set of items for each row of scores; of equally good sets, one with the first of the items."""
         return best_by_search(self, scores, potentials, self._search, "a set of items", "")
 
     def _search(self, rows: np.ndarray) -> tuple[Any, Any]:

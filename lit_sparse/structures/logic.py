@@ -24,7 +24,7 @@ def _first_largest(scores: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Xor(Structure):
-    """Exactly one of the bits is 1. The convex hull is the simplex, so that SparseMAP is sparsemax.
+    """Structure of the binary vectors with exactly one 1; their convex hull is the simplex, so SparseMAP is sparsemax.
 
     Example:
         >>> import torch
@@ -33,7 +33,7 @@ class Xor(Structure):
     """
 
     def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
-        """Return a one at the largest score; ties go to the lowest index."""
+        """Return the best vector of each row, with its one at the largest score; ties go to the lowest index."""
         self.check_call(scores, potentials)
         return _first_largest(scores)
 
@@ -48,7 +48,7 @@ class Xor(Structure):
 
 @dataclass(frozen=True)
 class Or(Structure):
-    """At least one of the bits is 1.
+    """Structure of the binary vectors with at least one 1.
 
     Example:
         >>> import torch
@@ -57,7 +57,7 @@ class Or(Structure):
     """
 
     def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
-        """Return ones at positive scores, or at the largest one if none is positive."""
+        """Return the best vector of each row, with ones at positive scores, or at the largest score if none is positive."""
         self.check_call(scores, potentials)
         positive = (scores > TIE).to(scores.dtype)
         return torch.maximum(positive, _first_largest(scores))
@@ -73,7 +73,7 @@ class Or(Structure):
 
 @dataclass(frozen=True)
 class OrOut(Structure):
-    """The last bit is 1 exactly if at least one of the others is.
+    """Structure of the binary vectors whose last bit is the disjunction (or) of the others.
 
     Example:
         >>> import torch
@@ -89,7 +89,7 @@ class OrOut(Structure):
             )
 
     def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
-        """Return the best inputs with a one at the end, or zeros if that gains nothing."""
+        """Return the best vector of each row: ones at positive scores and in the last bit, or zeros if that is better."""
         self.check_call(scores, potentials)
         inputs = scores[..., :-1]
         best = torch.maximum((inputs > TIE).to(scores.dtype), _first_largest(inputs))

@@ -17,14 +17,17 @@ __all__ = ["OnePerRow"]
 
 
 class OnePerRow(Structure):
-    """A structure whose entries form a grid with a single one per row; rows that are forbidden as a whole are left out."""
+    """Base class of structures whose entries form a grid with exactly one 1 per row.
+
+    Rows that are forbidden as a whole are left out.
+    """
 
     @abstractmethod
     def grid(self, entries: Tensor) -> Tensor:
-        """View entries (..., d) as (..., rows, columns).
+        """View entries (..., d) as a grid (..., rows, columns).
 
         Raises:
-            ConfigurationError: if d entries cannot be laid out.
+            ConfigurationError: if d entries do not form such a grid.
         """
 
     @override
@@ -44,12 +47,12 @@ class OnePerRow(Structure):
     def searched(
         self, scores: Tensor, potentials: Tensor | None, search: Callable[[np.ndarray], tuple[Any, Any]], what: str, advice: str
     ) -> Tensor:
-        """Return the best structures; as :func:`best_by_search`, with a search over scores (B, rows, columns)."""
+        """Return the best structure of each row by a search over scores (B, rows, columns); see :func:`best_by_search`."""
         self.check_call(scores, potentials)
         grid = self.grid(scores).shape[1:]
         return best_by_search(self, scores, potentials, lambda rows: search(rows.reshape(-1, *grid)), what, advice)
 
     @staticmethod
     def marked(places: Sequence[Any], columns: int) -> Tensor:
-        """Return structures (S, rows * columns) float64 with a one at the given places (S, rows)."""
+        """Return structures (S, rows * columns) float64 with a one in each row, at the given columns (S, rows)."""
         return torch.nn.functional.one_hot(torch.tensor(places, dtype=torch.int64), columns).flatten(1).double()

@@ -18,7 +18,9 @@ __all__ = ["Pair"]
 
 @dataclass(frozen=True)
 class Pair(Structure):
-    """Two bits; the potential is the score of both being 1. A positive one favours both, a negative one at most one of them.
+    """Structure of all pairs of two bits, whose potential is the score of both being 1.
+
+    A positive potential favours both bits, a negative one at most one of them.
 
     Example:
         >>> import torch
@@ -56,7 +58,7 @@ class Pair(Structure):
         return structures[..., 0] * structures[..., 1] * potentials
 
     def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
-        """Return the best of the four pairs of bits; ties go to fewer ones, and then to the first bit."""
+        """Return the best of the four pairs of bits for each row; ties go to fewer ones, and then to the first bit."""
         self.check_call(scores, potentials)
         both = 0.0 if potentials is None else self.batch_potentials(potentials, 2).to(scores.dtype)
         pairs = scores.new_tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])

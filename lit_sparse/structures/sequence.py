@@ -21,18 +21,20 @@ __all__ = ["Sequence"]
 
 @dataclass(frozen=True)
 class Sequence(OnePerRow):
-    """One tag at each position. Scores are position-major, (..., length * tags); one-hot tags are laid out the same way.
+    """Structure of tag sequences: one tag at each position, with optional transition scores (a linear chain).
+
+    Scores are position-major, (..., length * tags), and so are the one-hot tags.
 
     A position whose tags are all forbidden (-inf, or masked) is left out, and its neighbours become adjacent; padding is
-    masked this way. Potentials are transition scores [from, to]: (tags, tags) for all positions, or (length - 1, tags, tags).
-    Leading dimensions give each row its own, as in (B, 1, tags, tags). The potentials of position i link it to the last
-    position before it that is not left out. They must be finite: a large negative number forbids a pair.
+    masked this way. Potentials are transition scores [from, to]: (tags, tags) for all positions, or (length - 1, tags,
+    tags). Leading dimensions give each row its own, as in (B, 1, tags, tags). The potentials of position i link it to the
+    last position before it that is not left out. They must be finite: a large negative number forbids a pair.
 
     Args:
         length: number of positions; None to read it from the scores.
         tags: number of tags.
-        select: index of the only tag that is shown, as in attention. Scores (..., length) are then those of this tag, all
-            other tags have score 0, and marginals (..., length) are between 0 and 1 and need not sum to one.
+        select: index of the only tag that is shown, for attention. Scores (..., length) are then this tag's, all other tags
+            have score 0, and marginals (..., length) are between 0 and 1 and need not sum to one.
 
     Raises:
         ConfigurationError: if ``length`` or ``tags`` is not an integer >= 1, or ``select`` is not in 0 .. tags - 1.
@@ -64,12 +66,12 @@ class Sequence(OnePerRow):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return instances for attention, and instances that show all tags."""
+        """Return instances for the shared tests: some for attention, and some that show all tags."""
         return [cls(select=1), cls(tags=3, select=0), cls(), cls(tags=3)]
 
     @property
     def size(self) -> int | None:
-        """Number of positions times tags; see the base class."""
+        """Number of entries: positions times tags, or positions with ``select``; None if it is read from the scores."""
         return None if self.length is None else self.length * self.tags
 
     @override
@@ -82,7 +84,7 @@ class Sequence(OnePerRow):
             raise ConfigurationError(f"Expected scores for {lengths} times {tags} but got {d}.")
 
     def batch_potentials(self, potentials: Tensor, d: int) -> Tensor:
-        """Return potentials as (rows or 1, length - 1 or 1, tags, tags)."""
+        """Return checked transition scores as (rows or 1, length - 1 or 1, tags, tags)."""
         self.check_potentials(potentials)
         square, links = (self.tags, self.tags), max(d // self.tags - 1, 0)
         given = tuple(potentials.shape)
@@ -107,7 +109,7 @@ class Sequence(OnePerRow):
         return potentials
 
     def expand_scores(self, scores: Tensor) -> Tensor:
-        """Return scores (..., length * tags), zero except for the selected tag; forbidden positions stay forbidden."""
+        """Return the scores of all tags (..., length * tags), zero except for the selected tag's and forbidden positions."""
         if self.select is None:
             return scores
         others = torch.where(scores == -torch.inf, scores, torch.zeros_like(scores))
@@ -115,7 +117,7 @@ class Sequence(OnePerRow):
         return torch.stack(columns, -1).flatten(-2)
 
     def grid(self, entries: Tensor) -> Tensor:
-        """View entries (..., length * tags), of all tags, as (..., length, tags)."""
+        """View entries of all tags (..., length * tags) as a grid (..., length, tags)."""
         length, rest = entries.shape[-1] // self.tags, entries.shape[-1] % self.tags
         if rest or (self.length is not None and length != self.length):
             raise ConfigurationError(
@@ -124,7 +126,7 @@ class Sequence(OnePerRow):
         return entries.reshape(*entries.shape[:-1], length, self.tags)
 
     def select_entries(self, structures: Tensor) -> Tensor:
-        """Return the selected tag's entries."""
+        """Return the entries of the selected tag, or all entries without ``select``."""
         return structures if self.select is None else structures[..., self.select :: self.tags]
 
     @override
@@ -135,7 +137,7 @@ class Sequence(OnePerRow):
         return shown + torch.where(allowed, (1 - marginals).square(), 0.0).sum(-1) / (self.tags - 1)
 
     def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
-        """Return the best tags by Viterbi's algorithm; ties go to the lowest tag.
+        """Return the best tag sequence of each row, by Viterbi's algorithm; ties go to the lowest tag.
 
         Args:
             scores: (B, length * tags).
@@ -168,18 +170,18 @@ class Sequence(OnePerRow):
         return chosen.flatten(-2)
 
     def enumerate(self, d: int | None = None) -> Tensor:
-        """Return all sequences over d // tags positions, without left-out positions."""
+        """Return all tag sequences over d entries, (S, d) float64, none with positions left out."""
         d = self.size if d is None else d
         if d is None:
             raise ConfigurationError(f"Expected the number of entries `d` for {self!r}, which does not fix it, but got None.")
         return self.marked(list(itertools.product(range(self.tags), repeat=d // self.tags)), self.tags)
 
     def initial_potentials(self) -> Tensor:
-        """Return zeros (tags, tags)."""
+        """Return initial values of learned transition scores: zeros (tags, tags)."""
         return torch.zeros(self.tags, self.tags)
 
     def potential_scores(self, structures: Tensor, potentials: Tensor) -> Tensor:
-        """Return the sum of the transition scores; see the base class."""
+        """Return the sum of the transition scores of each structure (B, S); see the base class."""
         grid = self.grid(structures)
         length = grid.shape[-2]
         before = grid.clone()  # for each position its tag, or the tag of the last position before it

@@ -23,10 +23,12 @@ __all__ = ["Tree"]
 
 @dataclass(frozen=True)
 class Tree(OnePerRow):
-    """Attach every node to another node, its head, or make it a root. Scores are row-major, (..., nodes * nodes), [node, head].
+    """Structure of rooted trees: every node is attached to another node, its head, or is a root.
 
-    The diagonal holds the scores of roots. In attention queries are nodes, keys their heads, and the weights of a query sum to
-    one. A node whose scores are all forbidden (-inf, or masked) is left out, and is not the head of any node.
+    Scores are row-major, (..., nodes * nodes), [node, head].
+
+    The diagonal holds the scores of being a root. In attention, queries are nodes, keys their heads, and the weights of a
+    query sum to one. A node whose scores are all forbidden (-inf, or masked) is left out, and is not the head of any node.
 
     Args:
         nodes: number of nodes; None to read it from the scores.
@@ -57,12 +59,12 @@ class Tree(OnePerRow):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return trees and forests."""
+        """Return instances for the shared tests: trees and forests."""
         return [cls(), cls(single_root=False)]
 
     @property
     def size(self) -> int | None:
-        """Number of nodes squared; see the base class."""
+        """Number of entries, the number of nodes squared; None if it is read from the scores."""
         return None if self.nodes is None else self.nodes**2
 
     @override
@@ -73,13 +75,13 @@ class Tree(OnePerRow):
             raise ConfigurationError(f"Expected scores of length nodes * nodes, {expected}, for {self!r} but got {d}.")
 
     def grid(self, entries: Tensor) -> Tensor:
-        """View entries (..., nodes * nodes) as (..., nodes, nodes)."""
+        """View entries (..., nodes * nodes) as a grid (..., nodes, nodes)."""
         nodes = math.isqrt(entries.shape[-1])
         self.check(entries.shape[-1])
         return entries.reshape(*entries.shape[:-1], nodes, nodes)
 
     def joint_over_queries(self, rows: int, columns: int) -> Tree | None:
-        """Return the tree over queries and keys; None if this tree is over the keys of a single query.
+        """Return the tree over all queries and keys; None if this tree is over the keys of a single query.
 
         Raises:
             ConfigurationError: if the numbers of queries and keys fit neither.
@@ -96,10 +98,12 @@ class Tree(OnePerRow):
 
     @on_values
     def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
-        """Return the best tree, on the CPU; see :mod:`lit_sparse.structures.arborescence`.
+        """Return the best tree of each row of scores, on the CPU, by Edmonds' algorithm.
+
+        See :mod:`lit_sparse.structures.arborescence`.
 
         Raises:
-            ConfigurationError: if the forbidden entries leave none.
+            ConfigurationError: if the forbidden entries leave no tree.
         """
         advice = "To leave out a node, forbid all its scores (in attention, those of padded queries)."
         search = partial(best_trees, single_root=self.single_root)
@@ -117,7 +121,7 @@ class Tree(OnePerRow):
         return fits & (roots.sum(-1) <= 1) if self.single_root else fits
 
     def enumerate(self, d: int | None = None) -> Tensor:
-        """Return all trees over d entries, without left-out nodes."""
+        """Return all trees over d entries, (S, d) float64, none with nodes left out."""
         nodes = math.isqrt(self.known_size(d))
         every = self.marked(list(itertools.product(range(nodes), repeat=nodes)), nodes)
         return every[self.validate(every)]

@@ -25,7 +25,7 @@ __all__ = ["main", "parser", "write"]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run a study and write its tables; the exit status is 1 if a cell failed."""
+    """Run the command ``lit-sparse study``: a study and its tables; the exit status is 1 if a run failed."""
     arguments = list(arguments)
     place = arguments.index("--") if "--" in arguments else len(arguments)
     options = parser().parse_args(arguments[:place])
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command."""
+    """Return the argument parser of ``lit-sparse study``."""
     found = argparse.ArgumentParser(
         prog="lit-sparse study",
         description="Run what is not finished of a study, and write its tables and figures.",
@@ -93,7 +93,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def write(runner: Runner) -> list[Path]:
-    """Write the tables and figures of what is stored; return the paths of the files, none without rows."""
+    """Write the tables and figures of the stored results; return the paths of the files, none without results."""
     study = runner.study
     rows, curves, samples = runner.stored()
     if not rows:

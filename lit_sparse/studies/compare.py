@@ -46,7 +46,7 @@ LONGEST = 36
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command."""
+    """Return the argument parser of ``lit-sparse compare``."""
     found = argparse.ArgumentParser(
         prog="lit-sparse compare",
         description="Print and write the numbers and curves of some runs next to each other.",
@@ -59,7 +59,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print and write a table and curves of runs."""
+    """Run the command ``lit-sparse compare``: print and write a table and curves of several runs."""
     options = parser().parse_args(list(arguments))
     found = sources(options.runs)
     study, figure, rows, curves = comparison(found, options.metric)
@@ -77,11 +77,11 @@ def main(arguments: Sequence[str]) -> int:
 
 
 class Source(NamedTuple):
-    """A run.
+    """A run to compare: its name and its folder.
 
     Attributes:
-        name: name of its line; runs of one name are the seeds or folds of a line.
-        folder: its folder.
+        name: name of its line in the table; runs with the same name are the seeds or folds of one line.
+        folder: the run folder.
         root: folder below which links are refused.
     """
 
@@ -91,7 +91,7 @@ class Source(NamedTuple):
 
 
 def sources(texts: Sequence[str]) -> list[Source]:
-    """Return the runs of ``[NAME=]FOLDER``, each the folder of a run, or one of a sweep or study with its runs.
+    """Return the runs given as ``[NAME=]FOLDER``, each the folder of a run, or of a sweep or study with several runs.
 
     Raises:
         ConfigurationError: if two have the same name.
@@ -123,16 +123,16 @@ def _in_order(path: Path) -> list[str | int]:
 def comparison(
     runs: Sequence[Source], asked: str | None, monitor: Callable[[str, Collection[str]], tuple[str, str] | None] | None = None
 ) -> tuple[Study, Figure, list[Row], list[Row]]:
-    """Return a study of some runs: its figure, rows and curves.
+    """Return a study that compares some runs, with its figure, rows and curves.
 
     Args:
         runs: the runs.
-        asked: metric of the curves; None for the usual one.
-        monitor: of the drawn metric and the names of all, returns the value that tells which run is best, such as
-            ``max(val/accuracy)``, and ``"min"`` or ``"max"``, or None; it becomes the first column.
+        asked: metric of the curves; None for the models' own.
+        monitor: function from the drawn metric and the names of all logged values to the value that tells which run is
+            best, such as ``max(val/accuracy)``, and ``"min"`` or ``"max"``, or None. That value becomes the first column.
 
     Raises:
-        ConfigurationError: if a folder is not that of a run, or the metric was not logged.
+        ConfigurationError: if a folder is not a run folder, or the metric was not logged.
     """
     found = [(run.name, _logged(run)) for run in runs]
     keys = {key for _, lines in found for line in lines for key in line}
@@ -162,7 +162,7 @@ def comparison(
 
 
 def first_of(runs: Sequence[Source]) -> dict[str, Source]:
-    """Return the first run of each name, such as the first seed."""
+    """Return the first run of each name, such as the run with the first seed."""
     first = {run.name: run for run in reversed(runs)}
     return {run.name: first[run.name] for run in runs}
 
@@ -173,7 +173,7 @@ def configs_of(runs: Sequence[Source]) -> dict[str, dict[Any, Any]]:
 
 
 def table_of(study: Study, rows: Sequence[Row], settings: Mapping[str, Mapping[str, str]]) -> list[list[str]]:
-    """Return the table of a study with settings of its cells, and without the number of seeds if each line has one."""
+    """Return the table of a study with the settings in which its cells differ, and the number of seeds unless it is 1."""
     cells = {name: replace(cell, labels={**cell.labels, **settings.get(name, {})}) for name, cell in study.cells.items()}
     table = by_cell(replace(study, cells=cells), rows, list(study.columns))
     place = len(table[0]) - 1 - table[0][::-1].index("seeds")  # a label may have this name, too
@@ -191,7 +191,7 @@ def _thinned(merged: dict[float, dict[str, float]]) -> Iterator[dict[str, float]
 
 
 def named(text: str) -> tuple[str, Path]:
-    """Return the name and the folder of a run; characters of a path that are not in UTF-8 are replaced in the name."""
+    """Return name and folder of a run given as ``[NAME=]FOLDER``; undecodable characters are replaced in the name."""
     name, given, path = text.partition("=")
     if not given or is_folder(text):
         name, path = text, text
@@ -199,7 +199,7 @@ def named(text: str) -> tuple[str, Path]:
 
 
 def is_folder(path: str | Path) -> bool:
-    """Return whether a path is one of a folder; it may be too long for a path."""
+    """Return whether a path is a folder; a text may be too long for a path."""
     try:
         return Path(path).is_dir()
     except (OSError, ValueError):

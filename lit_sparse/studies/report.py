@@ -52,16 +52,16 @@ UNKNOWN = "Not known: the rows have other settings than the study has now, or no
 
 @dataclass
 class Run:
-    """What the page shows of a run, or of a cell of a study.
+    """Content of the report page about a run, or about a cell of a study.
 
     Attributes:
         name: name of the run, or title of the cell.
         origin: commit, versions and duration.
-        config: its config.
+        config: config of the run.
         settings: name -> value of the settings that differ between runs.
         differences: options in which it differs from the first run, with both values.
-        pictures: name -> base64 data of its pictures.
-        maps: name -> attention of an example: ``title``, ``source`` and ``output`` tokens, and ``heads`` of weights.
+        pictures: name -> base64 data of each picture.
+        maps: name -> attention map of an example: ``title``, ``source`` and ``output`` tokens, and ``heads`` of weights.
     """
 
     name: str
@@ -75,13 +75,13 @@ class Run:
 
 @dataclass
 class Search:
-    """What the storage of a sweep says of its trials.
+    """Content of the report page about the trials of a sweep.
 
     Attributes:
         metric: the first metric of the sweep.
         mode: ``"min"`` or ``"max"``.
-        values: number and value of each complete trial.
-        importances: option -> its share of the variance of the values, by fANOVA; none if it cannot be computed.
+        values: index and value of each complete trial.
+        importances: option -> fraction of the values' variance that it explains, by fANOVA; empty if it cannot be computed.
     """
 
     metric: str
@@ -91,7 +91,7 @@ class Search:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command."""
+    """Return the argument parser of ``lit-sparse report``."""
     found = argparse.ArgumentParser(
         prog="lit-sparse report",
         description="Write one page about runs, a sweep or a study: a single file that needs no network.",
@@ -110,7 +110,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the page."""
+    """Run the command ``lit-sparse report``: write the page."""
     options = parser().parse_args(list(arguments))
     root, search = named(options.source[0])[1], None
     if options.storage and not (len(options.source) == 1 and is_folder(root)):
@@ -152,15 +152,15 @@ def page_of(
     title: str,
     search: Search | None = None,
 ) -> str:
-    """Return the page, the same one for the same arguments.
+    """Return the report page as HTML, identical for the same arguments.
 
     Args:
-        study: a study.
-        figures: its figures.
-        rows: its rows.
-        curves: logged values, a row an epoch.
-        runs: what else is shown of each cell that has rows, in their order.
-        title: heading.
+        study: the study that the page shows.
+        figures: figures of the study.
+        rows: rows of the study.
+        curves: logged values, one row per epoch.
+        runs: further content about each cell that has rows, in their order.
+        title: heading of the page.
         search: the trials of a sweep.
 
     Raises:

@@ -22,22 +22,22 @@ CLASS = re.compile(r"(\w+\.)+[A-Z]\w*")
 
 
 def config_file(folder: Path) -> Path:
-    """Return the path of a run's config; a program's is beside its logs."""
+    """Return the path of a run's config; a program's config is next to its logs."""
     return max((folder / "fit").glob("**/config.yaml"), default=folder / "config.yaml")
 
 
 def read_config(folder: Path, root: Path) -> dict[Any, Any]:
-    """Return the config of a run without what differs between all runs.
+    """Return the config of a run, without entries that differ between all runs, such as its folder.
 
     Args:
-        folder: its folder.
+        folder: the run folder.
         root: folder below which links are refused.
     """
     return {key: value for key, value in (read_yaml(config_file(folder), root) or {}).items() if key not in FREE}
 
 
 def settings_of(configs: Mapping[str, dict[Any, Any]]) -> dict[str, dict[str, str]]:
-    """Return short names and values of the settings in which configs differ.
+    """Return, for each run, short names and values of the settings in which the runs' configs differ.
 
     Args:
         configs: name of a run -> its config.
@@ -62,7 +62,7 @@ def settings_of(configs: Mapping[str, dict[Any, Any]]) -> dict[str, dict[str, st
 
 
 def short_name(key: str) -> str:
-    """Return the last part of an option that says what it sets."""
+    """Return the last part of an option's name that tells what it sets."""
     return key.replace(".init_args", "").removesuffix(".class_path").rpartition(".")[2][:LONGEST]
 
 

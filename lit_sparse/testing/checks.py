@@ -15,7 +15,7 @@ Part = TypeVar("Part")
 
 
 class Checks(dict[str, Callable[[Part], None]], Generic[Part]):
-    """Name -> check of a part. Each check takes the part and raises an AssertionError if the part fails.
+    """Dict of named checks of one kind of part; each check raises an AssertionError if the part fails.
 
     Args:
         base: class of the parts.
@@ -26,16 +26,16 @@ class Checks(dict[str, Callable[[Part], None]], Generic[Part]):
         self.base = base
 
     def add(self, check: Callable[[Part], None]) -> Callable[[Part], None]:
-        """Add a check, under the name of its function."""
+        """Add a check under the name of its function; usable as a decorator."""
         self[check.__name__.removeprefix("_")] = check
         return check
 
     def run(self, part: Part) -> None:
-        """Run every check.
+        """Run every check on a part.
 
         Raises:
             AssertionError: if a check fails; the message names it.
-            ConfigurationError: if it is no such part.
+            ConfigurationError: if it is not such a part.
         """
         if not isinstance(part, self.base):
             got = f"the class {part.__name__}" if isinstance(part, type) else repr(part)
@@ -48,15 +48,15 @@ class Checks(dict[str, Callable[[Part], None]], Generic[Part]):
 
 
 def copies_of(part: Part) -> tuple[Part, Part]:
-    """Return a part from its own pickle, and a deep copy of it."""
+    """Return copies of a part: from its own pickle, and a deep copy."""
     return pickle.loads(pickle.dumps(part)), copy.deepcopy(part)
 
 
 def refuses(call: Callable[[], object], words: str, kind: type[Exception] = ConfigurationError) -> None:
-    """Check that a call raises an error of a kind whose message holds these words.
+    """Check that a call raises an error of a given class whose message contains some words.
 
     Raises:
-        AssertionError: if it does not.
+        AssertionError: if the call does not raise such an error.
     """
     try:
         result = call()

@@ -26,7 +26,9 @@ DRAWS = 20_000  # of samplers, to tell their mean
 
 
 def check_estimator(estimator: Estimator) -> None:
-    """Run every check on an estimator that was built without a mapping: with 5 categories, or over vectors of 5 bits.
+    """Run every shared check on an estimator that was built without a mapping.
+
+    It is called with 5 categories, or over vectors of 5 bits.
 
     Raises:
         AssertionError: if a check fails; the message names it.
@@ -35,7 +37,7 @@ def check_estimator(estimator: Estimator) -> None:
 
 
 class Decoder(nn.Module):
-    """A small decoder that counts the rows it was given."""
+    """Small decoder that counts the rows it was given."""
 
     def __init__(self) -> None:
         super().__init__()

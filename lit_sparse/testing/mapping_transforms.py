@@ -33,19 +33,19 @@ FORWARD_MODE_NESTS = hasattr(torch.library, "custom_op")
 
 
 def random_scores(*shape: int, seed: int = 0, scale: float = 2.0, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Return normal scores of a shape, the same for each seed in every type."""
+    """Return normally distributed scores of a given shape, which depend only on the seed, in any dtype."""
     generator = torch.Generator().manual_seed(seed)
     return scale * torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
 
 
 def tolerance_of(mapping: SparseMapping, dtype: torch.dtype = torch.float64) -> float:
-    """Return the tolerance of a mapping's results in a type."""
+    """Return the tolerance for a mapping's results in a dtype."""
     exact = {torch.float64: 1e-6, torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}[dtype]
     return max(exact, 1e-5) if mapping.iterative else exact
 
 
 def same(actual: Tensor, expected: Tensor, mapping: SparseMapping, what: str, tolerance: float | None = None) -> None:
-    """Check that two results are equal to the tolerance of the mapping, NaN included."""
+    """Check that two results are equal up to a mapping's tolerance, including NaN."""
     tolerance = tolerance_of(mapping, actual.dtype) if tolerance is None else tolerance
 
     def message(detail: str) -> str:
@@ -55,24 +55,24 @@ def same(actual: Tensor, expected: Tensor, mapping: SparseMapping, what: str, to
 
 
 def constructor_arguments(mapping: SparseMapping) -> dict[str, Any]:
-    """Return the arguments that would make an equal mapping."""
+    """Return the constructor arguments that would create an equal mapping."""
     return {name: getattr(mapping, name) for name in constructor_parameters(type(mapping))}
 
 
 def with_gamma(mapping: SparseMapping, gamma: float) -> SparseMapping:
-    """Return a copy of a mapping with another strength of its regularizer."""
+    """Return a copy of a mapping with another gamma."""
     return type(mapping)(**{**constructor_arguments(mapping), "gamma": gamma})
 
 
 def gradient_of(function: Callable[..., Tensor], x: Tensor, weights: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Return the gradient of ``(weights * function(x)).sum()``, of a mapping under a mask if there is one."""
+    """Return the gradient of ``(weights * function(x)).sum()``; the function is a mapping under a mask if one is given."""
     leaf = x.clone().requires_grad_()
     result = function(leaf) if mask is None else function(leaf, mask)
     return torch.autograd.grad(result, leaf, weights)[0]
 
 
 def derivatives(mapping: SparseMapping) -> None:
-    """Check first and second derivatives in reverse and forward mode, of the mapping and of its value."""
+    """Check first and second derivatives of a mapping and of its value, in reverse and forward mode."""
     x = random_scores(4, 6, seed=3).requires_grad_()
     tolerance = 1e-4 if mapping.iterative else 1e-5
     for function in (mapping, mapping.value) if mapping.has_value else (mapping,):
@@ -92,7 +92,7 @@ def derivatives(mapping: SparseMapping) -> None:
 
 
 def transforms(mapping: SparseMapping) -> None:
-    """Check that ``vmap`` equals the loop, and composes with grad, jacrev, jacfwd and hessian."""
+    """Check that a mapping under ``vmap`` equals a loop, also composed with grad, jacrev, jacfwd and hessian."""
     if mapping.iterative:
         return
     x = random_scores(4, 6, seed=3)
@@ -125,7 +125,7 @@ def transforms(mapping: SparseMapping) -> None:
 
 
 def compiles(mapping: SparseMapping) -> None:
-    """Check that ``torch.compile(fullgraph=True)`` with dynamic shapes and ``torch.export`` equal eager execution."""
+    """Check that a mapping under ``torch.compile(fullgraph=True)`` and ``torch.export`` equals eager execution."""
     if mapping.iterative or not hasattr(torch.library, "custom_op"):
         return
     backend = "aot_eager"  # all of torch's own tracing, and nothing after it
@@ -182,7 +182,7 @@ def compiles(mapping: SparseMapping) -> None:
 
 
 def machine_code(mapping: SparseMapping) -> None:
-    """Check that ``torch.compile`` down to machine code equals eager execution."""
+    """Check that a mapping compiled to machine code by ``torch.compile`` equals eager execution."""
     if mapping.iterative or not hasattr(torch.library, "custom_op") or not (shutil.which("c++") or shutil.which("g++")):
         return
     torch._dynamo.reset()

@@ -36,7 +36,7 @@ NAN = float("nan")
 
 
 def check_mapping(mapping: SparseMapping) -> None:
-    """Run every check on a mapping along the last dimension.
+    """Run every shared check on a mapping along the last dimension.
 
     Raises:
         AssertionError: if a check fails; the message names it.

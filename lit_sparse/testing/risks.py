@@ -20,7 +20,7 @@ SIZE = 12
 
 
 def check_risk(risk: Risk) -> None:
-    """Run every check on a risk, whose state is left as it was.
+    """Run every shared check on a risk, whose state is left unchanged.
 
     Raises:
         AssertionError: if a check fails; the message names it.

@@ -21,7 +21,7 @@ SIZE, DRAWS = 60, 12
 
 
 def check_selector(selector: CoresetSelector) -> None:
-    """Run every check on a selector.
+    """Run every shared check on a coreset selector.
 
     Raises:
         AssertionError: if a check fails; the message names it.

@@ -23,10 +23,10 @@ ROWS, MOST_ENTRIES = 12, 12
 
 
 def check_structure(structure: Structure) -> None:
-    """Run every check on a structure, on all numbers of entries up to 12 that it can have.
+    """Run every shared check on a structure, for all numbers of entries up to 12 that it can have.
 
     Raises:
-        AssertionError: naming the failed check.
+        AssertionError: if a check fails; the message names it.
 
     Example:
         >>> from lit_sparse.structures import Budget

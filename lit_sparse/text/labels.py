@@ -15,10 +15,10 @@ UNDECIDED = ("-", -1, None)
 
 
 def check_labels(labels: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of classes.
+    """Return the names of classes after checking that they are at least two, and distinct.
 
     Raises:
-        ConfigurationError: if they are not at least two different names.
+        ConfigurationError: if they are fewer, or repeat.
     """
     names = () if isinstance(labels, str) else tuple(labels)
     if len(set(names)) < max(2, len(names)) or not all(isinstance(name, str) and name not in UNDECIDED for name in names):

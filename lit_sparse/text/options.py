@@ -19,17 +19,18 @@ class VocabularyOptions:
     """Options of a vocabulary that is built from the training text.
 
     Attributes:
-        kind: kind of tokens. ``"words"``: words and punctuation marks. ``"spaces"``: parts between spaces, for tokenized text.
-            ``"moses"``: tokens of the Moses tokenizer (extra ``text``). ``"bpe"``: subwords by byte-pair encoding, the only
-            kind that restores every text exactly; the others guess spaces from punctuation.
+        kind: kind of tokens. ``"words"``: words and punctuation marks. ``"spaces"``: strings between spaces, for tokenized
+            text. ``"moses"``: tokens of the Moses tokenizer (extra ``text``). ``"bpe"``: subwords by byte-pair encoding,
+            the only kind that restores every text exactly; the others infer spaces from punctuation.
         lowercase: whether to lower-case text.
-        max_size: largest number of tokens, including special ones, at most 10,000,000.
-        min_count: smallest count of a token in the text; for ``"bpe"``, smallest count of a pair of subwords.
+        max_size: maximum number of tokens, including special ones, at most 10,000,000.
+        min_count: minimum count of a token in the text; for ``"bpe"``, of a pair of subwords.
         language: two-letter code for ``"moses"``.
         file: path of a saved vocabulary that is used instead; None to build one.
 
     Raises:
-        ConfigurationError: for an unknown kind or a number below 1. :meth:`make` raises it for a file of another kind or case.
+        ConfigurationError: for an unknown kind or a number below 1. :meth:`make` raises it for a file of another kind or
+            case.
     """
 
     #: Whether a parameter of this type takes nothing else; a given vocabulary may stand in its place.
@@ -47,7 +48,7 @@ class VocabularyOptions:
         check_sizes(self.max_size, self.min_count)
 
     def make(self, lines: Iterable[str]) -> Vocabulary:
-        """Return the vocabulary of the file, or one that is built from the lines."""
+        """Return the vocabulary of the given file, or one that is built from the lines."""
         if self.file is not None:
             loaded = Vocabulary.load(self.file)
             for name, default in (("kind", "words"), ("lowercase", True)):

@@ -12,7 +12,9 @@ APOSTROPHES = ("'", "\u2019")
 
 
 def join_words(tokens: Sequence[str]) -> str:
-    """Join words and marks with spaces where people write them: none before a mark that closes, none behind one that opens.
+    """Return the text of words and punctuation marks, with spaces where people write them.
+
+    There is none before a closing mark, and none after an opening mark.
 
     Example:
         >>> print(join_words(["he", "said", ":", '"', "don", "'t", '"', "."]))

@@ -21,7 +21,7 @@ Kind = Literal["words", "spaces", "moses", "bpe"]
 
 
 def with_breaks(line: str) -> str:
-    """Return a line with a space after each ``UNBROKEN`` characters that have none.
+    """Return a line in which a space follows each ``UNBROKEN`` characters without one, so that words are not too long.
 
     Example:
         >>> [len(word) for word in with_breaks("so " + "x" * 600).split()]
@@ -38,7 +38,7 @@ def kind_of(tokenizer: Tokenizer) -> Kind:
 
 
 def make_tokenizer(model: Any, kind: Kind, lowercase: bool) -> Tokenizer:
-    """Return a tokenizer with the steps before and after the model."""
+    """Return a tokenizer of the ``tokenizers`` package that adds a kind's normalization and splitting to a model."""
     tokenizer = Tokenizer(model)
     steps = [normalizers.NFC(), *([normalizers.Lowercase()] if lowercase else [])]
     tokenizer.normalizer = normalizers.Sequence(steps)

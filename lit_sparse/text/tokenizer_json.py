@@ -65,7 +65,7 @@ MODELS = {"merges": "BPE", "max_input_chars_per_word": "WordPiece", "unk_id": "U
 
 @contextmanager
 def guarded(what: str) -> Iterator[None]:
-    """Turn every error of the ``tokenizers`` package into a DataError, a panic too, which is no ``Exception``.
+    """Turn every error of the ``tokenizers`` package into a DataError, including panics, which are not an ``Exception``.
 
     Args:
         what: start of the message, such as ``"The lines cannot be encoded"``.
@@ -81,7 +81,7 @@ def guarded(what: str) -> Iterator[None]:
 
 
 def tokenizer_of(described: Any) -> Tokenizer:
-    """Return the tokenizer of a ``tokenizer.json``, without what prepares a batch for a model, which is not used.
+    """Return the tokenizer that a ``tokenizer.json`` describes, after a check, without its padding and truncation.
 
     Args:
         described: the content of the file.

@@ -30,10 +30,11 @@ LARGEST, OFTENEST = 10_000_000, 2**31
 
 
 class Vocabulary:
-    """Tokenizer with its vocabulary. In built vocabularies, the tokens 0 to 3 are ``<pad> <bos> <eos> <unk>``.
+    """Vocabulary with its tokenizer, which converts text to token ids and back.
 
-    The methods have the names of ``torchtext.vocab.Vocab``. The ``tokenizers`` package tokenizes, in threads; ``sacremoses``
-    does for the kind ``"moses"``.
+    In built vocabularies, the tokens 0 to 3 are ``<pad> <bos> <eos> <unk>``. Methods are named as in
+    ``torchtext.vocab.Vocab``. Text is tokenized by the ``tokenizers`` package, in threads, or by ``sacremoses`` for the
+    kind ``"moses"``.
 
     Args:
         tokenizer: tokenizer that has the four special tokens.
@@ -87,14 +88,14 @@ class Vocabulary:
         min_count: int = 1,
         language: str = "en",
     ) -> Vocabulary:
-        """Build a vocabulary of the most frequent tokens of a text, in alphabetical order for equal counts.
+        """Return a vocabulary of the most frequent tokens of a text; equal counts are ordered alphabetically.
 
         Args:
             lines: lines of text.
             kind: see :class:`VocabularyOptions`.
             lowercase: whether to lower-case text.
-            max_size: largest number of tokens, including special ones.
-            min_count: smallest count of a token.
+            max_size: maximum number of tokens, including special ones.
+            min_count: minimum count of a token.
             language: language of the Moses tokenizer.
 
         Raises:
@@ -135,7 +136,7 @@ class Vocabulary:
     def from_tokens(
         cls, tokens: Sequence[str], *, kind: Kind = "spaces", lowercase: bool = False, language: str = "en"
     ) -> Vocabulary:
-        """Make a vocabulary of whole tokens in a given order; special tokens that are missing are appended.
+        """Return a vocabulary of whole tokens in a given order; missing special tokens are appended.
 
         Raises:
             DataError: if a token is there twice.
@@ -161,10 +162,10 @@ class Vocabulary:
 
     @classmethod
     def of(cls, source: Any) -> Vocabulary:
-        """Return a vocabulary as it is, or one of a ``torchtext.vocab.Vocab``, whose text is split at spaces.
+        """Return a vocabulary unchanged, or one made from a ``torchtext.vocab.Vocab``, which splits text at spaces.
 
         Raises:
-            ConfigurationError: if it is neither.
+            ConfigurationError: if the argument is neither.
         """
         if isinstance(source, Vocabulary):
             return source
@@ -180,11 +181,11 @@ class Vocabulary:
 
     @property
     def lowercase(self) -> bool:
-        """Whether text is lower-cased."""
+        """Whether text is lower-cased before it is tokenized."""
         return '"Lowercase"' in json.dumps(json.loads(self._tokenizer.to_str())["normalizer"])
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
-        """Return the numbers of each line's tokens, without ``<bos>`` and ``<eos>``."""
+        """Return the ids of each line's tokens, without ``<bos>`` and ``<eos>``."""
         _check_many("lines", lines)
         if self.kind == "moses":
             lines = [" ".join(self._moses_tokens(line)) for line in lines]
@@ -196,7 +197,7 @@ class Vocabulary:
         return encoded
 
     def tokenize(self, line: str) -> list[str]:
-        """Return the tokens of a line, whether they are in the vocabulary or not."""
+        """Return the tokens of a line, including those that are not in the vocabulary."""
         if self.kind == "moses":
             line = " ".join(self._moses_tokens(line))
         with guarded("The line cannot be tokenized"):
@@ -209,7 +210,7 @@ class Vocabulary:
             return [normal] if splitter is None else [token for token, _ in splitter.pre_tokenize_str(normal)]
 
     def decode(self, indices: Sequence[int]) -> str:
-        """Return the text of some tokens, up to the first ``<eos>``; ``<pad>`` and ``<bos>`` are left out."""
+        """Return the text of some token ids, up to the first ``<eos>``; ``<pad>`` and ``<bos>`` are left out."""
         kept: list[int] = []
         for index in indices:
             number = check_integer("indices", index)
@@ -220,7 +221,7 @@ class Vocabulary:
         return self.join(self.lookup_tokens(kept))
 
     def join(self, tokens: Sequence[str]) -> str:
-        """Return the text of some tokens."""
+        """Return the text of a list of tokens."""
         if self.kind == "bpe":
             with guarded("The tokens cannot be decoded"):
                 text: str = self._tokenizer.decoder.decode(list(tokens))
@@ -230,15 +231,15 @@ class Vocabulary:
         return join_words(tokens) if self.kind == "words" else " ".join(tokens)
 
     def get_itos(self) -> list[str]:
-        """Return all tokens by their number."""
+        """Return all tokens, ordered by id."""
         return list(self._itos)
 
     def get_stoi(self) -> dict[str, int]:
-        """Return the numbers of all tokens."""
+        """Return a dict of all tokens and their ids."""
         return dict(self._stoi)
 
     def lookup_token(self, index: int) -> str:
-        """Return the token of a number.
+        """Return the token with an id.
 
         Raises:
             DataError: if there is none.
@@ -249,34 +250,34 @@ class Vocabulary:
         return self._itos[index]
 
     def lookup_tokens(self, indices: Iterable[int]) -> list[str]:
-        """Return the tokens of some numbers."""
+        """Return the tokens with some ids."""
         return [self.lookup_token(index) for index in indices]
 
     def lookup_indices(self, tokens: Iterable[str]) -> list[int]:
-        """Return the numbers of some tokens; the default index for one that is not there."""
+        """Return the ids of some tokens; the default id for tokens that are not in the vocabulary."""
         _check_many("tokens", tokens)
         return [self[token] for token in tokens]
 
     def set_default_index(self, index: int | None) -> None:
-        """Choose what :meth:`lookup_indices` gives for an unknown token, at first ``<unk>``; None for an error."""
+        """Set the id that :meth:`lookup_indices` returns for unknown tokens; initially ``<unk>``, None for an error."""
         if index is not None:
             self.lookup_token(index)
         self._default = index
 
     def get_default_index(self) -> int | None:
-        """Return the number that :meth:`lookup_indices` gives for unknown tokens."""
+        """Return the id that :meth:`lookup_indices` returns for unknown tokens."""
         return self._default
 
     def to_json(self) -> str:
-        """Return all of it as text."""
+        """Return the vocabulary with its tokenizer as JSON text, for :meth:`from_json`."""
         return json.dumps({"kind": self.kind, "language": self.language, "tokenizer": json.loads(self._tokenizer.to_str())})
 
     @classmethod
     def from_json(cls, text: str) -> Vocabulary:
-        """Return the vocabulary of :meth:`to_json`, or one of a ``tokenizer.json`` of the ``tokenizers`` package.
+        """Return the vocabulary of a text written by :meth:`to_json`, or of a ``tokenizer.json``.
 
         Raises:
-            DataError: if it is neither.
+            DataError: if the text is neither.
         """
         try:
             described = json.loads(text, object_pairs_hook=unique_keys)
@@ -295,13 +296,13 @@ class Vocabulary:
         return cls(tokenizer, kind, language)
 
     def save(self, path: str | Path) -> None:
-        """Write the vocabulary to a file."""
+        """Write the vocabulary to a file, for :meth:`load`."""
         with replaced(Path(path), "w") as file:
             file.write(self.to_json())
 
     @classmethod
     def load(cls, path: str | Path) -> Vocabulary:
-        """Read a file of :meth:`save`, or a ``tokenizer.json``.
+        """Return the vocabulary in a file written by :meth:`save`, or in a ``tokenizer.json``.
 
         Raises:
             DataError: if the file does not exist or is not a vocabulary.
@@ -328,7 +329,7 @@ class Vocabulary:
         return index
 
     def __call__(self, tokens: Iterable[str]) -> list[int]:
-        """Return the numbers of some tokens, as :meth:`lookup_indices`."""
+        """Return the ids of some tokens, as :meth:`lookup_indices` does."""
         return self.lookup_indices(tokens)
 
     def __iter__(self) -> Iterator[str]:
@@ -371,7 +372,7 @@ def _check_many(name: str, texts: Iterable[str]) -> None:
 
 
 def check_sizes(max_size: int, min_count: int) -> None:
-    """Check the numbers of a vocabulary's options."""
+    """Check that a vocabulary's maximum size and minimum count are valid."""
     least = len(SPECIALS) + 1
     if check_count("max_size", max_size, least) > LARGEST:
         raise ConfigurationError(f"Expected argument `max_size` to be in {least} .. {LARGEST:,} but got {max_size:,}.")

@@ -43,7 +43,7 @@ MISSED = 1e-2
 
 @checked
 def squared_distances(x: Tensor, y: Tensor) -> Tensor:
-    """Return ``|x_i - y_j|^2``, (B, M), of points (B, d) and (M, d), to full precision.
+    """Return the squared distances ``|x_i - y_j|^2``, (B, M), of points (B, d) and (M, d), to full precision.
 
     Half precision is computed and returned in float32.
 
@@ -61,16 +61,22 @@ def squared_distances(x: Tensor, y: Tensor) -> Tensor:
 
 @checked
 def plan_penalty(surplus: Tensor, eps: float, rho: float, objective: TransportObjective) -> Tensor:
-    """Return the dual's penalty on a pair of points: ``eps e^s``, or ``(eps / rho) ln(1 + rho e^s)`` for ``"safe"``.
+    r"""Return the penalty of a pair of points in the dual problem of entropic optimal transport.
+
+    .. math:: \varepsilon\, e^s \;\text{(dual)}, \qquad \tfrac{\varepsilon}{\rho} \ln(1 + \rho\, e^s) \;\text{(safe)},
+        \qquad s = (u(x) + v(y) - c(x, y)) / \varepsilon
+
+    where u and v are the potentials and c is the cost.
 
     Args:
-        surplus: ``s = (u(x) + v(y) - c(x, y)) / eps``, of any shape.
+        surplus: s, of any shape.
         eps: strength of the entropy.
         rho: inverse of the bound on the plan's density; unused for ``"dual"``.
         objective: ``"safe"`` or ``"dual"``.
 
     Raises:
-        ConfigurationError: for an ``eps`` that is not positive, another objective, or a ``rho`` that is not positive and used.
+        ConfigurationError: for an ``eps`` that is not positive, another objective, or a ``rho`` that is not positive and
+            used.
     """
     eps = check_positive("eps", eps)
     if _is_dual(objective, rho):
@@ -80,7 +86,10 @@ def plan_penalty(surplus: Tensor, eps: float, rho: float, objective: TransportOb
 
 @checked
 def log_plan_density(surplus: Tensor, rho: float, objective: TransportObjective) -> Tensor:
-    """Return the logarithm of the plan's density with respect to the product: s, or ``ln(sigmoid(s + ln rho) / rho)``."""
+    """Return the logarithm of the transport plan's density with respect to the product of the two measures.
+
+    It is the surplus s of :func:`plan_penalty` for ``"dual"``, and ``ln(sigmoid(s + ln rho) / rho)`` for ``"safe"``.
+    """
     if _is_dual(objective, rho):
         return surplus
     return F.logsigmoid(surplus + math.log(rho)) - math.log(rho)
@@ -99,7 +108,11 @@ def dual_value(
     source_weights: Tensor | None = None,
     target_weights: Tensor | None = None,
 ) -> float:
-    """Return ``E u + E v - E penalty + eps``, over all pairs of points.
+    r"""Return the dual value of entropic optimal transport between two discrete measures, given both potentials.
+
+    .. math:: E\,u(x) + E\,v(y) - E\,\mathrm{penalty}(x, y) + \varepsilon
+
+    where x and y are independent source and target points, with the squared distance as cost; see :func:`plan_penalty`.
 
     Args:
         u: (n,) potential of the source points.
@@ -109,14 +122,15 @@ def dual_value(
         eps: strength of the entropy.
         rho: see :func:`plan_penalty`.
         objective: see :func:`plan_penalty`.
-        source_weights: (n,) of sum 1; None for equal ones.
-        target_weights: (m,) of sum 1; None for equal ones.
+        source_weights: (n,), summing to 1; None for equal weights.
+        target_weights: (m,), summing to 1; None for equal weights.
 
     Raises:
-        ConfigurationError: for arguments outside their range, or that do not fit together.
+        ConfigurationError: for arguments out of range, or of shapes that do not match.
 
-    Source: Genevay, Cuturi, Peyre & Bach (2016), Stochastic optimization for large-scale optimal transport, eq. (D_eps); for
-    ``"safe"`` Gladin et al. (2025), LogSumExp approximation, eq. (15).
+    Source: Genevay, Cuturi, Peyre & Bach (2016), Stochastic optimization for large-scale optimal transport, eq. (D_eps);
+    for ``"safe"`` Gladin, Kroshnin, Zhu & Dvurechensky (2025), Improved Stochastic Optimization of LogSumExp,
+    arXiv:2509.24894, eq. (15).
     """
     check_positive("eps", eps)
     _check_points(source, target)
@@ -139,7 +153,11 @@ def semi_dual_value(
     source_weights: Tensor | None = None,
     target_weights: Tensor | None = None,
 ) -> float:
-    """Return ``S(u) = E_x u(x) - eps E_y ln E_x exp((u(x) - c(x, y)) / eps)``, the dual value at the best v for this u.
+    r"""Return the semi-dual value of entropic optimal transport: the dual value at the best v for a given u.
+
+    .. math:: S(u) = E_x\, u(x) - \varepsilon\, E_y \ln E_x \exp\bigl((u(x) - c(x, y)) / \varepsilon\bigr)
+
+    where x are source points, y target points, and c is the squared distance.
 
     The result never exceeds the entropic transport cost between the two discrete measures.
 
@@ -148,11 +166,11 @@ def semi_dual_value(
         source: (n, d) points x.
         target: (m, d) points y.
         eps: strength of the entropy.
-        source_weights: (n,) of sum 1; None for equal ones.
-        target_weights: (m,) of sum 1; None for equal ones.
+        source_weights: (n,), summing to 1; None for equal weights.
+        target_weights: (m,), summing to 1; None for equal weights.
 
     Raises:
-        ConfigurationError: for arguments outside their range, or that do not fit together.
+        ConfigurationError: for arguments out of range, or of shapes that do not match.
 
     Source: Genevay, Cuturi, Peyre & Bach (2016), eq. (S_eps).
 
@@ -182,20 +200,26 @@ def sinkhorn_potentials(
     tolerance: float = 1e-10,
     max_iter: int = 10_000,
 ) -> tuple[Tensor, Tensor]:
-    """Return the optimal potentials u (n,) and v (m,), by Sinkhorn's iterations in the log domain.
+    r"""Return the optimal potentials u (n,) and v (m,) of entropic optimal transport, by log-domain Sinkhorn iterations.
+
+    .. math:: v_j = -\varepsilon \ln \sum_i a_i\, e^{(u_i - c_{ij}) / \varepsilon}, \qquad
+        u_i = -\varepsilon \ln \sum_j b_j\, e^{(v_j - c_{ij}) / \varepsilon}
+
+    alternately, where a and b are the weights of source and target points and c their squared distances.
 
     Args:
         source: (n, d) points x.
         target: (m, d) points y; the cost matrix (n, m) is kept in memory.
         eps: strength of the entropy.
-        source_weights: (n,) of sum 1; None for equal ones.
-        target_weights: (m,) of sum 1; None for equal ones.
-        tolerance: growth of the dual value at which the iterations end, once the plan's source weights are right to 1 %.
-        max_iter: largest number of iterations; a warning tells when they were too few.
+        source_weights: (n,), summing to 1; None for equal weights.
+        target_weights: (m,), summing to 1; None for equal weights.
+        tolerance: increase of the dual value per iteration below which the algorithm stops, once the plan's source weights
+            are accurate to 1 %.
+        max_iter: maximum number of iterations; if it is reached, there is a warning.
 
     Raises:
-        ConfigurationError: for an ``eps`` or ``tolerance`` that is not positive, a ``max_iter`` below 1, points that are not
-            finite, or weights that are negative or have another sum.
+        ConfigurationError: for an ``eps`` or ``tolerance`` that is not positive, a ``max_iter`` below 1, points that are
+            not finite, or weights that are negative or have another sum.
 
     Source: Cuturi (2013), Sinkhorn Distances, arXiv:1306.0895.
     """
@@ -238,10 +262,11 @@ def semi_discrete_potentials(
     batch_size: int = 32,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Return potentials (runs, n) of source points that nearly maximize the semi-dual, by averaged stochastic gradient ascent.
+    """Return potentials (runs, n) of source points that nearly maximize the semi-dual value, by averaged SGD.
 
-    A gradient uses ``batch_size`` target points, drawn anew in each step and each run. The k-th step of run r has length
-    ``eps C_r / sqrt(k)`` in the units of the potential, with C_r from 1 to 10. The mean over the second half is returned.
+    Each gradient uses ``batch_size`` target points, sampled anew in each step and each run. The k-th step of run r has the
+    learning rate ``eps C_r / sqrt(k)`` in the units of the potential, with C_r from 1 to 10. The mean over the second half
+    of the steps is returned. For the semi-dual, see :func:`semi_dual_value`.
 
     Args:
         source: (n, d) points x, of equal weights.
@@ -250,7 +275,7 @@ def semi_discrete_potentials(
         runs: number of potentials, computed in parallel.
         steps: number of steps per run.
         batch_size: target points per step.
-        generator: CPU generator for the draws; torch's own by default.
+        generator: CPU generator for the samples; torch's own by default.
 
     Raises:
         ConfigurationError: for an argument outside its range.
@@ -279,12 +304,12 @@ def semi_discrete_potentials(
 
 @checked
 def grid_measure(log_prob: Callable[[Tensor], Tensor], low: float, high: float, size: int = 601) -> tuple[Tensor, Tensor]:
-    """Return a measure on the line as points (size, 1) of a grid and their weights (size,), float64.
+    """Return a measure on the real line as grid points (size, 1) and their weights (size,), float64.
 
     Args:
         log_prob: log density of points (N, 1), up to a constant.
         low: smallest point.
-        high: largest point; mass outside the grid is lost.
+        high: largest point; mass outside the grid is ignored.
         size: number of points.
 
     Raises:

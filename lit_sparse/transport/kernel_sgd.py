@@ -143,32 +143,36 @@ def run_kernel_sgd(
     rho: float,
     objective: Literal["safe", "dual"],
 ) -> tuple[Tensor, int]:
-    """Run iterations ``first + 1 .. last`` one after another, iteration i at the i-th pair of points.
+    r"""Run iterations ``first + 1 .. last`` of stochastic gradient ascent on the transport dual, with kernel potentials.
 
-    With ``s_i = u(x_i) + v(y_i) - |x_i - y_i|^2``, ``u = sum_{j < i} b_j k(., x_j)``, ``v = sum_{j < i} b_j k(., y_j)`` and
-    ``k(x, x') = exp(-|x - x'|^2 / (2 width^2))``, the coefficient is ``b_i = C / sqrt(i) (1 - t_i)``, where t_i is
-    ``sigmoid(s_i / eps + ln rho) / rho`` or ``exp(s_i / eps)``, the density of the plan at the pair.
+    .. math:: b_i = \frac{C}{\sqrt i} (1 - t_i), \quad u = \sum_{j < i} b_j\, k(\cdot, x_j), \quad
+        v = \sum_{j < i} b_j\, k(\cdot, y_j), \quad k(x, x') = e^{-\lVert x - x' \rVert^2 / (2\, \mathrm{width}^2)}
+
+    where iteration i uses the i-th pair of points, C is ``step_size``, and t_i is the density of the plan at the pair:
+    ``sigmoid(s_i / eps + ln rho) / rho``, or ``exp(s_i / eps)`` for ``"dual"``, with
+    ``s_i = u(x_i) + v(y_i) - |x_i - y_i|^2``.
 
     Args:
         sources: (N, d) float64 on the CPU, the points x, of which the first ``last`` are read.
         targets: (N, d) the points y.
-        coefficients: (N,) contiguous, b; those of these iterations are written in place.
-        first: iterations done before.
-        last: iterations done after it, at most N.
-        width: width of a bump.
-        step_size: C, the step size.
+        coefficients: (N,) contiguous, b; entries ``first .. last - 1`` are written in place.
+        first: number of iterations already done.
+        last: number of iterations done afterwards, at most N.
+        width: width of the Gaussian kernel.
+        step_size: C, the initial learning rate.
         eps: strength of the entropy.
-        rho: how far the plan's density is capped, at 1 / rho; it has no part in ``"dual"``.
+        rho: inverse of the bound on the plan's density; unused for ``"dual"``.
         objective: ``"safe"`` or ``"dual"``.
 
     Returns:
-        (last - first,) float64, ``u(x_i) + v(y_i)`` before each iteration, and how many of the coefficients written are not
-        finite: an exponential that overflows is inf, as IEEE arithmetic has it, and what follows it inf or NaN.
+        (last - first,) float64, ``u(x_i) + v(y_i)`` before each iteration, and how many of the new coefficients are not
+        finite; after an overflow, all further ones are inf or NaN.
 
     Raises:
         ValueError: for arrays that are not of these shapes.
 
-    Source: Gladin et al. (2025), LogSumExp approximation, appendix B.1; ``"dual"`` is Genevay, Cuturi, Peyre & Bach (2016).
+    Source: Gladin, Kroshnin, Zhu & Dvurechensky (2025), Improved Stochastic Optimization of LogSumExp, arXiv:2509.24894,
+    appendix B.1; ``"dual"`` is Genevay, Cuturi, Peyre & Bach (2016).
     """
     size = len(coefficients)
     if sources.shape != targets.shape or sources.shape[:1] != coefficients.shape or not 0 <= first <= last <= size:
@@ -189,13 +193,13 @@ def run_kernel_sgd(
 
 @on_values
 def gaussian_sum(points: Tensor, centres: Tensor, coefficients: Tensor, width: float) -> Tensor:
-    """Return ``sum_j b_j exp(-|x - x_j|^2 / (2 width^2))`` at points x, (B,) float64.
+    """Return a weighted sum of Gaussian kernels, ``sum_j b_j exp(-|x - x_j|^2 / (2 width^2))``, at points x, (B,) float64.
 
     Args:
         points: (B, d) on the CPU.
         centres: (N, d), x_j.
         coefficients: (N,), b.
-        width: width of a bump.
+        width: width of the Gaussian kernel.
 
     Raises:
         ValueError: for arrays that are not of these shapes.

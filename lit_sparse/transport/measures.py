@@ -21,7 +21,7 @@ WHICH, NOISE = 1, 2
 
 
 class Measure(ABC):
-    """Base of probability measures on points of d numbers; subclasses implement the sampling."""
+    """Base class of probability measures on d-dimensional points; subclasses implement the sampling."""
 
     @property
     @abstractmethod
@@ -30,7 +30,7 @@ class Measure(ABC):
 
     @abstractmethod
     def sample(self, seed: int, index: Tensor) -> Tensor:
-        """Return points (B, d) float32, each a function of (seed, its index) alone.
+        """Return points (B, d) float32, each of which is a function of the seed and its index alone.
 
         Args:
             seed: any integer.
@@ -43,15 +43,19 @@ class Measure(ABC):
 
 
 class GaussianMixture(Measure):
-    """Mixture of normal distributions with diagonal covariances; with one component, a normal distribution.
+    r"""Mixture of normal distributions with diagonal covariances; with one component, a normal distribution.
+
+    .. math:: p(x) = \sum_k w_k \, \mathcal{N}(x;\, m_k, \operatorname{diag}(s_k))
+
+    where w are the normalized weights, m the means and s the variances of the components.
 
     Args:
         means: mean of each component: a list of d numbers, or a number for d = 1.
         variances: variance of each component: a number for all directions, or a list of d numbers.
-        weights: weight of each component, of any positive sum; None for equal ones.
+        weights: weight of each component, with any positive sum; None for equal weights.
 
     Raises:
-        ConfigurationError: for arguments that do not fit together, or a variance that is not positive.
+        ConfigurationError: for arguments of lengths that do not match, or a variance that is not positive.
 
     Example:
         >>> mixture = GaussianMixture([-1.0, 1.5], [0.25, 0.16])
@@ -101,14 +105,14 @@ class GaussianMixture(Measure):
 
 
 def draw_rows(shares: Tensor, seed: int, index: Tensor) -> Tensor:
-    """Return the row (B,) int64 that each index draws, with probabilities ``shares``."""
+    """Return the row (B,) int64 that each index samples, with probabilities ``shares``."""
     fine = seeded_uniform(seed, index, (2,), stream=WHICH).double()  # 24 bits alone could never reach some of many rows
     where = torch.searchsorted(shares.cumsum(0), fine[:, 0] + fine[:, 1] * 2.0**-24, right=True)
     return where.clamp_max(int(shares.nonzero()[-1]))  # rounding
 
 
 def normalized_weights(weights: Sequence[float] | None, count: int, what: str) -> Tensor:
-    """Return weights (count,) float64 divided by their sum."""
+    """Return weights (count,) float64 divided by their sum, equal ones for None."""
     if weights is None:
         return torch.full((count,), 1.0 / count, dtype=torch.float64)
     found = torch.tensor(weights, dtype=torch.float64)

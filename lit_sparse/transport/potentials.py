@@ -23,10 +23,11 @@ class _NotBuiltError(ConfigurationError, AttributeError):
 
 
 class Potentials(nn.Module, ABC):
-    """Base of potentials u and v; subclasses keep each argument as an attribute of the same name.
+    """Base class of the potentials u and v of optimal transport, functions of source and of target points.
 
-    The model passes the dimension of the points to :meth:`build` once, before all other calls. There :meth:`create` makes
-    everything that depends on the dimension.
+    Subclasses keep each constructor argument as an attribute of the same name. The model passes the dimension of the points
+    to :meth:`build` once, before all other calls; it calls :meth:`create`, which makes everything that depends on the
+    dimension.
     """
 
     def __init__(self) -> None:
@@ -34,7 +35,7 @@ class Potentials(nn.Module, ABC):
         self.dim: int | None = None
 
     def build(self, dim: int) -> Self:
-        """Create everything that depends on the dimension d, and return the potentials.
+        """Create everything that depends on the dimension d of the points, and return the potentials.
 
         Raises:
             ConfigurationError: if it was built for another dimension.
@@ -59,20 +60,20 @@ class Potentials(nn.Module, ABC):
 
     @abstractmethod
     def create(self, dim: int) -> None:
-        """Create parameters and buffers for points of d numbers."""
+        """Create parameters and buffers for d-dimensional points."""
 
     @abstractmethod
     def source_potential(self, x: Tensor) -> Tensor:
-        """Return u (B,) of source points (B, d)."""
+        """Return the potential u (B,) of source points (B, d)."""
 
     @abstractmethod
     def target_potential(self, y: Tensor) -> Tensor:
-        """Return v (B,) of target points (B, d)."""
+        """Return the potential v (B,) of target points (B, d)."""
 
 
 @ranges(hidden=WIDTHS)
 class MLPPotentials(Potentials):
-    """Two networks, trained by gradients.
+    """Potentials that are two fully connected networks, trained by gradients.
 
     Args:
         hidden: widths of the hidden layers of each network.
@@ -107,15 +108,20 @@ class MLPPotentials(Potentials):
 
 @ranges(width=POSITIVE, step_size=POSITIVE, capacity=EXAMPLES)
 class KernelPotentials(Potentials):
-    """Sums of Gaussian kernels at all points seen, ``u = sum_j b_j k(., x_j)`` and ``v = sum_j b_j k(., y_j)``.
+    r"""Potentials that are sums of Gaussian kernels at all pairs of points seen so far, fitted by kernel SGD.
 
-    ``k(x, x') = exp(-|x - x'|^2 / (2 width^2))``; kernel SGD adds a kernel to each sum with every pair of points. The points
-    and coefficients are buffers of a fixed size, so that a checkpoint holds them. They are float64 and stay on the CPU,
-    because the iterations are sequential. They have no gradient.
+    .. math:: u = \sum_j b_j\, k(\cdot, x_j), \qquad v = \sum_j b_j\, k(\cdot, y_j), \qquad
+        k(x, x') = e^{-\lVert x - x' \rVert^2 / (2\, \mathrm{width}^2)}
+
+    where (x_j, y_j) are the pairs of points and b_j their coefficients.
+
+    Kernel SGD adds a kernel to each sum with every pair of points. The points and coefficients are buffers
+    of a fixed size, so that a checkpoint holds them. They are float64 and stay on the CPU, because the iterations are
+    sequential. They have no gradient.
 
     Args:
         width: width of a kernel, in units of x.
-        step_size: C; iteration i moves by C / sqrt(i).
+        step_size: C; iteration i has the learning rate C / sqrt(i).
         capacity: largest number of iterations.
 
     Raises:
@@ -157,7 +163,7 @@ class KernelPotentials(Potentials):
 
     @torch.no_grad()
     def ascend(self, x: Tensor, y: Tensor, *, eps: float, rho: float, objective: TransportObjective) -> tuple[Tensor, int]:
-        """Run one iteration per pair of points; if it breaks down, nothing changes.
+        """Run one iteration of kernel SGD per pair of points; if it breaks down, nothing changes.
 
         Args:
             x: (B, d) source points.

@@ -18,11 +18,11 @@ __all__ = ["CountLogger"]
 
 
 class CountLogger(StageCallback):
-    """Log mean, 10th percentile, median, 90th percentile and total of support sizes and decoder calls of each epoch.
+    """Log mean, percentiles and total of support sizes and decoder calls over each epoch.
 
-    Reads ``support_size``, ``decoder_calls`` and ``groups`` (of equal neighbours, in attention) of every step's output, where
-    they are there, and logs ``{stage}/support_size_mean``, ``{stage}/decoder_calls_median`` and so on. A run resumed within an
-    epoch counts that epoch whole.
+    It reads ``support_size``, ``decoder_calls`` and ``groups`` (of equal neighbours, in attention) of every step's output,
+    if present, and logs ``{stage}/support_size_mean``, ``{stage}/decoder_calls_median`` and so on. A run resumed within an
+    epoch includes that epoch's earlier batches.
 
     To use it in a config (the command line adds it by itself)::
 
@@ -32,7 +32,7 @@ class CountLogger(StageCallback):
               init_args: {max_count: 256}
 
     Args:
-        max_count: largest count; in the percentiles larger ones are counted as this.
+        max_count: largest count; larger ones count as this in the percentiles.
     """
 
     def __init__(self, max_count: int = 1024) -> None:
@@ -81,7 +81,7 @@ class CountLogger(StageCallback):
                     pl_module.log(name.format(statistic), value, add_dataloader_idx=False, **AGREED)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counts of the training epoch so far, summed over processes; to be called on all of them."""
+        """Return the counts of the training epoch so far, summed over processes; call it on all processes."""
         state = {}
         for name, metric in self._of("train").items():
             with metric.sync_context():
@@ -89,7 +89,7 @@ class CountLogger(StageCallback):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the counts; the first process takes those of all processes."""
+        """Restore the counts; the first process gets the counts of all processes."""
         for name, saved in state_dict.items():
             metric = self._of("train").get(name)
             if metric is not None and is_first() and len(saved["counts"]) == len(metric.counts):

@@ -26,7 +26,7 @@ UNNAMED = 256
 
 @runtime_checkable
 class SendsMessages(Protocol):
-    """Interface of models whose messages can be analysed."""
+    """Protocol of models whose messages can be analysed."""
 
     in_features: int
     vocabulary: int
@@ -34,20 +34,20 @@ class SendsMessages(Protocol):
 
 @ranges(examples=Count())
 class LanguageLogger(Picture):
-    """Log and draw, for each validation and test, which messages are sent for what.
+    """Log and draw, for each validation and test, which messages a signaling game's sender uses for which inputs.
 
-    Logs ``{stage}/message_entropy`` (nats), ``{stage}/used_vocabulary``, ``{stage}/topographic_similarity``, where classes are
-    known ``{stage}/class_information`` (nats), and where the data module has ``attributes`` ``{stage}/posdis`` and
-    ``{stage}/bosdis``; draws how often each symbol is sent for each class. Reads ``messages`` (B,), ``targets`` (B, F),
-    ``index`` (B,) and, if they are there, ``labels`` (B,) and ``attributes`` (B, A) of a step's artifacts; other models are
-    left alone.
+    It logs ``{stage}/message_entropy`` (nats), ``{stage}/used_vocabulary``, ``{stage}/topographic_similarity``, where
+    classes are known ``{stage}/class_information`` (nats), and where the data module has ``attributes`` ``{stage}/posdis``
+    and ``{stage}/bosdis``. It draws how often each symbol is sent for each class. It reads ``messages`` (B,), ``targets``
+    (B, F), ``index`` (B,) and, if present, ``labels`` (B,) and ``attributes`` (B, A) of a step's artifacts; other models
+    are ignored.
 
     To use it in a config (the command line adds it by itself)::
 
         trainer:
           callbacks: [LanguageLogger]
 
-    and with the distance of inputs that publications on attributes take::
+    and with the distance of inputs that is usual for attributes::
 
         trainer:
           callbacks:
@@ -57,9 +57,9 @@ class LanguageLogger(Picture):
     Args:
         examples: number of examples of a split whose pairs are compared.
         folder: folder of the pictures; None for the logger's folder.
-        input_distance: distance of inputs in the topographic similarity: "cosine", or "hamming" for the number of attributes
-            that differ (of features, where there are no attributes). A message is one symbol, so that the Hamming and the
-            edit distance of messages are the same.
+        input_distance: distance of inputs in the topographic similarity: "cosine", or "hamming" for the number of
+            attributes that differ (of features, where there are no attributes). A message is one symbol, so that the
+            Hamming and the edit distance of messages are the same.
 
     Raises:
         ConfigurationError: for another distance.
@@ -78,7 +78,7 @@ class LanguageLogger(Picture):
         self._names: list[str] = []
 
     def state_example(self, model: Any) -> dict[str, Any]:
-        """Return an example of a state."""
+        """Return an example of the state, against which a stored one is checked."""
         names = getattr(getattr(model.trainer, "datamodule", None), "class_names", ())
         counts = torch.zeros(len(names) or UNNAMED, getattr(model, "vocabulary", 0), dtype=torch.long)
         return {"_drawn": OneOf(counts), "_names": ListOf("")}

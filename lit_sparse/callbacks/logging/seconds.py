@@ -14,9 +14,9 @@ __all__ = ["SecondsLogger"]
 
 
 class SecondsLogger(pl.Callback):
-    """Log ``train/seconds`` after each epoch: wall-clock seconds of training so far, without validation.
+    """Log the training time after each epoch as ``train/seconds``: wall-clock seconds so far, without validation.
 
-    A resumed run goes on counting from its checkpoint. On several processes it is the time of the first.
+    A resumed run continues from its checkpoint's time. With several processes, it is the first one's time.
 
     To use it in a config (the command line adds it by itself)::
 
@@ -31,7 +31,7 @@ class SecondsLogger(pl.Callback):
 
     @property
     def seconds(self) -> float:
-        """The time so far."""
+        """Seconds of training so far."""
         return self._before + (0.0 if self._since is None else time.perf_counter() - self._since)
 
     @override
@@ -57,15 +57,15 @@ class SecondsLogger(pl.Callback):
         pl_module.log("train/seconds", self._before, rank_zero_only=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the time so far."""
+        """Return the seconds of training so far."""
         return {"seconds": self.seconds}
 
     def state_example(self, model: pl.LightningModule) -> dict[str, Any]:
-        """Return an example of a state."""
+        """Return an example of the state, against which a stored one is checked."""
         return {"seconds": AMOUNT}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on counting from there."""
+        """Continue from the stored seconds."""
         self._before, self._since = float(state_dict["seconds"]), None
 
     def _go_on(self) -> None:

@@ -26,7 +26,7 @@ NEEDED = ("attention", "source_tokens", "output_tokens", "index")
 
 
 class AttentionPlot(Picture):
-    """Draw the attention of some examples of the last validation epoch, and of a test: one picture each.
+    """Draw the attention of some examples of the last validation epoch or of a test, one picture each.
 
     The files are ``pictures/attention/<index>.png``, ``.svg`` and ``.json``, and ``attention/<index>`` in TensorBoard. The
     command ``lit-sparse report`` shows the JSON file as a table. The artifacts of a step must hold ``attention`` (B, T, S),
@@ -71,11 +71,11 @@ class AttentionPlot(Picture):
         self._seen = False
 
     def begin(self, module: pl.LightningModule) -> None:
-        """Forget the examples of the last validation or test."""
+        """Discard the examples of the last validation or test."""
         self._kept, self._seen = {}, False
 
     def see(self, module: pl.LightningModule, outputs: Any) -> None:
-        """Keep those examples of a batch that are chosen among all so far."""
+        """Store the examples of a batch that are chosen among all so far."""
         artifacts = artifacts_of(outputs)
         if set(NEEDED) <= set(artifacts):
             self._seen = True
@@ -101,12 +101,12 @@ class AttentionPlot(Picture):
         return {"examples": {index: vars(example) for index, example in self._kept.items()}}
 
     def state_example(self, model: pl.LightningModule) -> dict[str, Any]:
-        """Return an example of a state."""
+        """Return an example of the state, against which a stored one is checked."""
         weights = Kind("weights", lambda value: isinstance(value, Tensor) and value.is_floating_point())
         return {"examples": DictOf({"weights": weights, "source": ListOf(""), "output": ListOf(""), "title": ""}, int)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the examples.
+        """Restore the examples of the last validation.
 
         Raises:
             DataError: if there are not as many tokens as weights.
@@ -114,7 +114,7 @@ class AttentionPlot(Picture):
         self._kept = {index: Attention(**example) for index, example in state_dict["examples"].items()}
 
     def on_finish(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: Stage) -> None:
-        """Draw each example, and say which of the named ones were not found."""
+        """Draw each example, and warn of requested examples that were not found."""
         if stage == "val" or not trainer.is_global_zero:
             return
         groups: Any = self.groups or getattr(getattr(pl_module, "mapping", None), "groups", "neighbours")

@@ -19,7 +19,7 @@ Format: TypeAlias = Literal["png", "svg", "json"]
 
 
 class Picture(StageCallback):
-    """Base of callbacks that draw: saves a figure in the run folder and shows it in TensorBoard.
+    """Base class of callbacks that draw a figure, save it in the run folder and show it in TensorBoard.
 
     Args:
         folder: folder of the pictures; None for the logger's folder.
@@ -46,58 +46,60 @@ class Picture(StageCallback):
         self._log_dir: str | None = None
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Read the logger's folder, which is broadcast and therefore read on all processes."""
+        """Read the logger's folder, on all processes because it is broadcast."""
         self._log_dir = trainer.log_dir
 
     @property
     def state_key(self) -> str:
-        """Name of the state: two pictures of a class differ in their arguments."""
+        """Key of this callback's state in a checkpoint, which depends on its arguments."""
         names = [name for name in constructor_parameters(type(self)) if name != "folder"]
         return self._generate_state_key(**{name: getattr(self, name, None) for name in names})
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the picture shows of the last validation."""
+        """Return the data that the picture shows of the last validation."""
         return {name: getattr(self, name) for name in self.shown}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what the picture shows."""
+        """Restore the data that the picture shows."""
         for name in self.shown:
             setattr(self, name, state_dict[name])
 
     def artifact(self, trainer: pl.Trainer, module: Any) -> dict[str, Any] | None:
-        """Return what there is to draw, or None."""
+        """Return the data to draw, a dict, or None if there is nothing to draw."""
         return None
 
     def begin(self, module: pl.LightningModule) -> None:
-        """Forget what was seen; called at the start of each validation and test."""
+        """Discard collected data; called at the start of each validation and test."""
 
     def see(self, module: pl.LightningModule, outputs: Any) -> None:
-        """Keep what the picture needs of a batch of the first data loader of a validation or test."""
+        """Store what the picture needs of a batch of the first data loader of a validation or test."""
 
     def on_stage_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: Stage) -> None:
-        """Forget what an earlier validation or test has shown."""
+        """Discard the data of an earlier validation or test."""
         if stage != "train":
             self.begin(pl_module)
 
     def on_stage_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, stage: Stage, dataloader_idx: int = 0
     ) -> None:
-        """Keep what is drawn of a batch, except of training and of the check before it."""
+        """Store what the picture needs of a batch, except in training and in Lightning's sanity check."""
         if stage != "train" and not dataloader_idx and not (stage == "val" and trainer.sanity_checking):
             self.see(pl_module, outputs)
 
     def on_finish(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: Stage) -> None:
-        """Draw and save what there is to draw at the end of a stage."""
+        """Draw and save the picture at the end of a stage, if there is anything to draw."""
         if self.uses_weights and getattr(pl_module, "device_mesh", None) is not None:
             return  # each process holds a part of them
         if stage in self.stages and trainer.is_global_zero and (artifact := self.artifact(trainer, pl_module)) is not None:
             self.save(trainer, draw(artifact.get("picture", self.name), artifact))
 
     def save(self, trainer: pl.Trainer, figure: Any, name: str | None = None) -> None:
-        """Write a figure in every format, and as PNG to every TensorBoard logger; the same figure makes the same files.
+        """Save a figure in every format, and as PNG to every TensorBoard logger.
+
+        The same figure gives identical files.
 
         Args:
-            trainer: its loggers show the figure.
+            trainer: trainer whose loggers show the figure.
             figure: a matplotlib figure.
             name: file name without its ending, and tag in TensorBoard; the callback's own by default.
         """

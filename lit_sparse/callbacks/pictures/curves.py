@@ -26,7 +26,7 @@ FLOAT = Kind("a float", lambda value: isinstance(value, float))
 
 
 class CurvePlot(Picture):
-    """Base of pictures of logged values over training; a run that is continued adds to its own epochs.
+    """Base class of plots of logged values over training; a resumed run adds to its earlier epochs.
 
     It reads the values that ``CountLogger`` logs, so it must come after it in the list.
     """
@@ -42,7 +42,7 @@ class CurvePlot(Picture):
         self.validated = dict.fromkeys(name for name in self.metrics if name.startswith("val/"))
 
     def state_example(self, model: pl.LightningModule) -> dict[str, Any]:
-        """Return an example of a state."""
+        """Return an example of the state, against which a stored one is checked."""
         row = {"epoch": NUMBER, **dict.fromkeys(self.metrics, OneOf(FLOAT))}
         return {"history": ListOf(row), "validated": dict.fromkeys(self.validated, OneOf(FLOAT))}
 
@@ -59,12 +59,12 @@ class CurvePlot(Picture):
 
     @property
     def rows(self) -> list[dict[str, float]]:
-        """Rows with all values, and with the sum of the median decoder calls up to them."""
+        """Rows of all epochs with all values, and with the cumulative sum of the median decoder calls."""
         calls = accumulate(row.get(CALLS) or 0.0 for row in self.history)
         return [{**row, "calls": total} for row, total in zip(self.history, calls, strict=True) if None not in row.values()]
 
     def artifact(self, trainer: pl.Trainer, module: Any) -> dict[str, Any] | None:
-        """Return the rows, with the names of all that have equal ones; the first of these pictures shows them."""
+        """Return the rows to plot, and the names of all values that are equal in them; the first such plot shows them all."""
         curves = [plot for plot in trainer.callbacks if isinstance(plot, CurvePlot)]  # type: ignore[attr-defined]
         mine = [[*row.values()] for row in self.history]
         equal = [plot for plot in curves if plot.folder == self.folder and [[*row.values()] for row in plot.history] == mine]
@@ -74,9 +74,9 @@ class CurvePlot(Picture):
 
 
 class DecoderCallsPlot(CurvePlot):
-    """Plot decoder calls per example over training: median with the band from the 10th to the 90th percentile.
+    """Plot the decoder calls per example over training: the median, with a band from the 10th to the 90th percentile.
 
-    Where the support sizes are equal to them, one picture shows both. To use it in a config (the command line adds it by
+    If support sizes and decoder calls are equal, one picture shows both. To use it in a config (the command line adds it by
     itself)::
 
         trainer:

@@ -212,7 +212,7 @@ def _describe(axis: Any, x: str, y: str, *, whole: bool = False) -> None:
 
 
 def add_scale(figure: Any, image: Any, label: str, **place: Any) -> None:
-    """Add the scale of an image's colors, with a name."""
+    """Add a color bar with a label for an image."""
     scale = figure.colorbar(image, **place)
     scale.set_label(label, fontsize=POINTS)
     scale.ax.tick_params(labelsize=POINTS)
@@ -236,7 +236,7 @@ DRAWINGS: dict[str, tuple[Callable[[Axes, Artifact], None], int]] = {
 
 
 def draw(name: str, artifact: Artifact) -> Any:
-    """Return a matplotlib figure of its own with a picture.
+    """Return a matplotlib figure with the drawing of a given name.
 
     Args:
         name: a key of :data:`DRAWINGS`.

@@ -36,7 +36,7 @@ LONGEST = 24
 
 @dataclass(frozen=True)
 class Attention:
-    """The attention of one example, without padding.
+    """Attention weights and tokens of one example, without padding.
 
     Args:
         weights: (T, S) or (heads, T, S), on the CPU, not a view.
@@ -75,7 +75,7 @@ class Attention:
         return cls(weights, source, output, str(batch["title"][place]) if batch.get("title") else "")
 
     def numbers(self) -> dict[str, Any]:
-        """Return the tokens, and the weights of each head with four decimals; exact zeros stay the integer 0."""
+        """Return the tokens, and each head's weights rounded to four decimals, in which only exact zeros are the integer 0."""
         heads = self.weights if self.weights.dim() == 3 else self.weights.unsqueeze(0)
         rounded = [[[0 if one == 0 else round(one, 4) for one in row] for row in head] for head in heads.tolist()]
         return {"title": self.title, "source": self.source, "output": self.output, "heads": rounded}
@@ -85,13 +85,13 @@ class Attention:
 def draw_attention(
     axis: Any, weights: Tensor | npt.ArrayLike, source: Sequence[str], output: Sequence[str], *, groups: Groups = "neighbours"
 ) -> None:
-    """Draw attention as a heat map: source tokens along x, output tokens from top to bottom.
+    """Draw attention weights as a heat map, with source tokens along x and output tokens from top to bottom.
 
-    Exact zeros are grey. Other weights are darker the closer they are to the largest weight of their row. A border separates
-    neighbours in a row unless their weights are exactly equal. NaN and negative numbers are shown as crosses on white.
-    All artists are vector graphics. The size of the axis at the time of the call sets the size of markers, and how many tokens
-    are named. Tokens are shown literally, including dollar signs. Long tokens are truncated, line breaks are escaped, and
-    characters that no font in matplotlib's ``font.family`` has are replaced.
+    Exact zeros are grey. Other weights are darker the closer they are to the largest weight of their row. A border
+    separates neighbours in a row unless their weights are exactly equal. NaN and negative numbers are shown as crosses on
+    white. All artists are vector graphics. The size of the axis at the time of the call sets the size of markers, and how
+    many tokens are named. Tokens are shown literally, including dollar signs. Long tokens are truncated, line breaks are
+    escaped, and characters that no font in matplotlib's ``font.family`` has are replaced.
 
     The artists have names (``get_gid``): ``zeros`` and ``weights`` hold one polygon for each run of cells without a border,
     ``borders`` and ``rows`` one line each, and ``group_0``, ``group_1``, ... one marker per cell.
@@ -102,8 +102,8 @@ def draw_attention(
         source: S tokens.
         output: T tokens.
         groups: display of equal weights. ``"neighbours"``: no borders within runs of equal weights, the groups of fusedmax.
-            ``"tied"``: also one marker per group of equal positive weights in a row, adjacent or not, the groups of oscarmax.
-            ``"none"``: borders around all positive weights.
+            ``"tied"``: also one marker per group of equal positive weights in a row, adjacent or not, the groups of
+            oscarmax. ``"none"``: borders around all positive weights.
 
     Raises:
         ConfigurationError: if ``axis`` is none of matplotlib, ``weights`` is not numbers (T, S), or ``groups`` is unknown.
@@ -116,7 +116,8 @@ def draw_attention(
         >>> count["zeros"], count["weights"], count["borders"]  # 0.5, 0.5 is one run
         (1, 4, 3)
 
-    Source: Niculae & Blondel (2017), A Regularized Framework for Sparse and Structured Neural Attention, figures 1, 4 and 7.
+    Source: Niculae & Blondel (2017), A Regularized Framework for Sparse and Structured Neural Attention, figures 1, 4 and
+    7.
     """
     import matplotlib
     from matplotlib.collections import LineCollection, PolyCollection
@@ -197,7 +198,7 @@ def _tied(table: npt.NDArray[np.float64]) -> list[npt.NDArray[np.intp]]:
 
 
 def figure_of(example: Attention, groups: Groups) -> Any:
-    """Draw an example: one panel per head, with cells of one size; what names them lies outside of the figure's box."""
+    """Return a figure of an example's attention, one panel per head, with cells of equal size."""
     import matplotlib
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize

@@ -32,10 +32,10 @@ WIDTH = 6
 
 @ranges(count=Count())
 class BasesPlot(Picture):
-    """Draw the bases of a model as images at the end of training: blue is negative, red positive, white zero.
+    """Draw a model's bases as images at the end of training: blue is negative, red positive, white zero.
 
-    It asks for ``bases`` (n, D), D a square, as :class:`lit_sparse.models.SupervisedOnlineAutoencoder` has them; other
-    models are left alone.
+    The model needs an attribute ``bases`` (n, D), D a square, as in :class:`lit_sparse.models.SupervisedOnlineAutoencoder`;
+    other models are ignored.
 
     To use it in a config (the command line adds it by itself)::
 
@@ -61,7 +61,7 @@ class BasesPlot(Picture):
         self.shape = shape
 
     def artifact(self, trainer: pl.Trainer, module: Any) -> dict[str, Any] | None:
-        """Return what there is to draw, or None."""
+        """Return the bases to draw, or None."""
         bases = _bases_of(module)
         if bases is None:
             return None
@@ -74,7 +74,7 @@ class BasesPlot(Picture):
 
 
 class ActivityHistogram(Picture):
-    """Draw a histogram of the number of active units per example, for the last validation or test.
+    """Draw a histogram of the number of active units per example in the last validation or test.
 
     It counts ``support_size`` of each step's output, over all processes. Models without ``bases`` are ignored.
 
@@ -84,7 +84,7 @@ class ActivityHistogram(Picture):
           callbacks: [ActivityHistogram]
 
     Args:
-        max_count: largest count; larger ones are counted as this.
+        max_count: largest count; larger ones count as this.
         folder: folder of the pictures; None for the logger's folder.
     """
 
@@ -98,36 +98,36 @@ class ActivityHistogram(Picture):
         self._kept: Tensor | None = None
 
     def state_example(self, model: pl.LightningModule) -> dict[str, Any]:
-        """Return an example of a state."""
+        """Return an example of the state, against which a stored one is checked."""
         return {"_kept": OneOf(self._counts.counts)}
 
     def begin(self, module: pl.LightningModule) -> None:
-        """Forget the last validation or test."""
+        """Discard the counts of the last validation or test."""
         self._counts.reset()
         self._counts.to(module.device)
 
     def see(self, module: pl.LightningModule, outputs: Any) -> None:
-        """Keep what is drawn of a batch."""
+        """Add the counts of a batch."""
         if isinstance(outputs, dict) and "support_size" in outputs and _bases_of(module) is not None:
             self._counts.update(outputs["support_size"])
 
     def on_stage_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: Stage) -> None:
-        """Add up the counts of all processes."""
+        """Sum the counts over all processes."""
         if stage != "train":
             with self._counts.sync_context():
                 self._kept = self._counts.counts.cpu().clone()
 
     def artifact(self, trainer: pl.Trainer, module: Any) -> dict[str, Any] | None:
-        """Return what there is to draw, or None."""
+        """Return the histogram to draw, or None."""
         return None if self._kept is None or not bool(self._kept.any()) else {"counts": self._kept}
 
 
 @ranges(units=Count(most=MOST_SHOWN), tokens=Count(most=MOST_SHOWN))
 class TopTokensPlot(Picture):
-    """List the tokens for which units of a sparse auto-encoder are most active, of the last validation or test.
+    """List the tokens for which units of a sparse auto-encoder are most active in the last validation or test.
 
-    The artifacts of a step must hold ``activity`` (B, width) and ``index`` (B,), and the data module must have ``token_text``
-    of :class:`lit_sparse.data.ActivationDataModule`. Other runs are left alone.
+    The artifacts of a step must hold ``activity`` (B, width) and ``index`` (B,), and the data module must have
+    ``token_text`` of :class:`lit_sparse.data.ActivationDataModule`. Other runs are ignored.
 
     To use it in a config (the command line adds it by itself)::
 
@@ -156,7 +156,7 @@ class TopTokensPlot(Picture):
         self._top: Tensor | None = None
 
     def state_example(self, model: pl.LightningModule) -> dict[str, Any]:
-        """Return an example of a state."""
+        """Return an example of the state, against which a stored one is checked."""
         pairs = Kind(
             "numbers (2, units, tokens)",
             lambda it: isinstance(it, Tensor) and it.dtype == torch.float64 and it.shape[:-2] == (2,),
@@ -164,11 +164,11 @@ class TopTokensPlot(Picture):
         return {"_top": OneOf(pairs)}
 
     def begin(self, module: pl.LightningModule) -> None:
-        """Forget the last validation or test."""
+        """Discard the tokens of the last validation or test."""
         self._top = None
 
     def see(self, module: pl.LightningModule, outputs: Any) -> None:
-        """Keep the most active tokens of a batch and those before."""
+        """Store the most active tokens of this batch and the earlier ones."""
         found = artifacts_of(outputs)
         if {"activity", "index"} <= found.keys():
             values = found["activity"][:, : self.units].mT.double()
@@ -176,7 +176,7 @@ class TopTokensPlot(Picture):
             self._top = self._largest([both] if self._top is None else [self._top, both])
 
     def on_stage_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: Stage) -> None:
-        """Take the most active tokens of all processes."""
+        """Select the most active tokens over all processes."""
         if stage != "train":
             there = [top for top in gather_objects(None if self._top is None else self._top.cpu()) if top is not None]
             self._top = self._largest(there) if there else None
@@ -187,7 +187,7 @@ class TopTokensPlot(Picture):
         return both.gather(-1, places.expand(2, *places.shape))
 
     def artifact(self, trainer: pl.Trainer, module: Any) -> dict[str, Any] | None:
-        """Return what there is to draw, or None."""
+        """Return the tokens to list, with their context, or None."""
         data: Any = getattr(trainer, "datamodule", None)
         if self._top is None or not hasattr(data, "token_text"):
             return None

@@ -13,12 +13,13 @@ COMPILED = "_orig_mod."
 
 
 def find_weights(model: nn.Module, paths: list[str], least: int = 2) -> dict[str, nn.Parameter]:
-    """Return the weights at some paths of a model, by their full path.
+    """Return the weights of a model at some paths, by their full path.
 
     Args:
-        model: whose modules and parameters the paths name.
-        paths: each of a parameter, ``decoder.rnn.weight_hh_l0``, or of a module that has a ``weight``, ``encoder``.
-        least: number of dimensions that a weight must have.
+        model: model whose modules and parameters the paths name.
+        paths: paths of parameters, such as ``decoder.rnn.weight_hh_l0``, or of modules with a ``weight``, such as
+            ``encoder``.
+        least: minimum number of dimensions of a weight.
 
     Raises:
         ConfigurationError: if there is no such weight, or it has too few dimensions.

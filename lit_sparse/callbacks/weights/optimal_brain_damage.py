@@ -31,15 +31,15 @@ class _Classifier(Protocol):
     sample_every=Count(),
 )
 class OptimalBrainDamage(pl.Callback):
-    """Set the least important connections of a linear layer to zero permanently, at regular intervals of epochs.
+    """Prune the least important connections of a linear layer, permanently and at regular intervals (optimal brain damage).
 
     A connection's importance is ``1/2 h w^2``, the second-order change of the cross-entropy when its weight w becomes zero.
-    Here h is the diagonal of the Gauss-Newton approximation of the Hessian, which is nonnegative. It is the mean square of the
-    derivative of log p(y|x) by w, over examples x and classes y drawn from p(y|x). It is accumulated over one of
+    Here h is the diagonal of the Gauss-Newton approximation of the Hessian, which is nonnegative. It is the mean square of
+    the derivative of log p(y|x) by w, over examples x and classes y sampled from p(y|x). It is accumulated over one of
     ``sample_every`` batches in each epoch that ends with a removal.
 
-    Every ``every`` epochs a fraction ``1 - keep`` of the connections is removed, until a fraction ``target`` is left. Removed
-    connections stay zero. All processes remove the same connections, and checkpoints hold the masks.
+    Every ``every`` epochs a fraction ``1 - keep`` of the connections is removed, until a fraction ``target`` is left.
+    Removed connections stay zero. All processes remove the same connections, and checkpoints hold the masks.
 
     The model needs a method ``class_scores(batch) -> (B, C)``, whose softmax gives the class probabilities.
 
@@ -53,13 +53,13 @@ class OptimalBrainDamage(pl.Callback):
     Args:
         module: path of a ``torch.nn.Linear`` in the model, used once in a forward pass.
         every: number of epochs before and between removals, >= 1.
-        keep: fraction of the connections that one removal leaves, in (0, 1); 0.5 in the publication.
+        keep: fraction of the connections that one removal leaves, in (0, 1); 0.5 in the paper.
         target: fraction of all connections that is left at the end, in (0, 1).
         sample_every: interval, in batches, at which the importance is measured.
 
     Raises:
-        ConfigurationError: for an argument outside its range. At the start of training, for a path that is not a linear layer,
-            or a model without class scores.
+        ConfigurationError: for an argument outside its range. At the start of training, for a path that is not a linear
+            layer, or a model without class scores.
 
     Source: LeCun, Denker & Solla (1990), Optimal Brain Damage; as in MLP-OBD of Thom & Palm (2013).
     """
@@ -74,11 +74,11 @@ class OptimalBrainDamage(pl.Callback):
 
     @property
     def share(self) -> float:
-        """The share of the connections that is left."""
+        """Fraction of the connections that is left."""
         return 1.0 if self._mask is None else float(self._mask.float().mean())
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Forget another run; a resumed one is restored after this."""
+        """Discard the state of another run; a resumed run is restored after this."""
         self._mask, self._squares = None, None
 
     @property
@@ -96,7 +96,7 @@ class OptimalBrainDamage(pl.Callback):
             )
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
-        """Measure importance in the epoch before a removal."""
+        """Measure the connections' importance in an epoch that ends with a removal."""
         if self._removes(trainer) and batch_idx % self.sample_every == 0 and _classifies(pl_module):
             self._measure(pl_module, batch, trainer.global_step * trainer.world_size + trainer.global_rank)
 
@@ -116,12 +116,12 @@ class OptimalBrainDamage(pl.Callback):
         return {"mask": self._mask, "squares": _summed(self._squares)}
 
     def state_example(self, model: pl.LightningModule) -> dict[str, Any]:
-        """Return an example of a state."""
+        """Return an example of the state, against which a stored one is checked."""
         weight = self._layer(model).weight.detach()
         return {"mask": OneOf(torch.ones_like(weight, dtype=torch.bool)), "squares": OneOf(torch.zeros_like(weight))}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore a state; the first process takes the sums of all processes, and the others start from zero."""
+        """Restore a state; the first process gets the sums of all processes, the others start from zero."""
         self._mask, squares = state_dict["mask"], state_dict["squares"]
         self._squares = squares if squares is None or is_first() else torch.zeros_like(squares)
 

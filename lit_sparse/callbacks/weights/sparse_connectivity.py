@@ -22,10 +22,11 @@ __all__ = ["SparseConnectivity"]
 class SparseConnectivity(pl.Callback):
     """Project weights of any model to a Hoyer sparseness, before training and then every few epochs or steps.
 
-    Each vector is projected separately by :func:`lit_sparse.mappings.functional.hoyer_projection`. Weights are projected before
-    the validation at the end of an epoch, and when training ends, also when it stops early. Between projections they are
-    dense. The projection depends only on the weights, so all processes compute the same. The optimizer keeps its state. A
-    resumed run projects at the same steps as an uninterrupted one. Several of these callbacks may act on different weights.
+    Each vector is projected separately by :func:`lit_sparse.mappings.functional.hoyer_projection`. Weights are projected
+    before the validation at the end of an epoch, and when training ends, also when it stops early. Between projections they
+    are dense. The projection depends only on the weights, so all processes compute the same. The optimizer keeps its state.
+    A resumed run projects at the same steps as an uninterrupted one. Several of these callbacks may act on different
+    weights.
 
     To use it in a config::
 
@@ -38,8 +39,8 @@ class SparseConnectivity(pl.Callback):
         module: path of a parameter in the model (``body.decoder.weight_hh_l0``), or of a module that has a ``weight``
             (``encoder``); or a list of paths.
         sparseness: Hoyer sparseness of each vector, in [0, 1]: 0 for equal magnitudes, 1 for one nonzero weight.
-        dim: dimension, or list of dimensions, of the vectors: -1 for the inputs of each unit of ``torch.nn.Linear``, [1, 2, 3]
-            for the filters of ``torch.nn.Conv2d``.
+        dim: dimension, or list of dimensions, of the vectors: -1 for the inputs of each unit of ``torch.nn.Linear``, [1, 2,
+            3] for the filters of ``torch.nn.Conv2d``.
         norm: Euclidean norm of each vector, > 0; None to keep its norm.
         every: number of intervals between projections, >= 1. Weights are also projected at the end of training.
         interval: ``"epoch"``, or ``"step"`` of the optimizer.
@@ -78,11 +79,11 @@ class SparseConnectivity(pl.Callback):
         self._warned = False
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Forget another run; a resumed one is restored after this."""
+        """Discard the state of another run; a resumed run is restored after this."""
         self._projected = None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Project, unless the run is resumed, whose weights are as they should be."""
+        """Project the weights, unless the run is resumed."""
         for path, weight in find_weights(pl_module, self.paths).items():
             if weight.dim() > 2 and self.dim == -1:
                 rank_zero_warn(
@@ -101,7 +102,7 @@ class SparseConnectivity(pl.Callback):
             self._project(trainer, pl_module)
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
-        """Project, if it is time; an epoch ends with its last batch, before it is validated."""
+        """Project the weights if it is due; an epoch ends with its last batch, before its validation."""
         if self.interval == "epoch":
             due = trainer.is_last_batch and (trainer.current_epoch + 1) % self.every == 0
         else:  # with several optimizers a batch is several steps
@@ -113,7 +114,7 @@ class SparseConnectivity(pl.Callback):
             self._project(trainer, pl_module)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Project before the last validation of a run that stops early; warn of a validation between projections."""
+        """Project the weights before the last validation of a run that stops early; warn if they are unprojected in others."""
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
         if trainer.should_stop:
@@ -126,12 +127,15 @@ class SparseConnectivity(pl.Callback):
             )
 
     def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Project before the last checkpoint of a run that stops early; the checkpoint shares the model's tensors."""
+        """Project the weights before the last checkpoint of a run that stops early.
+
+        The checkpoint shares the model's tensors.
+        """
         if trainer.should_stop:
             self._project(trainer, pl_module)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Project at the end of training."""
+        """Project the weights at the end of training."""
         self._project(trainer, pl_module)
 
     @property
@@ -144,11 +148,11 @@ class SparseConnectivity(pl.Callback):
         return {"projected": self._projected}
 
     def state_example(self, model: pl.LightningModule) -> dict[str, Any]:
-        """Return an example of a state."""
+        """Return an example of the state, against which a stored one is checked."""
         return {"projected": OneOf(COUNT)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a saved state."""
+        """Restore the step of the last projection."""
         self._projected = state_dict["projected"]
 
     @torch.no_grad()

@@ -25,12 +25,12 @@ Row = TypeVar("Row")
 
 
 class Writer(BasePredictionWriter):
-    """Base of callbacks that write the predictions of all processes; a subclass says what they are.
+    """Base class of callbacks that write the predictions of all processes to files.
 
     Args:
         folder: folder of the files; None for the logger's folder, or without one the trainer's root folder.
-        write_interval: ``"epoch"`` for files of all processes in the order of the inputs, which are written when all inputs
-            are predicted; ``"batch"`` for files of each process, to which each batch is added and which need no memory.
+        write_interval: ``"epoch"`` for files of all processes in the order of the inputs, written when all inputs are
+            predicted; ``"batch"`` for one file per process, to which each batch is appended, without using memory.
     """
 
     def __init__(self, folder: str | None = None, write_interval: Literal["batch", "epoch"] = "epoch") -> None:
@@ -42,7 +42,7 @@ class Writer(BasePredictionWriter):
         self._log_dir: str | None = None
 
     def rows_of(self, outputs: Any) -> Iterable[Any]:
-        """Return what is written of a batch, for each input; nothing for outputs of another kind."""
+        """Return the row to write for each input of a batch; nothing for outputs of another kind."""
         raise NotImplementedError
 
     def ordered(self, rows: list[Any]) -> list[Any]:
@@ -50,11 +50,11 @@ class Writer(BasePredictionWriter):
         raise NotImplementedError
 
     def files_of(self, rows: list[Any], begun: bool) -> dict[str, Iterable[str]]:
-        """Return name -> lines of the files that hold some rows, without a header if the files are ``begun``."""
+        """Return file name -> lines for some rows, without a header if the files are ``begun``."""
         raise NotImplementedError
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Read the logger's folder, which is broadcast and therefore read on all processes."""
+        """Read the logger's folder, on all processes because it is broadcast."""
         super().setup(trainer, pl_module, stage)
         self._log_dir = trainer.log_dir
 
@@ -79,10 +79,10 @@ class Writer(BasePredictionWriter):
             self._begun = True
 
     def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Write the files, on the first process, unless each batch was written.
+        """Write the predictions of all processes, on the first process, unless each batch was written already.
 
         Raises:
-            DataError: on every process, if an input was predicted twice, or if its number is needed and is missing.
+            DataError: on every process, if an input was predicted twice, or an index is required and missing.
         """
         rows, self._rows = self._rows, []
         if self.write_interval == "epoch" and (ordered := self.ordered(rows)):
@@ -94,12 +94,12 @@ class Writer(BasePredictionWriter):
 
 
 def gather_in_order(rows: Sequence[Row], indices: Sequence[int], *, complete: bool = True) -> list[Row]:
-    """Return the rows of all processes in the order of their inputs, on the first process; call it on all of them.
+    """Return the rows of all processes in the order of their inputs, on the first process; call it on all processes.
 
     Args:
         rows: rows of this process.
-        indices: number of the input of each row.
-        complete: whether each number up to the largest must have a row.
+        indices: index of each row's input.
+        complete: whether each index up to the largest must have a row.
 
     Raises:
         DataError: on every process, if an input has two rows, or with ``complete`` none.
@@ -110,14 +110,14 @@ def gather_in_order(rows: Sequence[Row], indices: Sequence[int], *, complete: bo
 
 
 def check_indices(indices: Iterable[int], *, complete: bool = True) -> None:
-    """Check that inputs are numbered from 0, each once.
+    """Check that inputs are numbered from 0 without repetition.
 
     Args:
-        indices: numbers of the inputs that were predicted.
-        complete: whether each number up to the largest must occur.
+        indices: indices of the inputs that were predicted.
+        complete: whether each index up to the largest must occur.
 
     Raises:
-        DataError: for a negative number, a number that occurs twice, or a missing number.
+        DataError: for a negative, repeated or missing index.
 
     Example:
         >>> check_indices([2, 0, 1])
@@ -154,7 +154,7 @@ def _some(indices: list[int], count: int) -> str:
 
 
 def write_files(files: dict[Path, Iterable[str]]) -> None:
-    """Write lines to files, which get their names only when all of them are complete."""
+    """Write lines to files, which get their final names only when all are complete."""
     with ExitStack() as parts:
         for path, lines in files.items():
             parts.enter_context(replaced(path, "w")).writelines(f"{line}\n" for line in lines)

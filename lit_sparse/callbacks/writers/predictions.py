@@ -20,8 +20,8 @@ __all__ = ["PredictionWriter"]
 class PredictionWriter(Writer):
     """Write the output of ``predict_step`` to ``predictions.csv``, one line per example, in the order of the index.
 
-    The output is a dict of tensors whose first dimension is the batch, including ``index`` (B,). The first process writes the
-    examples of all processes to one file, completely or not at all.
+    The output is a dict of tensors whose first dimension is the batch, including ``index`` (B,). The first process writes
+    the examples of all processes to one file, completely or not at all.
 
     Args:
         folder: folder of the file; None for the logger's folder, or without one the trainer's root folder.

@@ -42,16 +42,16 @@ class _Prediction:
 
 @ranges(attention=FLAG)
 class TextPredictionWriter(Writer):
-    r"""Write the text that ``predict_step`` returns, in the order of the inputs, over any number of processes.
+    r"""Write the text that ``predict_step`` returns to files, in the order of the inputs, over any number of processes.
 
     - ``predictions.txt``: exactly one line per input, in UTF-8. Line terminators within an output become spaces.
     - ``predictions.jsonl``: one JSON object per input, with ``index``, ``source`` and ``outputs``, a list of
       ``{"text", "score"}``, best first. With ``attention=True`` it also has ``source_tokens``, ``output_tokens`` and
       ``attention``, T rows of S weights. Weights have six significant digits, and only exact zeros are 0.
 
-    The output of ``predict_step`` is a dict with ``lines``, a list of B strings, the best output of each input, and ``index``
-    (B,), the numbers of the inputs from 0. Optional entries are ``candidates``, B lists of ``{"text", "score"}``, and
-    ``source``, a list of B strings. ``attention`` (B, T, S) or (B, heads, T, S) comes with ``source_tokens`` and
+    The output of ``predict_step`` is a dict with ``lines``, a list of B strings, the best output of each input, and
+    ``index`` (B,), the numbers of the inputs from 0. Optional entries are ``candidates``, B lists of ``{"text", "score"}``,
+    and ``source``, a list of B strings. ``attention`` (B, T, S) or (B, heads, T, S) comes with ``source_tokens`` and
     ``output_tokens``, lists of B lists of strings. Other outputs are ignored. A file is written completely or not at all.
 
     To use it in a config::

@@ -31,15 +31,15 @@ SHIFTS = torch.tensor([(0, 0), *((down, right) for down in (-1, 0, 1) for right 
 
 @dataclass(frozen=True)
 class Images:
-    """Images with labels.
+    """Images with labels, and optionally clean labels and groups.
 
     Attributes:
         pixels: (N, D) float32 intensities in [0, 1].
         labels: (N,) int64 classes.
         true_labels: (N,) int64 classes without noise; None if ``labels`` are not noisy.
         groups: (N,) int64 groups, numbered from 0; None without groups.
-        places: (N,) int64 places in the data set, by which files of indices name images; None for those in the order of the
-            training and then the validation images.
+        places: (N,) int64 positions in the data set, to which files of indices refer; None if training images come first
+            and validation images follow.
     """
 
     pixels: Tensor
@@ -80,43 +80,42 @@ class Images:
 
 @ranges(epoch_size=Count())
 class ImageDataModule(ResumableDataModule):
-    """Base of image data modules with labels for some or all training images.
+    """Base class of image data modules, with labels for some or all training images.
 
     A training batch holds ``batch_size`` labelled images and, unless ``labelled_only``, as many unlabelled images, whose
     label is -100. An epoch is one pass over the unlabelled images, with repeated passes over the labelled ones. Without
     labels, a batch holds ``batch_size`` images, and an epoch is one pass over all of them. Batches are dicts of ``pixels``
     (B, D) float32, ``label`` (B,) and ``index`` (B,), the index within the split.
 
-    With ``shift_augmentation`` the training images include eight shifts by one pixel of each image, padded with zeros. They
-    are made when they are fetched. The k-th shift of the i-th image has the index ``i + k N``.
+    With ``shift_augmentation``, the training images also include eight shifts of each image by one pixel, padded with zeros
+    and computed on access. The k-th shift of the i-th image has the index ``i + k N``.
 
     With ``label_noise`` the labels of training and validation are noisy, the test labels are not. Batches then also hold
-    ``true_label`` (B,), the labels without noise, or -100 if unlabelled. Images with groups give ``group`` (B,), or -100 if
-    unlabelled. A subclass passes the images of training and
-    validation through :meth:`noisy` when it loads them.
+    ``true_label`` (B,), the labels without noise, or -100 if unlabelled. Images with groups add ``group`` (B,), -100 if
+    unlabelled. A subclass passes the images of training and validation through :meth:`noisy` when it loads them.
 
-    A fraction or number of labelled images chooses the same ones for every seed. A file of indices chooses the images at these
-    places of the data set, counted from 0: ``.npy``, or ``.txt`` with an index per line.
+    A fraction or number of labelled images selects the same ones for every seed. A file of indices selects the images at
+    these positions of the data set, counted from 0: ``.npy``, or ``.txt`` with an index per line.
 
     Args:
         labelled: labelled training images: a fraction if <= 1, else a number; 0 for none. Or the path of a file of indices.
-        validation: path of a file of indices of the validation images, in place of those that the module would hold out; all
-            other training and validation images are for training.
+        validation: path of a file of indices of the validation images, in place of the default ones; all other training and
+            validation images are for training.
         labelled_only: whether to drop the unlabelled images, as for a warm start.
-        binarize: whether to draw each pixel from a Bernoulli distribution with its intensity as mean. Each training epoch
-            draws anew; validation and test are a function of (seed, index).
+        binarize: whether to sample each pixel from a Bernoulli distribution with its intensity as mean: anew in each
+            training epoch, as a function of (seed, index) in validation and test.
         shift_augmentation: whether to also train on images shifted by one pixel, nine per image.
         normalize: mean and standard deviation of the intensities; ``pixels`` are then ``(intensity - mean) / deviation``.
             Shifts are padded, and label noise is computed, before. None for intensities.
         label_noise: noise in the labels of the training and validation images, taken together; None for no noise.
-        epoch_size: number of images per epoch, drawn anew each time; None for all. If only some images are labelled, it is
-            the number of unlabelled images.
+        epoch_size: number of images per epoch, sampled anew each time; None for all. If only some images are labelled, it
+            is the number of unlabelled images.
         options: batch sizes, workers and seed; see :class:`~lit_sparse.data.ResumableDataModule`.
 
     Raises:
-        ConfigurationError: for a batch size below 1, a negative number of labels, ``labelled_only`` without labels, files of
-            indices with ``fold``, a ``sampler`` with some labelled images, an ``epoch_size`` above the number of images, or
-            ``normalize`` without a positive deviation or with ``binarize``.
+        ConfigurationError: for a batch size below 1, a negative number of labels, ``labelled_only`` without labels, files
+            of indices with ``fold``, a ``sampler`` with some labelled images, an ``epoch_size`` above the number of images,
+            or ``normalize`` without a positive deviation or with ``binarize``.
         DataError: at ``setup``, if a file of indices cannot be read, or names an image that is not there.
     """
 
@@ -250,7 +249,7 @@ class ImageDataModule(ResumableDataModule):
         return len(self._splits[split]) * (len(SHIFTS) if self.shift_augmentation and split == "train" else 1)
 
     def train_batches(self, epoch: int, rank: int, processes: int) -> Sequence[Tensor]:
-        """Return the indices of each batch, labelled ones first."""
+        """Return the indices of each training batch of one process, labelled images first."""
         labelled, unlabelled = self._all(self._labelled), self._all(self._unlabelled)
         if len(labelled) == 0 or len(unlabelled) == 0 or self.labelled_only:
             stream = 2 if len(labelled) else 0
@@ -265,7 +264,7 @@ class ImageDataModule(ResumableDataModule):
         return [torch.cat(pair) for pair in pairs]
 
     def divided(self, batches: Sequence[Tensor], rank: int, processes: int) -> Sequence[Tensor]:
-        """Return a process's share of the rest of an epoch, labelled images first; see the base class."""
+        """Return a process's share of the rest of an epoch that was begun in other batches, labelled images first."""
         if self.labelled_only or not 0 < len(self._labelled) < len(self._has_label):
             return super().divided(batches, rank, processes)
         halves = [[batch.chunk(2)[half] for batch in batches] for half in (0, 1)]
@@ -277,7 +276,7 @@ class ImageDataModule(ResumableDataModule):
         return self._all(self._labelled).sort().values if self.labelled_only else super().train_indices()
 
     def fetch(self, split: Split, epoch: int, indices: Tensor) -> Batch:
-        """Return a batch of images; see the class."""
+        """Return a batch of images; the class describes its entries."""
         places = indices % len(self._splits[split])
         images = self._splits[split][places]
         pixels, labels = images.pixels, images.labels

@@ -33,7 +33,9 @@ def _binarize_block(start: Any, stop: Any, out: Any, pixels: Any, keys: Any) -> 
 
 @on_values
 def binarize(pixels: Tensor, seed: int, index: Tensor, *, stream: int = 0) -> Tensor:
-    """Draw each pixel from a Bernoulli distribution with its intensity as mean.
+    """Return binary pixels, each sampled from a Bernoulli distribution with its intensity as mean.
+
+    The samples are a function of the seed and the image's index.
 
     Args:
         pixels: (B, D) float32 intensities in [0, 1].

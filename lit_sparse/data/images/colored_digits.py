@@ -19,10 +19,12 @@ __all__ = ["ColoredDigitsDataModule"]
 
 @ranges(correlation=Number(0.0, 1.0))
 class ColoredDigitsDataModule(DigitsDataModule):
-    """Red and green digits of two classes, 0 to 4 and 5 to 9, and groups by class and color.
+    """Data module of red and green digits, whose color predicts the class in training but not in the test.
 
-    In training, a digit of class 0 is red and one of class 1 is green, except for a share of ``1 - correlation``. In validation
-    and test, the color is drawn with equal probabilities. A model that relies on the color fails in the two groups that are
+    The classes are the digits 0 to 4 and 5 to 9.
+
+    In training, a digit of class 0 is red and one of class 1 is green, except for a share of ``1 - correlation``. In
+    validation and test, both colors are equally likely. A model that relies on the color fails in the two groups that are
     rare in training. Batches also hold ``group`` (B,): 0 and 1 for red and green digits of class 0, 2 and 3 for those of
     class 1; -100 if unlabelled. Groups 1 and 2 are the rare ones. Pixels (B, 128) are a red and a green plane of 8 x 8.
 
@@ -33,8 +35,8 @@ class ColoredDigitsDataModule(DigitsDataModule):
     Raises:
         ConfigurationError: for a share outside 0 .. 1.
 
-    Source: after Arjovsky, Bottou, Gulrajani & Lopez-Paz (2019), Invariant Risk Minimization, section 5.2, arXiv:1907.02893.
-    They change a quarter of the labels at random, too; for that give ``label_noise``.
+    Source: after Arjovsky, Bottou, Gulrajani & Lopez-Paz (2019), Invariant Risk Minimization, section 5.2,
+    arXiv:1907.02893. They also change a quarter of the labels at random; for that, use ``label_noise``.
     """
 
     classes = 2

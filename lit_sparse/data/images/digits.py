@@ -16,7 +16,9 @@ __all__ = ["DigitsDataModule"]
 
 
 class DigitsDataModule(ImageDataModule):
-    """Handwritten digits of 8 x 8 pixels in 17 grey levels (Alpaydin & Kaynak 1998).
+    """Data module of scikit-learn's 1,797 handwritten digits, 8 x 8 pixels in 17 grey levels, without a download.
+
+    Source: Alpaydin & Kaynak (1998), Optical Recognition of Handwritten Digits.
 
     Args:
         val_size: images held out for validation: a fraction if below 1, else a number.
@@ -42,12 +44,12 @@ class DigitsDataModule(ImageDataModule):
         self.val_size = held_out("val_size", val_size, self.total, self.total - self.test_size)
 
     def read(self) -> Images:
-        """Read the digits from scikit-learn."""
+        """Return all digits, read from scikit-learn."""
         table = torch.from_numpy(_table())
         return Images(table[:, :-1].float() / 16, table[:, -1].long(), places=torch.arange(len(table)))
 
     def load(self) -> dict[Split, Images]:
-        """Read the digits and split them at random."""
+        """Return the digits of each split, divided at random."""
         digits = self.read()
         order = shuffled(self.total, self.seed)
         end = self.val_size + self.test_size

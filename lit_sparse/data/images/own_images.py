@@ -32,16 +32,18 @@ NAMED = 5
 
 @ranges(val_size=Number(0.0, 1e12, open_low=True), test_size=Number(0.0, 1e12, open_low=True))
 class OwnImagesDataModule(ImageDataModule):
-    """Base of data modules of a user's images: a subclass implements :meth:`read`.
+    """Base class of data modules of a user's own images; a subclass implements :meth:`read`.
 
-    The number of ``classes``, ``class_names`` and ``shape`` are set by ``setup``. Classes are numbered in sorted order.
+    ``setup`` sets the attributes ``classes`` (their number), ``class_names`` and ``shape``. Classes are numbered in sorted
+    order.
 
     Args:
-        val_size: images held out for validation, unless the data mark some: a fraction if below 1, else a number.
-        test_size: images held out for the test, unless the data mark some: a fraction if below 1, else a number.
+        val_size: images held out for validation, if the data have no validation split: a fraction if below 1, else a
+            number.
+        test_size: images held out for the test, if the data have no test split: a fraction if below 1, else a number.
         labelled: labelled training images: a fraction if <= 1, else a number; 0 for none. Or the path of a file of indices,
             which count the images in the order of their sorted names, or of the archive.
-        binarize: whether to draw each pixel from a Bernoulli distribution with its intensity as mean.
+        binarize: whether to sample each pixel from a Bernoulli distribution with its intensity as mean.
         options: options of :class:`~lit_sparse.data.ImageDataModule`.
 
     Raises:
@@ -66,12 +68,12 @@ class OwnImagesDataModule(ImageDataModule):
     def read(self) -> tuple[Tensor, np.ndarray[Any, Any] | None, np.ndarray[Any, Any]]:
         """Return the pixels (N, D) float32 in [0, 1], the classes (N,) as words or integers or None, and the splits (N,).
 
-        A split is 0 for training, 1 for validation and 2 for the test. An empty split is drawn from the training images. The
-        method sets ``shape``.
+        A split is 0 for training, 1 for validation and 2 for the test. If a split is empty, training images are held out
+        for it. The method sets ``shape``.
         """
 
     def load(self) -> dict[Split, Images]:
-        """Read the images, number their classes, and split them."""
+        """Return the images of each split, with numbered classes."""
         pixels, classes, kinds = self.read()
         labels = torch.full((len(pixels),), UNLABELLED)
         if classes is not None:
@@ -104,12 +106,12 @@ class OwnImagesDataModule(ImageDataModule):
 
 
 class ImageFolderDataModule(OwnImagesDataModule):
-    """PNG and JPEG images in a folder with one subfolder per class, resized to one size.
+    """Data module of PNG and JPEG images in a folder with one subfolder per class, resized to one size.
 
     Files such as ``path/cat/1.png`` and ``path/dog/2.jpg`` are split at random. Files such as ``path/train/cat/1.png`` and
-    ``path/test/dog/2.jpg`` are split by their folders; a missing ``val`` or ``test`` is drawn from ``train``. ``val`` may
-    also be named ``valid`` or ``validation``. Images without class folders need ``labelled: 0``. Pixels are in [0, 1]: H x W
-    values of a grey image, or 3 x H x W of a color image, red first. All images are kept in memory. In a config::
+    ``path/test/dog/2.jpg`` are split by their folders; a missing ``val`` or ``test`` is held out from ``train``. ``val``
+    may also be named ``valid`` or ``validation``. Images without class folders need ``labelled: 0``. Pixels are in [0, 1]:
+    H x W values of a grey image, or 3 x H x W of a color image, red first. All images are kept in memory. In a config::
 
         data:
           class_path: ImageFolderDataModule
@@ -145,7 +147,7 @@ class ImageFolderDataModule(OwnImagesDataModule):
         self.shape = (check_count("size", size[0], most=LARGEST_SIDE), check_count("size", size[1], most=LARGEST_SIDE))
 
     def read(self) -> tuple[Tensor, np.ndarray[Any, Any] | None, np.ndarray[Any, Any]]:
-        """Read all images of the folder."""
+        """Return the pixels, classes and splits of all images in the folder."""
         root = Path(self.path).expanduser()
         if not root.is_dir():
             raise DataError(f"The folder of images {str(root)!r} does not exist.{in_folder(root.parent, root.name)}")
@@ -177,11 +179,11 @@ class ImageFolderDataModule(OwnImagesDataModule):
 
 
 class ImageTableDataModule(OwnImagesDataModule):
-    """Images in an archive ``.npz`` or ``.h5`` of arrays.
+    """Data module of images in arrays of a file ``.npz`` or ``.h5``.
 
-    An archive holds images (N, H, W) in grey levels or (N, H, W, 3) in color, as uint8 or as floats in [0, 1]. It also holds
-    their classes (N,), as numbers or words, and optionally an array (N,) of the words ``train``, ``val`` and ``test``. Pixels
-    have the same order as in :class:`ImageFolderDataModule`. In a config::
+    The file holds images (N, H, W) in grey levels or (N, H, W, 3) in color, as uint8 or as floats in [0, 1]. It also holds
+    their classes (N,), as numbers or words, and optionally an array (N,) of the words ``train``, ``val`` and ``test``.
+    Pixels have the same order as in :class:`ImageFolderDataModule`. In a config::
 
         data:
           class_path: ImageTableDataModule
@@ -215,7 +217,7 @@ class ImageTableDataModule(OwnImagesDataModule):
         self.parts = parts
 
     def read(self) -> tuple[Tensor, np.ndarray[Any, Any] | None, np.ndarray[Any, Any]]:
-        """Read the arrays."""
+        """Return the pixels, classes and splits from the arrays of the file."""
         path = Path(self.path).expanduser()
         if not path.is_file():
             raise DataError(f"There is no file of images {str(path)!r}.{in_folder(path.parent, path.name)}")

@@ -40,11 +40,11 @@ class _Entry(NamedTuple):
 
 
 class Arrays(Mapping[str, Array]):
-    """The arrays of an open file by name, each read at its first access.
+    """Mapping from names to the arrays of an open file, each read at its first access.
 
     Args:
         path: path of the file.
-        entries: name -> array before it is read.
+        entries: name -> description of the array, before it is read.
     """
 
     def __init__(self, path: Place, entries: Mapping[str, _Entry]) -> None:
@@ -74,13 +74,13 @@ class Arrays(Mapping[str, Array]):
 
     @property
     def shapes(self) -> str:
-        """The names of the arrays and their shapes, for messages."""
+        """Names and shapes of the arrays as text, for messages."""
         return ", ".join(f"{name} {entry.shape}" for name, entry in sorted(self._entries.items()))
 
 
 @contextmanager
 def open_arrays(path: Place) -> Iterator[Arrays]:
-    """Open a file of arrays; the array of a ``.npy`` file has the name ``""``.
+    """Return the arrays of a file ``.npy``, ``.npz`` or HDF5 by name; the array of a ``.npy`` file has the name ``""``.
 
     Args:
         path: a file ``.npy``, ``.npz``, ``.h5`` or ``.hdf5``.
@@ -123,7 +123,7 @@ def read_npy(path: Place, *, memory_mapped: bool = False) -> Array:
 
     Args:
         path: the file.
-        memory_mapped: whether to leave the array on the disk and read its entries when they are needed.
+        memory_mapped: whether to leave the array on disk and read its entries when they are needed.
 
     Raises:
         DataError: see :func:`open_arrays`.
@@ -229,13 +229,13 @@ def _is_endless(shape: tuple[int, ...], claimed: int) -> bool:
 
 
 def read_array(file: IO[bytes], dtype: np.dtype[Any], shape: tuple[int, ...], *, in_columns: bool) -> Array:
-    """Read an array from a stream without a second copy in memory.
+    """Return an array read from a stream, without a second copy in memory.
 
     Args:
         file: stream of bytes, at the start of the array.
         dtype: type of the entries, other than objects.
         shape: shape of the array, after a check of its size.
-        in_columns: whether the first index changes fastest.
+        in_columns: whether the first index changes fastest (Fortran order).
 
     Raises:
         EOFError: if the file ends too early.

@@ -27,10 +27,10 @@ BATCH = 4096
 
 
 def parquet_batches(path: Place, columns: Mapping[str, str]) -> Iterator[Any]:
-    """Yield the needed columns of a Parquet file in batches.
+    """Yield batches of the needed columns of a Parquet file.
 
     Raises:
-        DataError: if it cannot be read, or is implausibly large when decompressed.
+        DataError: if the file cannot be read, or is implausibly large when decompressed.
     """
     parquet = import_module("pyarrow.parquet")  # it comes with datasets
     try:
@@ -83,10 +83,10 @@ def _longest(batch: Any) -> int:
 
 
 def arrow_batches(path: Place, _: Mapping[str, str]) -> Iterator[Any]:
-    """Yield the batches of an Arrow file, such as ``datasets`` keeps, mapped from the disk if it is local.
+    """Yield the batches of an Arrow file, such as ``datasets`` caches, memory-mapped if it is local.
 
     Raises:
-        DataError: if it cannot be read, is compressed, or has values that share their bytes.
+        DataError: if the file cannot be read, is compressed, or has overlapping values.
     """
     arrow = import_module("pyarrow")
     try:
@@ -161,7 +161,7 @@ def _checked(batch: Any) -> Any:
 
 
 def needed(columns: Mapping[str, str], names: Sequence[str]) -> list[str]:
-    """Return the columns to read: some others, too, if one is nested or missing, whose error lists them."""
+    """Return the columns to read, and all columns if one is nested or missing, so that an error can list them."""
     wanted = {*columns.values()}
     if not wanted <= {*names}:
         wanted |= {column.partition(".")[0] for column in wanted} | {*names[:LISTED]}

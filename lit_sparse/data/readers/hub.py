@@ -25,7 +25,7 @@ def hub_chunks(
     *,
     streaming: bool = False,
 ) -> Iterator[Chunk]:
-    """Yield the chunks of a split of a data set of the hub, downloaded once and mapped from the disk, or not downloaded.
+    """Yield chunks of rows of a split of a Hugging Face data set, downloaded and memory-mapped, or streamed.
 
     Raises:
         DataError: if the data set is not available, or lacks a column.
@@ -47,7 +47,7 @@ def hub_chunks(
 
 
 def load(name: str, config: str | None, split: str, **options: Any) -> Any:
-    """Return a split of a data set of the hub.
+    """Return a split of a data set on the Hugging Face hub.
 
     Raises:
         DataError: if it cannot be downloaded.

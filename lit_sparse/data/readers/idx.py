@@ -15,7 +15,7 @@ __all__ = ["find_idx", "read_idx"]
 
 
 def find_idx(folder: Path, name: str) -> Path:
-    """Return the file ``name`` in a folder, gzipped or not, in either of its two spellings.
+    """Return the path of an IDX file in a folder, gzipped or not, in either of its two spellings.
 
     Args:
         folder: folder to search.
@@ -39,7 +39,7 @@ def find_idx(folder: Path, name: str) -> Path:
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Read an array of unsigned bytes.
+    """Return the array of unsigned bytes in an IDX file.
 
     Args:
         path: an IDX file, gzipped or not.

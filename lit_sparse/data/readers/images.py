@@ -24,9 +24,10 @@ BAND = 256
 
 
 def read_image(path: Path, shape: tuple[int, int], *, color: bool = False) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Return a resized image, (H, W) in grey levels or (3, H, W) in red, green and blue.
+    """Return an image resized to a given shape, (H, W) in grey levels or (3, H, W) in red, green and blue.
 
-    Photographs are rotated by their orientation tag, transparent parts become black, and animations become their first frame.
+    Photographs are rotated by their orientation tag, transparent parts become black, and animations become their first
+    frame.
 
     Args:
         path: a file ``.png``, ``.jpg`` or ``.jpeg``.

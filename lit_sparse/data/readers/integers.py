@@ -21,7 +21,7 @@ def read_integer_lines(path: Path, what: str) -> np.ndarray[Any, Any]:
 
     Args:
         path: path of the file.
-        what: what an integer is, for the message.
+        what: meaning of the integers, for the message.
 
     Raises:
         DataError: if a line holds anything but an integer of at least 0.
@@ -41,7 +41,8 @@ def read_indices(path: Path) -> Tensor:
     """Return the indices (N,) int64 of a file ``.npy``, or ``.txt`` with one per line.
 
     Raises:
-        DataError: if the file is missing, of another kind, or unreadable, the indices are no integers, none, or repeated.
+        DataError: if the file is missing, of another kind, or unreadable, or if the indices are not integers, repeat, or
+            are none.
     """
     if path.suffix not in (".npy", ".txt"):
         raise DataError(

@@ -20,13 +20,13 @@ DELTA_BYTE_ARRAY = 7
 
 
 class Pages(NamedTuple):
-    """What the pages of a column hold.
+    """Summary of the pages of a Parquet column: their size when decompressed, and their number of values.
 
     Attributes:
         size: number of bytes when decompressed.
         values: number of values, with the entries of dictionaries.
-        dictionary: whether one is a dictionary.
-        repeats: whether the texts of one may each repeat the one before.
+        dictionary: whether there is a dictionary page.
+        repeats: whether a page uses an encoding in which texts share prefixes with the one before.
     """
 
     size: int
@@ -36,11 +36,11 @@ class Pages(NamedTuple):
 
 
 def pages_of(file: IO[bytes], start: int, length: int) -> Pages:
-    """Return what the pages in a part of a file hold.
+    """Return a summary of the pages in a part of a Parquet file, from their own headers.
 
     Args:
         file: the file.
-        start: place of the first page.
+        start: offset of the first page.
         length: number of bytes of all pages.
 
     Raises:

@@ -18,10 +18,10 @@ INSIDE = {"blockcache", "cached", "filecache", "generic", "libarchive", "referen
 
 
 class Remote:
-    """A file or folder of a file system of fsspec, with the members of ``pathlib.Path`` that readers use.
+    """File or folder of an fsspec file system, with the methods of ``pathlib.Path`` that readers use.
 
     Args:
-        files: the file system.
+        files: the fsspec file system.
         path: path in it.
     """
 
@@ -38,36 +38,36 @@ class Remote:
 
     @property
     def parent(self) -> Remote:
-        """The folder."""
+        """The folder that contains this file or folder."""
         return Remote(self._files, self._path.rpartition("/")[0])
 
     def with_name(self, name: str) -> Remote:
-        """Return the file of another name in the same folder."""
+        """Return the path with another file name in the same folder."""
         return self.parent / name
 
     def is_file(self) -> bool:
-        """Return whether there is a file."""
+        """Return whether this path exists and is a file."""
         with _reached(self):
             return bool(self._files.isfile(self._path))
 
     def is_dir(self) -> bool:
-        """Return whether there is a folder."""
+        """Return whether this path exists and is a folder."""
         with _reached(self):
             return bool(self._files.isdir(self._path))
 
     def iterdir(self) -> Iterator[Remote]:
-        """Yield what is in the folder."""
+        """Yield the files and folders in this folder."""
         with _reached(self):
             found = self._files.ls(self._path, detail=False)
         return (Remote(self._files, str(path)) for path in found)
 
     def stat(self) -> Any:
-        """Return the size in bytes, 0 if the server does not tell."""
+        """Return the size in bytes; 0 if the server does not report it."""
         with _reached(self):
             return SimpleNamespace(st_size=self._files.size(self._path) or 0)
 
     def open(self) -> IO[bytes]:
-        """Open the file to read its bytes."""
+        """Return an open stream of the file's bytes."""
         with _reached(self):
             return self._files.open(self._path, "rb")  # type: ignore[no-any-return]
 
@@ -81,13 +81,13 @@ def is_url(name: str) -> bool:
 
 
 def place_of(name: str | Place) -> Place:
-    """Return the file or folder of a name.
+    """Return a path object for a local path or a URL.
 
     Args:
         name: a local path, in which ``~`` is the home folder, or a URL of fsspec, such as ``s3://bucket/train.csv``.
 
     Raises:
-        DataError: for a URL of an unknown protocol, or one inside of another file.
+        DataError: for a URL of an unknown protocol, or of a file inside another file.
     """
     if not isinstance(name, str):
         return name
@@ -107,7 +107,7 @@ def place_of(name: str | Place) -> Place:
 
 
 def open_file(place: Place) -> IO[bytes]:
-    """Open a file to read its bytes as they are; see :func:`lit_sparse.ground.stored.open_plain`."""
+    """Return an open stream of a file's bytes; see :func:`lit_sparse.ground.stored.open_plain`."""
     return open_plain(place) if isinstance(place, Path) else place.open()
 
 

@@ -43,15 +43,15 @@ def check_unpacked(
 
 
 def check_rows(path: Place, rows: int, packed: int | None = None) -> None:
-    """Check that the number of lines, rows or values of a file is plausible. Those that are not compressed always are.
+    """Check that the number of lines, rows or values of a compressed file is plausible.
 
     Args:
         path: path of the file.
-        rows: their number.
+        rows: number of lines, rows or values.
         packed: number of compressed bytes; None for the size of the file.
 
     Raises:
-        DataError: if they are too many.
+        DataError: if there are too many.
     """
     if rows <= ROWS:  # as of nearly all files, whose sizes are not asked for
         return
@@ -93,7 +93,7 @@ class BoundedReader(io.RawIOBase):
         self._lines = 0 if lines else None
 
     def readable(self) -> bool:
-        """Return whether bytes can be read: always."""
+        """Return whether bytes can be read, which is always True."""
         return True
 
     def readinto(self, buffer: Buffer) -> int:

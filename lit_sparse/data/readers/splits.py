@@ -91,9 +91,9 @@ def open_split(
     config: str | None = None,
     optional: Collection[str] = (),
 ) -> tuple[Callable[[], Iterator[Chunk]], Callable[[Any], Any] | None]:
-    """Return a function that yields the rows of a split in chunks, and one from a value in Arrow to a value.
+    """Return a function that yields a split's rows in chunks, and one that converts an Arrow value.
 
-    Nothing is downloaded or kept beforehand. The cells of ``.csv`` and ``.tsv`` files are text.
+    Nothing is downloaded or stored beforehand. The cells of ``.csv`` and ``.tsv`` files are text.
 
     Args:
         path: see :func:`read_split`.
@@ -153,7 +153,7 @@ def _located(
 
 
 def is_of_hub(path: str | None) -> bool:
-    """Return whether a path is the name of a data set of the hub."""
+    """Return whether a path is the name of a data set on the Hugging Face hub."""
     local = path is None or path.startswith((".", "/", "~", "\\")) or HUB_NAME.fullmatch(path) is None
     return not local and not Path(str(path)).exists()
 

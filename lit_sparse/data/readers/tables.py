@@ -68,11 +68,11 @@ class _Format(NamedTuple):
 
 
 def from_chunks(chunks: Iterable[Chunk], first: Place | None, columns: Mapping[str, str]) -> dict[str, Column]:
-    """Return role -> values of the chunks of a table.
+    """Return role -> values of a table, from its chunks.
 
     Args:
         chunks: see :func:`chunks_of`.
-        first: first file of the table; None for one of the hub.
+        first: first file of the table; None for a data set on the hub.
         columns: role -> column.
 
     Raises:
@@ -91,7 +91,7 @@ def from_chunks(chunks: Iterable[Chunk], first: Place | None, columns: Mapping[s
 
 
 def read_numbers(path: Place, names: Sequence[str], others: Sequence[str] = ()) -> tuple[np.ndarray, dict[str, Column]]:
-    """Return columns of a table as numbers (N, D) float64, and column -> values of others.
+    """Return some columns of a table as numbers (N, D) float64, and others as values by name.
 
     Args:
         path: the table.
@@ -100,7 +100,7 @@ def read_numbers(path: Place, names: Sequence[str], others: Sequence[str] = ()) 
 
     Raises:
         DataError: see :func:`chunks_of`.
-        ValueError: for a value that is no number.
+        ValueError: for a value that is not a number.
     """
     pieces: list[np.ndarray] = []
 
@@ -119,7 +119,7 @@ def read_numbers(path: Place, names: Sequence[str], others: Sequence[str] = ()) 
 
 
 def number_chunks(path: Place, names: Sequence[str], others: Sequence[str] = ()) -> Iterator[tuple[np.ndarray, Chunk]]:
-    """Yield some rows of a table as numbers (n, D) float64, and as a chunk, which has other columns, too.
+    """Yield chunks of a table's rows as numbers (n, D) float64, together with the whole chunk.
 
     Raises:
         DataError, ValueError: see :func:`read_numbers`.
@@ -141,10 +141,10 @@ def _floats(cells: Any, decode: Callable[[Any], Any] | None) -> np.ndarray:
 
 
 def float_of(cell: Any) -> float:
-    """Return a cell's number, NaN for a missing one.
+    """Return the number in a table's cell, NaN for a missing one.
 
     Raises:
-        ValueError: if it is no number; Python also takes 2026_01 for one, which is a name or a date in a table.
+        ValueError: if it is not a number. 2026_01, which Python accepts as one, is a name or a date in a table.
     """
     if isinstance(cell, str) and "_" in cell:
         raise ValueError(f"could not convert string to float: {cell!r}")
@@ -152,7 +152,7 @@ def float_of(cell: Any) -> float:
 
 
 def chunks_of(files: Sequence[Place], columns: Mapping[str, str], optional: Collection[str] = ()) -> Iterator[Chunk]:
-    """Yield the rows of several files in chunks.
+    """Yield the rows of several table files in chunks, after a check of each.
 
     Args:
         files: the files.
@@ -160,7 +160,7 @@ def chunks_of(files: Sequence[Place], columns: Mapping[str, str], optional: Coll
         optional: roles that may lack values in some rows.
 
     Raises:
-        DataError: if a file does not have the format of its ending, lacks a column, or lacks a value, in the chunk of it.
+        DataError: if a file does not have the format of its ending, or lacks a column or a required value.
     """
     for path in files:
         kind = TABLES[ending_of(path)]
@@ -177,8 +177,8 @@ def of_batches(
     """Yield the chunks of one table after a check that no value is missing.
 
     Args:
-        chunks: its chunks.
-        rows: function that returns its rows with their positions, read again to tell where values are missing.
+        chunks: chunks of the table.
+        rows: function that returns the table's rows with their positions, read again to find where values are missing.
         columns: role -> column.
         where: name of the table in messages.
         optional: roles that may lack values in some rows.
@@ -269,7 +269,7 @@ def _check_digits(arrays: Iterable[Any], column: str, path: Place, row: int = 0)
 
 
 def chunks_of_batches(batches: Iterable[Any], columns: Mapping[str, str]) -> Iterator[Chunk]:
-    """Yield batches of Arrow as chunks."""
+    """Yield Arrow batches as chunks of the needed columns."""
     for batch in batches:
         yield {role: _column(batch, column) for role, column in columns.items()}
 
@@ -288,7 +288,7 @@ def _column(batch: Any, column: str) -> Any:
 
 
 def rows_of(batches: Iterable[Any]) -> Iterator[Row]:
-    """Yield the rows of batches of Arrow."""
+    """Yield the rows of Arrow batches as dicts, each after its position as text, such as ``row 3``."""
     places = itertools.count(1)
     for batch in batches:
         for row in batch.to_pylist():

@@ -66,7 +66,7 @@ def read_lines(path: Place | str) -> list[str]:
 
 
 def segment_names(path: Place) -> list[tuple[str, str]]:
-    """Return the names of documents and segments in SGML, in their order: ("doc", ...) or ("seg", ...); none elsewhere."""
+    """Return the kinds of the elements of an SGML file in order, "doc" or "seg", with their names; none for other files."""
     if ending_of(path) not in SGML:
         return []
     return [(kind.lower(), name) for kind, name in NAMED.findall("\n".join(line for _, line in numbered_lines(path)))]
@@ -115,12 +115,12 @@ class _Bzip2(io.RawIOBase):
 
 @contextmanager
 def open_bounded(path: Place, *, strict: bool = True, lines: bool = False) -> Iterator[IO[bytes]]:
-    """Open a file to read its bytes, and decompress gzip and bzip2.
+    """Return an open stream of a file's bytes, decompressed if it is gzip or bzip2.
 
     Args:
         path: path of the file.
-        strict: whether a file ``.gz`` or ``.bz2`` must have this compression.
-        lines: whether it is text, whose decompressed lines are bounded, too.
+        strict: whether a file ``.gz`` or ``.bz2`` must really be compressed that way.
+        lines: whether it is text, the number of whose lines is bounded as well.
 
     Raises:
         DataError: if it cannot be opened or, while it is read, is truncated or implausibly large.
@@ -148,7 +148,7 @@ def open_bounded(path: Place, *, strict: bool = True, lines: bool = False) -> It
 
 
 def in_folder(folder: Place, name: str) -> str:
-    """Return the end of a message: the content of a folder, with a suggestion for a mistyped name."""
+    """Return the end of an error message: the content of a folder, with a suggestion for a mistyped name."""
     if not folder.is_dir():
         return f" There is no folder {str(folder)!r}."
     try:
@@ -164,7 +164,7 @@ def in_folder(folder: Place, name: str) -> str:
 
 
 def numbered_lines(path: Place) -> Generator[tuple[int, str], None, None]:
-    """Yield the lines of a file with their numbers from 1."""
+    """Yield the lines of a text file with their numbers, from 1."""
     with open_bounded(path, lines=True) as file:
         if file.read(3) != BOM:
             file.seek(0)
@@ -202,6 +202,6 @@ def _segments(path: Place, text: str) -> list[str]:
 
 
 def ending_of(path: Place) -> str:
-    """Return the ending of a file's name without the ending of a compression."""
+    """Return the extension of a file's name, ignoring the extension of a compression."""
     name = path.name.removesuffix(path.suffix) if path.suffix.lower() in PACKED else path.name
     return Path(name).suffix.lower()

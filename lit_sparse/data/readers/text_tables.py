@@ -48,7 +48,7 @@ Chunk = dict[str, Any]
 
 
 def value_at(row: Mapping[str, Any], column: str) -> Any:
-    """Return the value in a column, or None."""
+    """Return the value of a row in a column, dotted if nested; None if it is missing."""
     if column in row:
         return row[column]
     outer, _, inner = column.partition(".")
@@ -57,7 +57,7 @@ def value_at(row: Mapping[str, Any], column: str) -> Any:
 
 
 def json_chunks(path: Place, columns: Mapping[str, str]) -> Iterator[Chunk]:
-    """Yield the rows of a table in JSON, each cell as text, or as a mark and a value in JSON."""
+    """Yield the rows of a JSON table in chunks, each cell as text, or as a mark followed by JSON."""
 
     def cell(row: Row, column: str) -> str | None:
         value = value_at(row[1], column)
@@ -83,7 +83,7 @@ def _cell(value: Any) -> str | None:
 
 
 def has_encoded(cells: Any) -> bool:
-    """Return whether the text of a chunk has a mark anywhere."""
+    """Return whether any text of a chunk contains the mark of JSON cells."""
     text = cells.buffers()[2]
     return text is not None and re.search(ENCODED.encode(), text) is not None
 
@@ -94,12 +94,12 @@ def _is_whole(text: str) -> bool:
 
 
 def decoded(cell: str) -> Any:
-    """Return the value of a cell from :func:`json_chunks`."""
+    """Return the value of a cell that :func:`json_chunks` encoded."""
     return json.loads(cell[1:]) if cell.startswith(ENCODED) else cell
 
 
 def json_rows(path: Place, _: Mapping[str, str]) -> Iterator[Row]:
-    """Yield the objects of an array, or of the lines."""
+    """Yield the rows of a JSON table with their positions: the objects of an array, or of the lines."""
     values = 0
     with closing(numbered_lines(path)) as lines:
         for number, line in lines:
@@ -130,7 +130,7 @@ def _parsed(path: Place, number: int, text: str) -> Any:
 
 
 def cell_chunks(path: Place, columns: Mapping[str, str]) -> Iterator[Chunk]:
-    """Yield the rows below a header: Arrow reads them as Python does, but faster, up to a quoted cell or a mistake."""
+    """Yield the rows of a CSV or TSV table in chunks, read by Arrow up to the first quotation mark or error, then by Python."""
     delimiter, done = "\t" if ending_of(path) == ".tsv" else ",", 0
     with open_bounded(path, lines=True) as file:
         header = file.readline().removeprefix(BOM)
@@ -203,7 +203,7 @@ def _next(rows: Iterator[list[str]]) -> list[str] | None:
 
 
 def cell_rows(path: Place, _: Mapping[str, str]) -> Iterator[Row]:
-    """Yield the rows below a header; empty lines are skipped, and empty cells are missing values."""
+    """Yield the rows of a CSV or TSV table with their line numbers; empty lines are skipped, empty cells are missing values."""
     header: list[str] = []
     with closing(_numbered_cells(path)) as rows:
         for number, cells in rows:
@@ -220,7 +220,7 @@ def cell_rows(path: Place, _: Mapping[str, str]) -> Iterator[Row]:
 
 
 def too_long(column: str, path: Place, place: str) -> DataError:
-    """Return the error about an integer of too many digits."""
+    """Return the error for an integer with too many digits."""
     return DataError(
         f"Expected integers of at most {LONGEST} digits in column {column!r} of {str(path)!r} but got a longer integer in"
         f" {place}. Shorten it, or leave the row out."

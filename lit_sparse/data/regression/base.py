@@ -29,7 +29,7 @@ Rows = TypeVar("Rows", Tensor, "Table")
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of a table.
+    """Rows of a regression table: features, targets and optional groups.
 
     Attributes:
         features: (N, D) float32, or float64 before preprocessing.
@@ -76,7 +76,7 @@ class Table:
 
 @ranges(train_size=Count(), val_size=Number(0.0, 1e12, open_low=True), test_size=Number(0.0, 1e12, open_low=True))
 class RegressionDataModule(ResumableDataModule):
-    """Base of regression data modules: a subclass implements :meth:`load`.
+    """Base class of regression data modules; a subclass implements :meth:`load`.
 
     Batches are dicts of ``features`` (B, D) float32, ``target`` (B,) float32 and ``index`` (B,) within the split, and of
     ``group`` (B,) int64 for a table with groups. With an intercept the last feature is 1. All statistics for preprocessing
@@ -142,7 +142,7 @@ class RegressionDataModule(ResumableDataModule):
 
     @abstractmethod
     def load(self) -> dict[Split, Table]:
-        """Read the rows of ``train``, and of ``val`` and ``test`` if they are separate."""
+        """Return the rows of ``train``, and of ``val`` and ``test`` if they are separate."""
 
     def setup(self, stage: str | None = None) -> None:
         """Read the rows, split them, and prepare the features."""
@@ -231,13 +231,13 @@ class RegressionDataModule(ResumableDataModule):
 
 @dataclass(frozen=True)
 class Affine:
-    """The map of rows (N, D) to ``(x - mean) / scale``, or to ``(x - mean) @ scale`` with a matrix (D, D)."""
+    """Affine map of rows (N, D) to ``(x - mean) / scale``, or to ``(x - mean) @ scale`` with a matrix (D, D)."""
 
     mean: Tensor
     scale: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the changed rows."""
+        """Return the mapped rows."""
         return (x - self.mean) @ self.scale if self.scale.ndim == 2 else (x - self.mean) / self.scale
 
 

@@ -56,10 +56,12 @@ PREPARED = ("MedInc", "HouseAge", "AveRooms", "AveBedrms", "Population", "AveOcc
 
 
 class CaliforniaHousingDataModule(RegressionDataModule):
-    """The median value of houses in a block group, in units of 100,000 dollars, from eight features (Pace & Barry 1997).
+    """Data module of California housing: median house values of 20,640 block groups, from eight features.
 
-    The features are scikit-learn's, in its order: median income, median age of the houses, rooms and bedrooms per household,
-    population, people per household, latitude, longitude.
+    Targets are in units of 100,000 dollars.
+
+    The features are scikit-learn's, in its order: median income, median age of the houses, rooms and bedrooms per
+    household, population, people per household, latitude, longitude.
 
     Args:
         source: source of the rows. ``"csv"``: a table in ``path``. ``"sklearn"``: scikit-learn's download, which the
@@ -77,6 +79,8 @@ class CaliforniaHousingDataModule(RegressionDataModule):
     Raises:
         ConfigurationError: for an argument outside its range, or a missing path for ``"csv"``.
         DataError: if the rows are not available, or lack a column or a value.
+
+    Source: Pace & Barry (1997), Sparse Spatial Autoregressions.
     """
 
     def __init__(
@@ -100,7 +104,7 @@ class CaliforniaHousingDataModule(RegressionDataModule):
         self.hub_name = hub_name
 
     def load(self) -> dict[Split, Table]:
-        """Read the rows and compute scikit-learn's features."""
+        """Return the rows with scikit-learn's features."""
         readers = {"csv": self._from_csv, "sklearn": self._from_sklearn, "hub": self._from_hub}
         features, target = readers[self.source]()
         return {"train": Table(torch.from_numpy(features), torch.from_numpy(target).float())}
@@ -115,7 +119,7 @@ class CaliforniaHousingDataModule(RegressionDataModule):
         return _prepared(from_chunks(chunks_of([path], columns), path, columns), names, repr(str(path)))
 
     def prepare_data(self) -> None:
-        """Let scikit-learn or the hub download the rows, once."""
+        """Download the rows once, by scikit-learn or from the hub, if the source is one of these."""
         if self.source == "hub":
             self._from_hub()
         elif self.source == "sklearn" and not (file := self._kept_by_sklearn()).is_file():

@@ -13,9 +13,13 @@ __all__ = ["RadialBases"]
 
 @ranges(per_scale=FEATURES, constant_scale=POSITIVE)
 class RadialBases:
-    """Functions ``exp(-|x - c|^2 / (2 s^2))`` of several scales s, around centres c that are drawn from data.
+    r"""Gaussian radial basis functions of several scales, around centres sampled from the data.
 
-    An additional function of a large scale, nearly constant, has its centre at the mean of the data.
+    .. math:: \varphi(x) = e^{-\lVert x - c \rVert^2 / (2 s^2)}
+
+    where c is the centre and s the scale of a function.
+
+    An additional, nearly constant function with a large scale is centred at the mean of the data.
 
     Args:
         scales: scales s, in units of x.
@@ -25,7 +29,7 @@ class RadialBases:
     Raises:
         ConfigurationError: for an argument outside its range.
 
-    Source: Campbell & Beronov (2019), section 4.2.
+    Source: Campbell & Beronov (2019), Sparse Variational Inference, section 4.2, arXiv:1906.03329.
 
     Example:
         >>> bases = RadialBases(per_scale=5)
@@ -50,7 +54,7 @@ class RadialBases:
         return len(self.scales) * self.per_scale + 1
 
     def centres(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Return the centres (K, D) of all functions, drawn from rows x (N, D).
+        """Return the centres (K, D) of all functions, sampled from rows x (N, D).
 
         Raises:
             ConfigurationError: if there are fewer rows than functions per scale.

@@ -9,7 +9,7 @@ __all__ = ["Spread"]
 
 
 class Spread:
-    """Mean (D,) and standard deviation (D,) of rows (N, D) float64, by the update of Chan et al. (1979).
+    """Running mean (D,) and standard deviation (D,) of rows (N, D) float64 that come in pieces.
 
     Example:
         >>> spread = Spread()
@@ -17,6 +17,8 @@ class Spread:
         ...     spread.add(piece)
         >>> spread.mean, spread.std
         (tensor([5., 6.], dtype=torch.float64), tensor([3.4157, 3.4157], dtype=torch.float64))
+
+    Source: Chan, Golub & LeVeque (1979), Updating Formulae and a Pairwise Algorithm for Computing Sample Variances.
     """
 
     def __init__(self) -> None:
@@ -25,7 +27,7 @@ class Spread:
         self.constant = torch.ones((), dtype=torch.bool)
 
     def add(self, rows: Tensor) -> None:
-        """Add rows (n, D)."""
+        """Update mean and standard deviation by rows (n, D)."""
         if not len(rows):
             return
         if not self.count:
@@ -39,10 +41,10 @@ class Spread:
 
     @property
     def std(self) -> Tensor:
-        """The standard deviation, without correction."""
+        """The standard deviation (D,), without Bessel's correction."""
         return (self._squares / self.count).sqrt()
 
     @property
     def scale(self) -> Tensor:
-        """The standard deviation, infinite for constant columns."""
+        """The standard deviation (D,), infinite for constant columns."""
         return torch.where(self.constant, torch.inf, self.std)

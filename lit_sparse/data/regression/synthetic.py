@@ -19,7 +19,7 @@ FAMILIES = ("normal", "logistic", "poisson")
 
 @ranges(size=Count(3, MOST_EXAMPLES), noise=Number(0.0, 1e12))
 class SyntheticRegressionDataModule(RegressionDataModule):
-    """Rows of a generalized linear model: standard normal features x, and targets with the linear predictor eta = x beta.
+    """Data module of a generalized linear model: standard normal features x, and targets with predictor ``eta = x beta``.
 
     Args:
         family: distribution of the targets: ``"normal"`` of variance ``noise``, ``"logistic"`` with classes 0 and 1, or
@@ -32,7 +32,7 @@ class SyntheticRegressionDataModule(RegressionDataModule):
     Raises:
         ConfigurationError: for an argument outside its range.
 
-    Source: the logistic data of Zhang et al. (2021) have the coefficients 3, 3 and 0.
+    The logistic data of Zhang et al. (2021), Bayesian Coresets, arXiv:2007.00715, have the coefficients 3, 3 and 0.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class SyntheticRegressionDataModule(RegressionDataModule):
         self.noise = noise
 
     def load(self) -> dict[Split, Table]:
-        """Draw the rows."""
+        """Return randomly generated rows."""
         generator = torch.Generator().manual_seed(self.seed)
         theta = torch.tensor(self.coefficients)
         features = torch.randn(self.rows, len(theta) - int(self.intercept), generator=generator)

@@ -36,13 +36,14 @@ Columns: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray | None]
 
 @ranges(shuffle_buffer=Count(0))
 class TableDataModule(RegressionDataModule):
-    """Rows of your own file.
+    """Data module for regression on a file of your own: arrays, CSV columns, or LIBSVM's sparse rows.
 
-    A ``.npz`` file holds the arrays that ``features`` and ``target`` name; optional arrays ``{features}t`` and ``{target}t``
-    are the test rows. In a ``.csv`` file, which may be compressed by gzip or bzip2, ``features`` is a comma-separated list of
-    columns and ``target`` a column. Any other file is read as LIBSVM's sparse rows, which have no names.
+    A ``.npz`` file holds the arrays that ``features`` and ``target`` name; optional arrays ``{features}t`` and
+    ``{target}t`` are the test rows. In a ``.csv`` file, which may be compressed by gzip or bzip2, ``features`` is a
+    comma-separated list of columns and ``target`` a column. Any other file is read as LIBSVM's sparse rows, which have no
+    names.
 
-    With ``group``, each value of that column is a group of rows, for :class:`lit_sparse.risks.GroupDRO` and for scores by
+    With ``group``, each value of that column is a group of rows, for :class:`lit_sparse.risks.GroupDRO` and for metrics by
     group. The values, in ascending order, are ``group_names`` after ``setup``; their positions are the groups of batches.
 
     Args:
@@ -52,10 +53,10 @@ class TableDataModule(RegressionDataModule):
         group: name of the array (N,), or name of the column, of any values; None for no groups.
         log_target: whether to take the logarithm of the targets; ``standardize_target`` applies to it.
         drop_last: whether to drop the last feature, for a file that already has an intercept.
-        streaming: whether to read the training rows from the file in each epoch, in its order, without a copy in memory or on
-            the disk. Rows for validation and test are held out as otherwise.
+        streaming: whether to read the training rows from the file in each epoch, in its order, without a copy in memory or
+            on disk. Rows for validation and test are held out as without streaming.
         shuffle_buffer: number of successive rows that are shuffled together with ``streaming``, and kept in memory. A
-            continued run is exact with it, too.
+            resumed run is exact with it, too.
         options: options of :class:`~lit_sparse.data.RegressionDataModule`.
 
     Raises:
@@ -171,7 +172,7 @@ class TableDataModule(RegressionDataModule):
         return path
 
     def load(self) -> dict[Split, Table]:
-        """Read the file."""
+        """Return the rows of the file."""
         path = self._place()
         ending = ending_of(path)
         readers = {".npz": self._from_npz, **dict.fromkeys(TABLES, self._from_table)}

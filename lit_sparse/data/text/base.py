@@ -34,30 +34,31 @@ CHUNK = 10_000
 
 @ranges(max_length=Count(), max_test_length=Count(), train_size=Count(), shuffle_buffer=Count(0))
 class TextDataModule(ResumableDataModule):
-    """Base of data modules of text: a subclass names its columns and makes batches of the sequences.
+    """Base class of text data modules; a subclass names its columns and makes batches of token sequences.
 
-    A vocabulary is built from the training text when a model first needs it. The model's checkpoints store it, and later runs
-    take it from there. Training batches hold sequences of similar lengths: each epoch shuffles the examples, sorts stretches
-    of 100 batches by length, and shuffles the batches. Training drops examples that are empty or longer than ``max_length``.
-    Validation, test and prediction keep all examples, and truncate those longer than ``max_test_length`` with a warning.
+    A vocabulary is built from the training text when a model first needs it. The model's checkpoints store it, and later
+    runs read it from there. Training batches hold sequences of similar lengths: each epoch shuffles the examples, sorts
+    stretches of 100 batches by length, and shuffles the batches. Training drops examples that are empty or longer than
+    ``max_length``. Validation, test and prediction keep all examples, and truncate those longer than ``max_test_length``
+    with a warning.
 
     Args:
         path: a local folder or the name of a data set of the Hugging Face hub; None if the splits are paths of files.
         config: name of the hub data set's configuration.
-        train: name of the training split, for a table ``{train}.jsonl``, ``.csv`` or ``.parquet``, parallel files, or a split
-            of the hub; or the path of a file.
+        train: name of the training split, for a table ``{train}.jsonl``, ``.csv`` or ``.parquet``, parallel files, or a
+            split of the hub; or the path of a file.
         val: name of the validation split.
         test: name of the test split.
-        predict: inputs for ``predict``, a file with one per line or a table of the same columns; None for those of the test
-            split.
-        max_length: maximal number of tokens per sequence in training.
+        predict: inputs for ``predict``, a file with one per line or a table of the same columns; None for the inputs of the
+            test split.
+        max_length: maximum number of tokens per sequence in training.
         max_test_length: number of tokens after which a sequence is truncated in validation, test and prediction.
         train_size: number of training examples, the first of the file; None for all.
-        streaming: whether to read the training examples from their files in each epoch, in the order of the files, without a
-            copy in memory or on the disk. Longer ones than ``max_length`` are truncated. They are counted once, unless
+        streaming: whether to read the training examples from their files in each epoch, in the order of the files, without
+            a copy in memory or on disk. Examples longer than ``max_length`` are truncated. They are counted once, unless
             ``train_size`` is given.
         shuffle_buffer: number of successive examples that are shuffled together with ``streaming``, and kept in memory. A
-            continued run is exact with it, too.
+            resumed run is exact with it, too.
         eval_batch_size: examples per batch of validation, test and prediction.
         options: other batch size, workers and seed; see :class:`~lit_sparse.data.ResumableDataModule`.
 
@@ -116,18 +117,18 @@ class TextDataModule(ResumableDataModule):
 
     @abstractmethod
     def columns(self, split: Split) -> dict[str, str]:
-        """Return role -> column, or ending of a parallel file, of a split."""
+        """Return role -> column of a split's table, or extension of its parallel file."""
 
     @abstractmethod
     def vocabulary_options(self) -> dict[str, Any]:
-        """Return name -> VocabularyOptions, or a given vocabulary."""
+        """Return name -> options of each vocabulary, or a given vocabulary."""
 
     def read(self, split: Split) -> dict[str, Any]:
-        """Return role -> values of a split; to be overridden for data that are not files."""
+        """Return role -> values of a split; override it for data that are not in files."""
         return read_split(self.path, self.names[split], self.columns(split), config=self.config, optional=self.optional)
 
     def check_test(self) -> None:
-        """Check that the test split exists; to be overridden together with :meth:`read`.
+        """Raise an error if the test split is missing; override it together with :meth:`read`.
 
         Raises:
             DataError: if the test split is missing.
@@ -139,7 +140,7 @@ class TextDataModule(ResumableDataModule):
         return self.texts("test")
 
     def texts(self, split: Split) -> dict[str, Any]:
-        """Return role -> values of a split; it is read only once."""
+        """Return role -> values of a split, which is read only once."""
         if split not in self._columns and self.fold is not None and split in ("train", "val"):
             train, val = self._checked_texts("train"), self._checked_texts("val")
             if train.keys() != val.keys():
@@ -167,7 +168,7 @@ class TextDataModule(ResumableDataModule):
         return values
 
     def prepare_data(self) -> None:
-        """Download a data set of the hub."""
+        """Download the data set, if it is on the Hugging Face hub."""
         if is_of_hub(self.path) and not self.streaming:
             load(str(self.path), self.config, self.names["train"])  # with all its splits
 
@@ -195,7 +196,7 @@ class TextDataModule(ResumableDataModule):
 
     @property
     def vocabularies(self) -> dict[str, Vocabulary]:
-        """Name -> vocabulary: the model's, or else built from the training text."""
+        """Name -> vocabulary, given by the model or else built from the training text."""
         if not self._vocabularies:
             made = {}
             for name, source in self.vocabulary_options().items():
@@ -210,7 +211,7 @@ class TextDataModule(ResumableDataModule):
         return self._vocabularies
 
     def use_vocabularies(self, vocabularies: Mapping[str, Vocabulary]) -> None:
-        """Set the vocabularies of a model.
+        """Use the vocabularies of a model.
 
         Raises:
             ConfigurationError: if they contradict the options.
@@ -242,7 +243,7 @@ class TextDataModule(ResumableDataModule):
             self._columns.pop("train", None)  # its text may have been released
 
     def sequences(self, split: Split) -> dict[str, Ragged]:
-        """Return role -> encoded sequences of a split; they are made only once."""
+        """Return role -> encoded sequences of a split, which are encoded only once."""
         if split in self._sequences:
             return self._sequences[split]
         texts = self.texts(split)
@@ -274,14 +275,14 @@ class TextDataModule(ResumableDataModule):
         return len(next(iter(self.texts(split).values())))
 
     def lengths(self, split: Split) -> Tensor:
-        """Return a sort key (N,) that orders examples by their cost."""
+        """Return a sort key (N,) of a split's examples, such as their length, that orders them by cost."""
         total = torch.zeros(self.size(split), dtype=torch.int64)
         for role, ragged in self.sequences(split).items():
             total += ragged.lengths * (1000 if role in self.written else 1)  # generation costs most
         return total
 
     def train_batches(self, epoch: int, rank: int, processes: int) -> Sequence[Tensor]:
-        """Return the indices of each training batch of one process; a batch has similar lengths, unless it is streamed."""
+        """Return the indices of each training batch of one process; lengths within a batch are similar, unless streamed."""
         if self.streaming:
             return stream_batches(self, self.shuffle_buffer, epoch, rank, processes)
         lengths = self.lengths("train")
@@ -294,7 +295,7 @@ class TextDataModule(ResumableDataModule):
         return [batches[number][rank::processes] for number in shuffled(len(batches), self.seed, epoch, stream=1).tolist()]
 
     def eval_order(self, split: Split) -> Tensor:
-        """Return an order in which batches have similar lengths: first the longest, then the others at random."""
+        """Return a split's order in validation and test, in which batches have similar lengths; the longest come first."""
         order = torch.sort(self.lengths(split), stable=True, descending=True).indices
         first, *others = in_batches(order, self.eval_batch_size * self._process()[1])
         mixed = [others[number] for number in shuffled(len(others), 0).tolist()]

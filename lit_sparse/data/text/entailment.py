@@ -32,11 +32,11 @@ SPLITTING = ("words", "moses")
 
 @ranges(vector_size=Count())
 class EntailmentDataModule(TextDataModule):
-    """Labelled pairs of a premise and a hypothesis, such as SNLI, from a table or the Hugging Face hub.
+    """Data module of premises and hypotheses, labelled with their relation, such as SNLI.
 
-    Batches are dicts of padded ``premise`` (B, S) int64 and ``hypothesis`` (B, T) int64, their lengths ``premise_length`` (B,)
-    and ``hypothesis_length`` (B,), ``label`` (B,) as an index into ``labels``, and ``index`` (B,) within the split. Outside
-    training they also hold ``premise_text`` and ``hypothesis_text``, lists of B strings. In a config::
+    Batches are dicts of padded ``premise`` (B, S) int64 and ``hypothesis`` (B, T) int64, their lengths ``premise_length``
+    (B,) and ``hypothesis_length`` (B,), ``label`` (B,) as an index into ``labels``, and ``index`` (B,) within the split.
+    Outside training they also hold ``premise_text`` and ``hypothesis_text``, lists of B strings. In a config::
 
         data:
           class_path: EntailmentDataModule
@@ -44,11 +44,11 @@ class EntailmentDataModule(TextDataModule):
 
     reads ``snli/train.jsonl``, ``snli/dev.jsonl`` and so on, plain or gzipped.
 
-    - Labels are names, or their numbers from 0. Pairs without a gold label (``-``, -1 or null) are dropped, except in
+    - Labels are names, or their indices from 0. Pairs without a gold label (``-``, -1 or null) are dropped, except in
       prediction, which does not read labels.
-    - Premises and hypotheses share one vocabulary, ``text``, of the words in the training pairs. With ``vectors``, it is
-      filled up to its ``max_size`` with the first words of that file, in published files the most frequent ones. The model
-      stores their vectors, so that it can use words that are not in the training pairs. A given vocabulary stays unchanged.
+    - Premises and hypotheses share one vocabulary, ``text``, of the words in the training pairs. With ``vectors``, the
+      first words of that file, usually the most frequent ones, are added up to its ``max_size``. The model stores their
+      vectors, so that it can use words that are not in the training pairs. A given vocabulary stays unchanged.
     - By default tokens are lower-cased words and punctuation marks; nearly all have a vector in GloVe. The tokens of SNLI's
       own files are the leaves of its trees. Read them by ``premise: sentence1_binary_parse``,
       ``hypothesis: sentence2_binary_parse``, ``label: gold_label`` and ``vocabulary: {kind: spaces}``.
@@ -58,11 +58,11 @@ class EntailmentDataModule(TextDataModule):
         premise: column of the premises.
         hypothesis: column of the hypotheses.
         label: column of the labels.
-        labels: names of the labels by their numbers.
+        labels: names of the labels, by index.
         vocabulary: options of the vocabulary; in Python also a vocabulary.
         vectors: path of word vectors, see :func:`~lit_sparse.data.readers.word_vectors.read_vectors`; None without any.
         vector_size: width of the vectors, which also selects a file in a ``.zip``; None for any.
-        max_length: maximal number of tokens per sentence in training.
+        max_length: maximum number of tokens per sentence in training.
         eval_batch_size: pairs per batch of validation, test and prediction.
         options: further options of :class:`~lit_sparse.data.TextDataModule`.
 
@@ -120,7 +120,7 @@ class EntailmentDataModule(TextDataModule):
 
     @property
     def vocabularies(self) -> dict[str, Vocabulary]:
-        """The vocabulary ``text``: the model's, or else the words of the training pairs and others with vectors."""
+        """The vocabulary ``text``, given by the model or else built from the training pairs and the file of word vectors."""
         if not self._vocabularies:
             made = super().vocabularies["text"]
             options = self.vocabulary
@@ -129,13 +129,13 @@ class EntailmentDataModule(TextDataModule):
         return self._vocabularies
 
     def vectors(self) -> tuple[Tensor, Tensor] | None:
-        """Return vectors (V, D) of the vocabulary and a mask (V,) of words that have a vector; None without a file."""
+        """Return the word vectors (V, D) of the vocabulary and a mask (V,) of words that have one; None without a file."""
         if self.vectors_path is None:
             return None
         return read_vectors(self.vectors_path, self.vocabularies["text"].get_itos(), self.vector_size)
 
     def read(self, split: Split) -> dict[str, Any]:
-        """Return the pairs of a split with a gold label.
+        """Return role -> values of a split, only pairs with a gold label.
 
         Raises:
             DataError: for a label that is not in ``labels``, or if all pairs lack a label.
@@ -157,14 +157,14 @@ class EntailmentDataModule(TextDataModule):
         return values
 
     def read_inputs(self) -> dict[str, Any]:
-        """Return the pairs of the file, or of the test split."""
+        """Return role -> values for prediction: the pairs of the file ``predict``, or of the test split."""
         columns = self.columns("predict")
         if self.predict is None:
             return self._sentences(read_split(self.path, self.names["test"], columns, config=self.config), "predict")
         return self._sentences(read_split(None, self.predict, columns), "predict")
 
     def fetch(self, split: Split, epoch: int, indices: Tensor) -> Batch:
-        """Return a batch; see the class."""
+        """Return a batch of pairs; the class describes its entries."""
         batch = super().fetch(split, epoch, indices)
         texts, rows = self.texts(split), indices.tolist()
         if "label" in texts:

@@ -15,7 +15,7 @@ __all__ = ["Ragged"]
 
 
 class Ragged:
-    """Concatenated sequences of integers, four bytes per token.
+    """Integer sequences of different lengths, concatenated in one tensor.
 
     Args:
         flat: (M,) int32, the concatenated sequences.
@@ -46,7 +46,7 @@ class Ragged:
 
     @classmethod
     def of(cls, sequences: Iterable[Sequence[int]]) -> Ragged:
-        """Store sequences from an iterable, in one pass."""
+        """Return sequences from an iterable, stored in one pass."""
         flat, lengths = array("i"), array("q")
         for sequence in sequences:
             flat.extend(sequence)
@@ -57,7 +57,7 @@ class Ragged:
         return len(self.lengths)
 
     def padded(self, indices: Tensor, pad: int) -> tuple[Tensor, Tensor]:
-        """Return padded sequences (B, L) int64, where L is the longest length but at least 1, and their lengths (B,)."""
+        """Return the sequences at some indices, padded to (B, L) int64, and their lengths (B,); L is at least 1."""
         lengths = self.lengths[indices]
         longest = max(1, int(lengths.max())) if len(indices) else 1
         columns = torch.arange(longest)
@@ -68,15 +68,15 @@ class Ragged:
         return torch.where(there, self.flat[places].long(), pad), lengths
 
     def chosen(self, indices: Tensor) -> Ragged:
-        """Return the sequences at some indices."""
+        """Return the sequences at some indices, as a :class:`Ragged`."""
         return self._taken(self._starts[indices], self.lengths[indices])
 
     def cut(self, longest: int) -> Ragged:
-        """Return the sequences, truncated to a length."""
+        """Return the sequences truncated to a maximum length."""
         return self._taken(self._starts, self.lengths.clamp(max=longest))
 
     def framed(self, first: int, last: int) -> Ragged:
-        """Return the sequences with a number before and a number after each."""
+        """Return the sequences with a token before and a token after each."""
         flat = torch.empty(len(self.flat) + 2 * len(self), dtype=torch.int32)
         starts = self._starts + 2 * torch.arange(len(self))
         shift = torch.arange(len(self)).repeat_interleave(self.lengths)

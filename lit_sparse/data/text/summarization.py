@@ -13,10 +13,10 @@ SPACES = VocabularyOptions(kind="spaces")
 
 
 class SummarizationDataModule(PairDataModule):
-    """Articles and their headlines, from a table, parallel files, or the Hugging Face hub.
+    """Data module of articles and their headlines, from a table, parallel files, or the Hugging Face hub.
 
-    See :class:`~lit_sparse.data.PairDataModule` for the batches. By default text is already tokenized, as in Gigaword. A test
-    set with several references per article, such as DUC 2004, has them in a column of lists::
+    See :class:`~lit_sparse.data.PairDataModule` for the batches. By default, text is expected to be tokenized, as in
+    Gigaword. A test set with several references per article, such as DUC 2004, has them in a column of lists::
 
         data:
           class_path: SummarizationDataModule

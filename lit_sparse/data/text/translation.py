@@ -22,11 +22,11 @@ __all__ = ["PairDataModule", "TranslationDataModule"]
 
 
 class PairDataModule(TextDataModule):
-    """Base of data modules of input and output texts.
+    """Base class of data modules of input and output texts.
 
-    Batches are dicts of padded ``source`` (B, S) int64 and ``target`` (B, T) int64 with ``<bos>`` and ``<eos>``, their lengths
-    ``source_length`` (B,) and ``target_length`` (B,), and ``index`` (B,) within the split. Outside training they also hold
-    ``source_text``, the B inputs, and ``references``, a list of reference texts per input (empty in prediction).
+    Batches are dicts of padded ``source`` (B, S) int64 and ``target`` (B, T) int64 with ``<bos>`` and ``<eos>``, their
+    lengths ``source_length`` (B,) and ``target_length`` (B,), and ``index`` (B,) within the split. Outside training they
+    also hold ``source_text``, the B inputs, and ``references``, a list of reference texts per input (empty in prediction).
 
     Args:
         path: a local folder or the name of a data set of the Hugging Face hub; None if the splits are paths of files.
@@ -71,7 +71,7 @@ class PairDataModule(TextDataModule):
         return {"source": self.source_vocabulary, "target": self.target_vocabulary}
 
     def read(self, split: Split) -> dict[str, Any]:
-        """Return sources and targets; the first of several references is the target."""
+        """Return role -> values of a split; the first of several references is the target."""
         values = super().read(split)
         if "references" in values:
             values["references"] = [_references(row, number) for number, row in enumerate(values["references"], 1)]
@@ -79,7 +79,7 @@ class PairDataModule(TextDataModule):
         return values
 
     def read_inputs(self) -> dict[str, Any]:
-        """Return the lines of the file, the column of a table, or the inputs of the test split."""
+        """Return role -> values for prediction: the file ``predict``, or the inputs of the test split."""
         if self.predict is None:
             return {"source": self.texts("test")["source"]}
         if ending_of(place_of(self.predict)) in TABLES:
@@ -87,7 +87,7 @@ class PairDataModule(TextDataModule):
         return {"source": read_lines(self.predict)}
 
     def fetch(self, split: Split, epoch: int, indices: Tensor) -> Batch:
-        """Return a batch; see the class."""
+        """Return a batch of text pairs; the class describes its entries."""
         batch = super().fetch(split, epoch, indices)
         if split != "train":
             texts, rows = self.texts(split), indices.tolist()
@@ -115,7 +115,7 @@ def _references(row: Any, number: int) -> list[str]:
 
 
 class TranslationDataModule(PairDataModule):
-    """Sentences and their translations, from parallel files, a table, or the Hugging Face hub.
+    """Data module of sentences and their translations, from parallel files, a table, or the Hugging Face hub.
 
     See :class:`~lit_sparse.data.PairDataModule` for the batches. In a config::
 
@@ -123,6 +123,6 @@ class TranslationDataModule(PairDataModule):
           class_path: TranslationDataModule
           init_args: {path: multi30k, source: de, target: en, test: test_2016_flickr}
 
-    reads ``multi30k/train.de`` and ``multi30k/train.en``, plain or gzipped; lines of the same number are a pair. The arguments
-    are those of the base class.
+    reads ``multi30k/train.de`` and ``multi30k/train.en``, plain or gzipped; lines with the same number are a pair. For the
+    arguments, see the base class.
     """

@@ -36,13 +36,13 @@ SETTINGS = ("OPT", "BOUNDSCHECK", "LOOP_VECTORIZE", "SLP_VECTORIZE", "ENABLE_AVX
 
 
 def cache_folder() -> Path:
-    """Return the folder of machine code: ``NUMBA_CACHE_DIR``, or ``lit_sparse`` among the caches of the user."""
+    """Return the folder of compiled code: ``NUMBA_CACHE_DIR``, or ``lit_sparse`` in the user's cache folder."""
     return Path(config.CACHE_DIR or AppDirs("lit_sparse").user_cache_dir, "kernels")  # type: ignore[attr-defined]
 
 
 @cache
 def refusal(folder: Path) -> str | None:
-    """Return what forbids machine code in a folder, or None. Only the user and root may be able to put code there."""
+    """Return why compiled code must not be loaded from a folder, or None; only the user and root may be able to write there."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         status = folder.lstat()
@@ -80,10 +80,10 @@ def _read(path: Path) -> bytes:
 
 
 class MachineCode(NumbaCache):
-    """The machine code of one kernel, a file for each combination of argument types; see Numba's ``_Cache``.
+    """On-disk cache of the machine code of one kernel, a file for each combination of argument types; see Numba's ``_Cache``.
 
     Args:
-        kernel: what is compiled.
+        kernel: the kernel that is compiled.
     """
 
     def __init__(self, kernel: Kernel) -> None:
@@ -92,11 +92,11 @@ class MachineCode(NumbaCache):
 
     @property
     def cache_path(self) -> str:
-        """Return the folder."""
+        """Return the folder of the cache."""
         return str(cache_folder())
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Return what is kept for a signature, or None."""
+        """Return the cached machine code for a signature, or None."""
         target_context.refresh()
         if refusal(cache_folder()):
             return None
@@ -107,7 +107,7 @@ class MachineCode(NumbaCache):
             return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """Keep what was compiled for a signature; a full disk keeps nothing."""
+        """Store the machine code compiled for a signature; nothing is stored on a full disk."""
         if refusal(cache_folder()) or not self.results.check_cachable(data):
             return
         path = self._file(sig, data.target_context)
@@ -121,7 +121,7 @@ class MachineCode(NumbaCache):
         return cache_folder() / name
 
     def enable(self) -> None:
-        """Do nothing: it is always on."""
+        """Do nothing, since this cache is always enabled."""
 
     disable = flush = enable
 
@@ -135,7 +135,7 @@ def _surroundings() -> tuple[Any, ...]:
 
 @cache
 def digest(kernel: Kernel) -> str:
-    """Return a hash of a kernel's code and of all to which it refers."""
+    """Return a hash of a kernel's code and of everything it refers to."""
     state = hashlib.sha256()
     seen: set[int] = set()
     for part in _parts(kernel, seen):

@@ -43,10 +43,10 @@ _making = threading.RLock()
 
 
 class Kernel:
-    """A function on arrays that is compiled for the types of its arguments when it is called.
+    """A function on arrays that Numba compiles for the types of its arguments at the first call.
 
     Args:
-        py_func: the function in Python.
+        py_func: the Python function.
         flags: LLVM fast-math flags.
         inline: see :func:`compile_rows`.
     """
@@ -64,14 +64,14 @@ class Kernel:
         return (self.called or self.compiled())(*args)
 
     def compiled(self) -> Any:
-        """Return the function that Python calls."""
+        """Return the compiled function for calls from Python."""
         with _making:
             if self.called is None:
                 self.called = _machine().dispatcher_of(self)
         return self.called
 
     def included(self) -> Any:
-        """Return the function that compiled functions call, of which they include the code."""
+        """Return the function for calls from other compiled functions, which include its code."""
         with _making:
             if self.helper is None:
                 self.helper = _machine().helper_of(self)
@@ -79,7 +79,7 @@ class Kernel:
 
 
 class Choice:
-    """A function in compiled code that is one of several kernels; see :func:`choose_by_types`."""
+    """A function in compiled code that stands for one of several kernels, chosen by types; see :func:`choose_by_types`."""
 
     def __init__(self, choose: Callable[..., Any]) -> None:
         self.choose = choose
@@ -87,7 +87,7 @@ class Choice:
         self.__module__, self.__doc__, self.__name__ = choose.__module__, choose.__doc__, choose.__name__
 
     def included(self) -> Any:
-        """Return the function that compiled functions call."""
+        """Return the function for calls from compiled functions."""
         with _making:
             if self.helper is None:
                 self.helper = _machine().choice_of(self)
@@ -95,7 +95,7 @@ class Choice:
 
 
 def without_collections(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function during which no garbage is collected, which would take an eighth of a compilation."""
+    """Wrap a function so that no garbage is collected while it runs, which saves an eighth of a compilation's time."""
 
     @functools.wraps(function)
     def run(*args: Any) -> Any:
@@ -153,22 +153,22 @@ def compile_rows(
 
 
 def choose_by_types(choose: Callable[..., Any]) -> Any:
-    """Decorate a function of the types of arguments that returns a kernel; compiled code that calls it calls the kernel."""
+    """Decorate a function that returns a kernel for given argument types; calls in compiled code call that kernel."""
     return Choice(choose)
 
 
 def bits_of(x: Any) -> Any:
-    """View an array of floats as the integers of the same bits."""
+    """View an array of floats as integers with the same bits."""
     return x.view(np.dtype(f"i{x.dtype.itemsize}"))
 
 
 def floats_of(x: Any) -> Any:
-    """View an array of integers as the floats of the same bits."""
+    """View an array of integers as floats with the same bits."""
     return x.view(np.dtype(f"f{x.dtype.itemsize}"))
 
 
 def layout_of(x: Any) -> Any:
-    """Describe how the floats of an array order as integers.
+    """Return the constants by which the floats of an array are turned into integers of the same order.
 
     Flipping all bits but the sign of negative numbers gives integers, order keys, that order as the floats do.
 
@@ -186,23 +186,23 @@ LAYOUTS: dict[int, tuple[Any, ...]] = {
 
 
 def empty(shape: Any, dtype: Any) -> Any:
-    """Return an array whose shape is an integer or a tuple of them."""
+    """Return an uninitialized array whose shape is an integer or a tuple of integers."""
     return np.empty(shape, dtype)
 
 
 def zeros(shape: Any, dtype: Any) -> Any:
-    """Return an array of zeros whose shape is an integer or a tuple of them."""
+    """Return an array of zeros whose shape is an integer or a tuple of integers."""
     return np.zeros(shape, dtype)
 
 
 def lowest_bit(word: Any) -> Any:
-    """Return the place of the lowest bit of an integer that is not zero."""
+    """Return the index of the lowest set bit of a nonzero integer."""
     raise NotImplementedError
 
 
 def bits_above(entries: Any, first: Any, bound: Any) -> Any:
-    """Return bits that say which of the entries ``first .. first + LANES - 1`` of an array are above a bound; NaN is not.
+    """Return a word whose bits tell which of the entries ``first .. first + LANES - 1`` exceed a bound; NaN does not.
 
-    A contiguous array must have all of them.
+    The array must be contiguous and have all of these entries.
     """
     raise NotImplementedError

@@ -58,7 +58,7 @@ event.register("numba:compile", _Notice())
 
 
 def dispatcher_of(kernel: marked.Kernel) -> Any:
-    """Return a function that Python calls: code for the types of its arguments that runs without the interpreter lock."""
+    """Return a kernel's compiled function for calls from Python, which runs without the interpreter lock."""
     compiled = _jit(kernel)
     compiled._cache = MachineCode(kernel)
     compiled.compile = without_collections(compiled.compile)
@@ -66,7 +66,7 @@ def dispatcher_of(kernel: marked.Kernel) -> Any:
 
 
 def helper_of(kernel: marked.Kernel) -> Any:
-    """Return a function that compiled functions call. Its code is translated to LLVM's, and optimized as a part of theirs."""
+    """Return a kernel's function for calls from compiled functions, whose code is optimized as a part of the caller's."""
     helper = _jit(kernel, no_cpython_wrapper=True)
     helper._compiler._customize_flags = _without_machine_code
     helper.compile = partial(_translate, kernel, helper)
@@ -82,7 +82,7 @@ def helper_of(kernel: marked.Kernel) -> Any:
 
 
 def choice_of(choice: marked.Choice) -> Any:
-    """Return a function that compiled functions call: the kernel that is chosen by the types of the arguments."""
+    """Return a function for calls from compiled functions that calls the kernel chosen by the argument types."""
     function: Any = numba.njit(choice.choose)
     function.get_call_template = lambda args, kws: choice.choose(*args).included().get_call_template(args, kws)
     function.get_overload = lambda args: choice.choose(*args).included().get_overload(args)

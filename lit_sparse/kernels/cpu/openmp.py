@@ -19,7 +19,7 @@ TASK: Any = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 def find_parallel() -> Parallel | None:
-    """Return what runs functions on torch's own threads; None if its OpenMP library is not found."""
+    """Return a runner of functions on torch's own OpenMP threads; None if that OpenMP library is not found."""
     try:
         maps = Path("/proc/self/maps").read_text()
     except OSError:

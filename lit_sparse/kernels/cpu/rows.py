@@ -64,7 +64,7 @@ def write_keys(bits: Any, row: Any, low: Any, shift: Any, keys: Any) -> Any:
 
 @compile_rows()
 def count_from(keys: Any, key: Any) -> Any:
-    """Return how many of the keys in ``keys[0]`` are at least ``key``."""
+    """Return how many of the keys in ``keys[0]`` are >= ``key``."""
     count = np.int32(0)
     for i in range(keys.shape[1]):
         count += np.int32(keys[0, i] >= key)
@@ -73,13 +73,13 @@ def count_from(keys: Any, key: Any) -> Any:
 
 @compile_rows()
 def choose_largest(keys: Any, n: Any, k: Any, least: Any, most: Any, chosen: Any) -> None:
-    """Mark the k largest of n > k keys by 1, the others by 0; ties go to the first.
+    """Mark the k largest of n > k integer keys by 1 and the others by 0; ties go to the first.
 
     Regula falsi on the number of keys that reach a bound, with a bisection in every third pass. It ends at any bound that k
     keys reach, which most rows have within a few passes.
 
     Args:
-        keys: (1, d) integers; others than the n come below ``least``.
+        keys: (1, d) integers; keys beyond the n are below ``least``.
         n: number of keys to choose from.
         k: number of keys to choose.
         least: smallest of the n keys.
@@ -115,40 +115,40 @@ def choose_largest(keys: Any, n: Any, k: Any, least: Any, most: Any, chosen: Any
 
 @compile_rows()
 def write_invalid(x: Any, row: Any, y: Any) -> None:
-    """Write NaN at the allowed entries of a row that holds NaN or +inf, and 0 where a score is -inf."""
+    """Write the result of a row that holds NaN or +inf: NaN at its allowed entries, 0 where a score is -inf."""
     for i in range(x.shape[1]):
         y[row, i] = x.dtype.type(0) if x[row, i] == -np.inf else x.dtype.type(np.nan)
 
 
 @compile_rows()
 def write_zeros(row: Any, y: Any) -> None:
-    """Write zeros to a row."""
+    """Write zeros to a row of y."""
     for i in range(y.shape[1]):
         y[row, i] = 0
 
 
 @compile_rows()
 def row_views(x: Any) -> Any:
-    """Return the bits of an array, and two cells of its type with their bits, as :func:`ends_of` takes them."""
+    """Return views of an array's bits and a two-element scratch array with its bits, the arguments of :func:`ends_of`."""
     cell = empty(2, x.dtype)
     return bits_of(x), cell, bits_of(cell)
 
 
 @compile_rows()
 def ends_of(x: Any, bits: Any, row: Any, y: Any, cell: Any, cell_bits: Any) -> Any:
-    """Write the largest and the smallest entry of an ordinary row to ``cell``; write the result of any other.
+    """Write the maximum and minimum of a valid row to ``cell``; write the result of any other row to ``y``.
 
     Args:
         x: (rows, d); ``bits`` are the same as integers.
         bits: the bits of x.
         row: which row.
-        y: (rows, d); receives zeros for a row without allowed entries, and NaN at the allowed entries of a row that holds NaN
-            or +inf. It is not written for an ordinary row.
+        y: (rows, d); receives zeros for a row without allowed entries, and NaN at the allowed entries of a row that holds
+            NaN or +inf. It is not written for a valid row.
         cell: (2,) of the type of x; ``cell_bits`` are the same as integers.
         cell_bits: the bits of cell.
 
     Returns:
-        Whether the row is ordinary: without NaN and +inf, and with an entry above -inf.
+        Whether the row is valid: without NaN and +inf, and with an entry above -inf.
     """
     low, shift, lowest, highest = layout_of(x)
     least, most = key_range(bits, row, low, shift)
@@ -165,7 +165,7 @@ def ends_of(x: Any, bits: Any, row: Any, y: Any, cell: Any, cell_bits: Any) -> A
 
 @compile_rows()
 def top_of(x: Any, bits: Any, row: Any, y: Any, cell: Any, cell_bits: Any) -> Any:
-    """Do the same, and write zeros for an ordinary row."""
+    """Write the maximum of a valid row to ``cell`` and zeros to ``y``; handle other rows as :func:`ends_of` does."""
     ordinary = ends_of(x, bits, row, y, cell, cell_bits)
     if ordinary:
         write_zeros(row, y)
@@ -174,7 +174,7 @@ def top_of(x: Any, bits: Any, row: Any, y: Any, cell: Any, cell_bits: Any) -> An
 
 @compile_rows()
 def gather_above(x: Any, row: Any, top: Any, scale: Any, limit: Any, values: Any, places: Any) -> Any:
-    """Collect ``(x - top) * scale`` wherever it exceeds ``limit``, with the places; return how many there are."""
+    """Collect the scaled scores ``(x - top) * scale`` above ``limit`` and their places; return how many there are."""
     factor, bound = x.dtype.type(scale), x.dtype.type(limit)
     n = 0
     for i in range(x.shape[1]):  # without a branch: what is not kept is overwritten by the next
@@ -187,7 +187,7 @@ def gather_above(x: Any, row: Any, top: Any, scale: Any, limit: Any, values: Any
 
 @compile_rows()
 def gather_allowed(x: Any, row: Any, least: Any, values: Any, places: Any) -> Any:
-    """Collect the allowed entries of an ordinary row, with their places unless all are allowed.
+    """Collect the allowed entries of a valid row, and their places unless all entries are allowed.
 
     Args:
         x: (rows, d).
@@ -214,7 +214,7 @@ def gather_allowed(x: Any, row: Any, least: Any, values: Any, places: Any) -> An
 
 @compile_rows()
 def spread_allowed(row: Any, n: Any, places: Any, y: Any) -> None:
-    """Move the first n results of a row to their places, and write zeros between them."""
+    """Move the first n results of a row to their places, with zeros in between."""
     if n == y.shape[1]:
         return
     for i in range(y.shape[1] - 1, -1, -1):
@@ -225,15 +225,15 @@ def spread_allowed(row: Any, n: Any, places: Any, y: Any) -> None:
 
 @compile_rows()
 def next_in_bracket(t: Any, below: Any, lower: Any, upper: Any, ahead: Any, trusted: Any) -> Any:
-    """Return a bracket of a root after a step of Newton's method inside it, and where to go next.
+    """Return a smaller bracket of a root after a step of Newton's method, and the next point.
 
     Args:
-        t: where the last step led.
-        below: whether it is not above the root.
+        t: the present point.
+        below: whether the point is at or below the root.
         lower: lower end of the bracket.
         upper: upper end.
-        ahead: where the next step would lead.
-        trusted: whether to go there if that is inside; else bisection takes over.
+        ahead: the point to which the next Newton step leads.
+        trusted: whether to use that point if it is inside the bracket; otherwise bisect.
     """
     if below:
         lower = t
@@ -246,7 +246,7 @@ def next_in_bracket(t: Any, below: Any, lower: Any, upper: Any, ahead: Any, trus
 
 @compile_rows()
 def pad(z: Any, n: Any) -> Any:
-    """Fill up with -inf to whole SIMD blocks; return their total length."""
+    """Pad the first n entries of z with -inf to whole SIMD blocks; return the padded length."""
     padded = (n + SIMD_BLOCK - 1) // SIMD_BLOCK * SIMD_BLOCK
     for j in range(n, padded):
         z[j] = -np.inf
@@ -255,9 +255,9 @@ def pad(z: Any, n: Any) -> Any:
 
 @compile_rows()
 def plain_top(x: Any, row: Any) -> Any:
-    """Return the state of a row, without reading bits, and its largest entry in float64.
+    """Return whether a row is valid, as a code, and its maximum in float64, without reading bits.
 
-    The state is 0 for an ordinary row, 1 for a row without allowed entries, 2 for a row with NaN or +inf.
+    The code is 0 for a valid row, 1 for a row without allowed entries, 2 for a row with NaN or +inf.
     """
     top, invalid = -np.inf, False
     for i in range(x.shape[1]):
@@ -269,7 +269,7 @@ def plain_top(x: Any, row: Any) -> Any:
 
 @compile_rows()
 def is_broken(y: Any, row: Any) -> Any:
-    """Return whether a result holds NaN."""
+    """Return whether a row of y contains NaN."""
     broken = False
     for i in range(y.shape[1]):
         broken = broken or y[row, i] != y[row, i]
@@ -277,13 +277,19 @@ def is_broken(y: Any, row: Any) -> Any:
 
 
 def highest_like(x: Tensor) -> Tensor:
-    """Return almost the largest number of x's type, in x's shape: exports would round it as a constant to float32's range."""
+    """Return a tensor of x's shape filled with nearly the largest number of its dtype.
+
+    As a constant, an exported program would round it to float32's range.
+    """
     power: Tensor = torch.full_like(x, 2.0) ** math.floor(math.log2(torch.finfo(x.dtype).max) - 0.5)
     return 1.9990234375 * power
 
 
 def unit_of(size: Tensor) -> Tensor:
-    """Return a power of two (..., 1) for rows of magnitudes (..., d): 1, unless squares would overflow or vanish without it."""
+    """Return powers of two (..., 1) to divide rows of magnitudes (..., d) by, so that squares do not overflow or vanish.
+
+    It is 1 wherever that is possible.
+    """
     exponent = round(math.log2(torch.finfo(size.dtype).max))
     largest = size.detach().amax(-1, keepdim=True)
     one, two = torch.ones_like(largest), torch.full_like(largest, 2.0)  # exports round constants to float32's smaller range

@@ -145,13 +145,13 @@ if hasattr(os, "register_at_fork"):
 
 
 def over_rows(block: Callable[..., None], shape: tuple[int, ...], cost: float, *args: Any) -> None:
-    """Call ``block(start, stop, *args)`` on ranges that cover all rows once.
+    """Call ``block(start, stop, *args)`` on ranges that together cover all rows, on several threads.
 
     Args:
         block: compiled function that works on rows ``start .. stop - 1`` of the arrays in ``args``.
         shape: (rows, d) of those arrays.
         cost: about how many seconds one thread needs for one element.
-        args: arrays and scalars handed to every call.
+        args: arrays and scalars passed to every call.
     """
     rows, d = shape
     seconds = rows * (d * cost + ROW_SECONDS)
@@ -165,13 +165,13 @@ def over_rows(block: Callable[..., None], shape: tuple[int, ...], cost: float, *
 
 
 def over_blocks(function: Callable[[int], None], count: int) -> None:
-    """Call ``function(0) .. function(count - 1)``, on several threads at a time if these are torch's own.
+    """Call ``function(0) .. function(count - 1)``, several at a time if torch's own threads can be used.
 
-    On them, an operation of torch within ``function`` has one thread. So calls of many operations need no meeting of threads
-    after each of them. Modes such as ``torch.no_grad`` are those of a new thread.
+    On these threads, each torch operation within ``function`` is single-threaded, so that threads need not synchronize
+    after each operation. Modes such as ``torch.no_grad`` are as in a new thread.
 
     Args:
-        function: function of the number of a block; it must not depend on the order.
+        function: function of a block's index; the order of calls must not matter.
         count: number of blocks.
     """
 

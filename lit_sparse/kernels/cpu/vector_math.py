@@ -32,7 +32,7 @@ ROOT_HALF, MANTISSA = np.int32(0x3F3504F3), np.int32(23)
 
 @compile_rows()
 def workspace(like: Any, n: Any) -> Any:
-    """Return what the functions here need for up to n entries: three rows of the type of ``like``, and their bits."""
+    """Return scratch arrays for n entries: three rows of the dtype of ``like``, and the same memory viewed as integers."""
     work = empty((3, n), like.dtype)
     return work, bits_of(work)
 
@@ -109,25 +109,25 @@ def _logarithms_of_one_plus(work: Any, bits: Any, n: Any) -> None:
 
 @choose_by_types
 def exponentials(work: Any, bits: Any, n: Any) -> Any:
-    """Replace x by exp(x); in float32 nothing below exp(-87) comes out, and x must be below 88."""
+    """Replace the first n entries x of ``work[0]`` by exp(x); in float32, x < 88, and results are at least exp(-87)."""
     return _exponentials_double if work.dtype.bitwidth == 64 else _exponentials
 
 
 @choose_by_types
 def logarithms(work: Any, bits: Any, n: Any) -> Any:
-    """Replace x > 0 by log(x)."""
+    """Replace the first n entries x > 0 of ``work[0]`` by log(x)."""
     return _logarithms_double if work.dtype.bitwidth == 64 else _logarithms
 
 
 @choose_by_types
 def logarithms_of_one_plus(work: Any, bits: Any, n: Any) -> Any:
-    """Replace x > -1 by log(1 + x), to all its digits for small x."""
+    """Replace the first n entries x > -1 of ``work[0]`` by log(1 + x), accurate for small x."""
     return _logarithms_of_one_plus_double if work.dtype.bitwidth == 64 else _logarithms_of_one_plus
 
 
 @compile_rows()
 def exponentials_around(z: Any, n: Any, reference: Any, far: Any, work: Any, bits: Any) -> None:
-    """Write ``exp(z - reference)``, exponents cut off at ``far``, to ``work[0]``."""
+    """Write ``exp(z - reference)`` of the first n scores to ``work[0]``, with exponents clipped at ``far``."""
     center, most = z.dtype.type(reference), z.dtype.type(far)
     for j in range(n):
         work[0, j] = min(z[j] - center, most)

@@ -28,9 +28,9 @@ WORK_BYTES = 1 << 29  # workspace of one launch; longer batches take several
 
 @cache
 def numba_cuda() -> Any:
-    """Return the module ``numba.cuda``, or None where numba-cuda is not installed, finds no GPU, or compiles nothing.
+    """Return the module ``numba.cuda``, or None if numba-cuda is not installed, finds no GPU, or cannot compile.
 
-    It compiles nothing with a release of numpy or of CUDA that is too new for it. Then a warning says so.
+    It cannot compile with a numpy or CUDA release that is too new for it; there is a warning then.
     """
     try:
         module = importlib.import_module("numba.cuda")
@@ -56,7 +56,7 @@ def _nothing(x: Any) -> None:
 
 @cache
 def translate(compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a row function that was compiled for the CPU for a GPU."""
+    """Return the GPU version of a row function that is compiled for the CPU."""
     source: Any = compiled
     translated: Callable[..., Any] = _compile(source.py_func, device=True)
     return translated
@@ -64,7 +64,7 @@ def translate(compiled: Callable[..., Any]) -> Callable[..., Any]:
 
 @cache
 def program_of(function: types.FunctionType) -> Any:
-    """Return a plain function as a program that can be launched."""
+    """Return a plain function as a GPU program that can be launched."""
     return _compile(function, device=False)
 
 
@@ -84,11 +84,12 @@ def launch_rows(
     numbers: tuple[Any, ...],
     workspaces: Sequence[ArraySpec],
 ) -> Any:
-    """Run a function of rows and a row parameter as a program, and return its result and labels.
+    """Run a GPU program on rows with a row parameter; return its result and labels, or NotImplemented without a GPU.
 
     NotImplemented where numba-cuda is not installed or finds no GPU.
 
-    Half types are computed in float32; columns are laid out together, so that neighbouring threads read neighbouring numbers.
+    Half types are computed in float32. The arrays are stored column by column, so that neighbouring threads read
+    neighbouring numbers.
     """
     if numba_cuda() is None:
         return NotImplemented
@@ -104,13 +105,13 @@ def launch_rows(
 def launch(
     program: Any, rows: int, tensors: Sequence[Tensor], workspaces: Sequence[ArraySpec], numbers: tuple[Any, ...]
 ) -> None:
-    """Run a program, one thread a row, on as many rows at a time as there is room for workspaces, on the current stream.
+    """Run a GPU program with one thread per row, in batches whose workspaces fit into memory, on the current stream.
 
     Args:
-        program: takes the tensors, a workspace for each thread, and the numbers.
-        rows: how many.
-        tensors: with a leading dimension of that length, or of 1 for what all rows share.
-        workspaces: shape and dtype of those that one thread needs.
+        program: called with the tensors, a workspace for each thread, and the numbers.
+        rows: number of rows.
+        tensors: tensors with a leading dimension of that length, or of 1 if all rows share them.
+        workspaces: shape and dtype of each workspace of a thread.
         numbers: further arguments.
     """
     device = tensors[0].device

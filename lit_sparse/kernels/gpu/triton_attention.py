@@ -13,13 +13,13 @@ __all__ = ["BlockOptions", "attend", "differentiate", "serves"]
 
 
 class BlockShape(NamedTuple):
-    """Size of a block and how a program of one runs.
+    """Size of a block of queries and keys, and how the Triton program of a block runs.
 
     Attributes:
         rows: number of queries.
         columns: number of keys.
         warps: number of warps.
-        stages: number of blocks of keys in flight.
+        stages: number of pipeline stages, the blocks of keys in flight.
         precision: how float32 factors are multiplied if ``torch.get_float32_matmul_precision()`` is ``"highest"``.
     """
 
@@ -44,12 +44,12 @@ LEAST_ALPHA = 1.05
 
 
 class BlockOptions(NamedTuple):
-    """Numbers of the mapping and the scores.
+    """Parameters of the mapping and of the scores in blockwise attention.
 
     Attributes:
         alpha: alpha of the entmax, from 1.05 to 2.
-        gamma: strength of the mapping.
-        scale: factor of the scores.
+        gamma: strength of the mapping's regularizer.
+        scale: factor of the query-key products.
         is_causal: whether a query sees no key after its own position.
     """
 
@@ -64,7 +64,7 @@ Given: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor | None, BlockOptions]
 
 
 def serves(device: torch.device, dtype: torch.dtype, alpha: float, gamma: float, widths: tuple[int, int]) -> bool:
-    """Return whether there are programs.
+    """Return whether blockwise attention has Triton programs for these tensors.
 
     Args:
         device: device of the tensors.
@@ -77,14 +77,15 @@ def serves(device: torch.device, dtype: torch.dtype, alpha: float, gamma: float,
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: BlockOptions) -> tuple[Tensor, ...]:
-    """Return the output (N, L, W), statistics of the queries, and which blocks have weights, for :func:`differentiate`.
+    """Return the attention output (N, L, W), and query statistics and nonzero blocks for :func:`differentiate`.
 
     Args:
-        query: (N, L, E) contiguous, not empty; a divisor of N heads of keys serves as many heads of queries each, in order.
-        key: (B, S, E) likewise.
-        value: (B, S, W) likewise.
-        mask: boolean (..., L, S), N when its leading dimensions are multiplied; of any strides. True at allowed positions.
-        options: numbers of the mapping and the scores.
+        query: (N, L, E) contiguous, not empty, N query heads over all examples. B divides N: each key head serves N / B
+            consecutive query heads.
+        key: (B, S, E) contiguous.
+        value: (B, S, W) contiguous.
+        mask: boolean (..., L, S) of any strides, whose leading dimensions have N elements; True at allowed positions.
+        options: parameters of the mapping and the scores.
     """
     count, length, size, block = len(query), query.shape[1], key.shape[1], block_of(query.dtype, key.shape[2], value.shape[2])
     output = query.new_empty(count, length, value.shape[2])
@@ -104,16 +105,16 @@ def differentiate(
     mask: Tensor | None,
     options: BlockOptions,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients in query, key and value.
+    """Return the gradients of blockwise attention in query, key and value.
 
     Args:
         slope: (N, L, W) contiguous, the gradient in the output.
         attended: results of :func:`attend`.
-        query: as there, and so are the others.
-        key: likewise.
-        value: likewise.
-        mask: likewise.
-        options: likewise.
+        query: argument of :func:`attend`.
+        key: argument of :func:`attend`.
+        value: argument of :func:`attend`.
+        mask: argument of :func:`attend`.
+        options: argument of :func:`attend`.
     """
     output, statistics, live = attended
     grads = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
@@ -142,19 +143,19 @@ def _launch(name: str, grid: int, tensors: tuple[Tensor, ...], given: Given) -> 
 
 
 def block_of(dtype: torch.dtype, width: int, depth: int) -> BlockShape:
-    """Return the shape of blocks for keys and values of so many entries."""
+    """Return the block shape for keys and values of the given head dimensions."""
     return BLOCKS[dtype][max(width, depth) > 64]
 
 
 def shape_of(dtype: torch.dtype, width: int, depth: int, eps: float, device: torch.device) -> dict[str, Any]:
-    """Return the constants of the programs, and their warps.
+    """Return the compile-time constants of the attention programs, and their number of warps.
 
     Args:
         dtype: dtype of the tensors.
-        width: entries of a key.
-        depth: entries of a value.
+        width: head dimension of keys.
+        depth: head dimension of values.
         eps: alpha - 1.
-        device: device; where the interpreter stands in for a GPU, it multiplies no bfloat16.
+        device: device of the tensors; on the CPU, Triton's interpreter runs the programs, which multiplies no bfloat16.
     """
     import triton
     import triton.language as tl
@@ -175,7 +176,7 @@ def shape_of(dtype: torch.dtype, width: int, depth: int, eps: float, device: tor
 
 
 def places_of(mask: Tensor) -> Tensor:
-    """Return where each head (N,) of a mask or a bias (..., L, S) begins."""
+    """Return the memory offset (N,) of each head of a mask or a bias (..., L, S)."""
     places = torch.zeros((), dtype=torch.int64, device=mask.device)
     for size, stride in zip(mask.shape[:-2], mask.stride()[:-2], strict=True):
         places = places.unsqueeze(-1) + torch.arange(size, device=mask.device) * stride

@@ -66,18 +66,20 @@ PART, STEP = 8, 64
 
 
 class Scores(NamedTuple):
-    """What the scores of attention are computed from.
+    """The inputs from which attention scores are computed: queries, keys, mask, bias and their options.
 
     Attributes:
-        query: (N, L, E) contiguous, not empty; a divisor of N heads of keys serves as many heads of queries each, in order.
-        key: (B, S, E) likewise.
-        mask: boolean (..., L, S), N when its leading dimensions are multiplied; of any strides. True at allowed positions.
-        bias: floating, likewise; added to the scores. For more than 256 entries, it is the same for all queries.
+        query: (N, L, E) contiguous, not empty, N query heads over all examples. B divides N: each key head serves N / B
+            consecutive query heads.
+        key: (B, S, E) contiguous.
+        mask: boolean (..., L, S) of any strides, whose leading dimensions have N elements; True at allowed positions.
+        bias: floating, of the mask's shape; added to the scores. For head dimensions above 256, it is the same for all
+            queries.
         softcap: bound of the scores before the bias is added; 0 for none.
-        scale: factor of the products, positive.
+        scale: factor of the query-key products, > 0.
         is_causal: whether a query sees no key after its own position.
-        ranges: int32 (..., L, 2), of any strides, N when its leading dimensions are multiplied. A query sees no key before the
-            first number or from the second on; both are 0 for a query that sees none. They replace ``is_causal``.
+        ranges: int32 (..., L, 2) of any strides, whose leading dimensions have N elements: first allowed key of each query,
+            and one past the last; both are 0 for a query that sees none. They replace ``is_causal``.
     """
 
     query: Tensor
@@ -91,19 +93,19 @@ class Scores(NamedTuple):
 
 
 def serves(device: torch.device, dtype: torch.dtype, width: int) -> bool:
-    """Return whether there are programs for keys of so many entries, with any mask and bias."""
+    """Return whether there are Triton programs for keys of this head dimension with any mask and bias."""
     return dtype in SHAPES and width <= WIDEST and runs_on(device)
 
 
 def multiplies(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether there are programs for any number of entries, without a mask and with a bias of each key."""
+    """Return whether there are Triton programs for any head dimension without a mask, and with a bias of each key only."""
     return dtype in WIDE and runs_on(device)
 
 
 def ranges_of(mask: Tensor, length: int, is_causal: bool) -> tuple[Tensor, bool]:
-    """Return the ranges (..., L, 2) of a mask (..., L or 1, S), and whether they say all that the mask does.
+    """Return the range of allowed keys (..., L, 2) of each query, and whether these ranges describe the mask completely.
 
-    They do for padding, packed sequences and sliding windows, causal or not.
+    The mask is (..., L or 1, S). Ranges describe padding, packed sequences and sliding windows, causal or not.
     """
     size, seen = mask.shape[-1], mask.view(torch.uint8)
     some, first, last = seen.amax(-1), seen.argmax(-1), size - seen.flip(-1).argmax(-1)
@@ -115,7 +117,7 @@ def ranges_of(mask: Tensor, length: int, is_causal: bool) -> tuple[Tensor, bool]
 
 
 def shape_of(scores: Scores) -> dict[str, Any]:
-    """Return the constants of the programs over scores, and their warps."""
+    """Return the compile-time constants of the programs over scores, and their number of warps."""
     import triton
     import triton.language as tl
 
@@ -135,12 +137,12 @@ def shape_of(scores: Scores) -> dict[str, Any]:
 
 
 def bound_scores(scores: Scores, alpha: Tensor | float, gamma: float) -> Tensor:
-    """Return bounds (N, L) of the scores that may have weight, for :func:`list_marked`.
+    """Return lower bounds (N, L) on the scores that may have weight, for :func:`list_marked`.
 
     Args:
-        scores: what the scores are computed from.
+        scores: inputs of the scores.
         alpha: alpha of the entmax: a number above 1 or one for each head (N,); where it is at most 1, all keys have weight.
-        gamma: strength of the mapping.
+        gamma: strength of the mapping's regularizer.
     """
     query, key, *_ = scores
     heads, length, _ = query.shape
@@ -156,12 +158,13 @@ def bound_scores(scores: Scores, alpha: Tensor | float, gamma: float) -> Tensor:
 
 
 def list_marked(scores: Scores, bounds: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
-    """Return the places (N L, C) of the keys above their bounds, and how many there are (N L,), more than C or not.
+    """Return lists (N L, C) of the keys whose scores exceed their query's bound, and the number of such keys (N L,).
 
-    Places are in increasing order, then -1. A query with an invalid score lists the first one alone.
+    Keys are in increasing order, followed by -1. The number may exceed C. A query with an invalid score lists only the
+    first such key.
 
     Args:
-        scores: what the scores are computed from.
+        scores: inputs of the scores.
         bounds: (N, L), by :func:`bound_scores`.
         capacity: length C of the lists.
     """
@@ -193,7 +196,7 @@ def list_marked(scores: Scores, bounds: Tensor, capacity: int) -> tuple[Tensor, 
 
 
 def multiply_listed(rows: Tensor, matrix: Tensor, places: Tensor, blocks: Tensor) -> Tensor:
-    """Return products (R, C), see :func:`lit_sparse.nn.lists.listed_products`."""
+    """Return the products (R, C) of rows with the matrix rows they list; see :func:`lit_sparse.nn.lists.listed_products`."""
     out = rows.new_empty(places.shape)
     if out.numel():
         rows, matrix = rows.contiguous(), matrix.contiguous()
@@ -205,7 +208,7 @@ def multiply_listed(rows: Tensor, matrix: Tensor, places: Tensor, blocks: Tensor
 
 
 def sum_listed(weights: Tensor, matrix: Tensor, places: Tensor, blocks: Tensor) -> Tensor:
-    """Return sums (R, E), see :func:`lit_sparse.nn.lists.listed_sums`."""
+    """Return the weighted sums (R, E) of the matrix rows that are listed; see :func:`lit_sparse.nn.lists.listed_sums`."""
     count, entries = len(weights), matrix.shape[2]
     out = weights.new_empty(count, entries)
     if out.numel():
@@ -218,13 +221,13 @@ def sum_listed(weights: Tensor, matrix: Tensor, places: Tensor, blocks: Tensor) 
 
 
 def scatter_listed(weights: Tensor, rows: Tensor, order: Tensor, starts: Tensor) -> Tensor:
-    """Return the sums (B S, E) of rows (R, E) at the places that list them, times their weights (R, C).
+    """Return (B S, E), at each place the sum of the rows (R, E) that list it, times their weights (R, C).
 
     Args:
-        weights: weights.
-        rows: rows.
-        order: slots of all lists, from 0 to R C, by their places.
-        starts: (B S + 1,) where each place begins.
+        weights: (R, C).
+        rows: (R, E).
+        order: (R C,) the slots of all lists, sorted by place.
+        starts: (B S + 1,) where each place begins in ``order``.
     """
     entries = rows.shape[1]
     out = rows.new_empty(len(starts) - 1, entries)

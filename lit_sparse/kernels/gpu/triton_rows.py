@@ -52,24 +52,24 @@ ALL_ROWS, FLAT_ROWS, STEEP_ROWS = 0, 1, 2
 
 
 def project_simplex(x: Tensor, gamma: float, k: int) -> Any:
-    """See :data:`lit_sparse.kernels.simplex.project_simplex`."""
+    """Project rows onto the simplex on a GPU; see :data:`lit_sparse.kernels.simplex.project_simplex`."""
     if not _serves(x, gamma):
         return NotImplemented
     return _launch("project_simplex", _like(x), (x,), (), (*_parts(gamma), k), x.dtype, some=0 < k < x.shape[-1])
 
 
 def center_on_support(v: Tensor, y: Tensor, gamma: float) -> Any:
-    """See :data:`lit_sparse.kernels.simplex.center_on_support`."""
+    """Multiply by the Jacobian of the simplex projection on a GPU; see :data:`lit_sparse.kernels.simplex.center_on_support`."""
     if not _serves(v, gamma):
         return NotImplemented
     return _launch("apply_jacobian", _like(v), (v, y), (y,), _parts(1.0 / gamma), v.dtype, single=True, power="zero")
 
 
 def map_entmax(x: Tensor, alpha: float | Tensor, gamma: float) -> Any:
-    """See :data:`lit_sparse.mappings.entmax.kernel.map_entmax`.
+    """Compute alpha-entmax of rows on a GPU; see :data:`lit_sparse.mappings.entmax.kernel.map_entmax`.
 
-    For alpha > 2 the derivative of the result is unbounded at its zeros, so these rows are computed in float64. If alpha is a
-    tensor on the GPU, reading it would synchronize the device. Two launches then each skip the rows of the other.
+    For alpha > 2 the derivative of the result is unbounded at its zeros, so these rows are computed in float64. If alpha is
+    a tensor on the GPU, reading it would synchronize the device; instead, two launches each skip the other's rows.
     """
     if not _serves(x, gamma):
         return NotImplemented
@@ -87,7 +87,7 @@ def map_entmax(x: Tensor, alpha: float | Tensor, gamma: float) -> Any:
 
 
 def entmax_product(v: Tensor, y: Tensor, alpha: float | Tensor, gamma: float) -> Any:
-    """See :data:`lit_sparse.mappings.entmax.kernel.entmax_product`."""
+    """Multiply by the Jacobian of alpha-entmax on a GPU; see :data:`lit_sparse.mappings.entmax.kernel.entmax_product`."""
     if not _serves(v, gamma):
         return NotImplemented
     known = {1.5: "half", 2.0: "zero"}.get(alpha, "any") if not isinstance(alpha, Tensor) else "any"
@@ -96,7 +96,7 @@ def entmax_product(v: Tensor, y: Tensor, alpha: float | Tensor, gamma: float) ->
 
 
 def threshold_hard(x: Tensor, k: int, nonneg: bool) -> Any:
-    """See :data:`lit_sparse.mappings.hard_threshold.kernel.threshold_hard`."""
+    """Keep the k largest entries of rows on a GPU; see :data:`lit_sparse.mappings.hard_threshold.kernel.threshold_hard`."""
     if not _serves(x):
         return NotImplemented
     chosen = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
@@ -105,14 +105,14 @@ def threshold_hard(x: Tensor, k: int, nonneg: bool) -> Any:
 
 
 def chosen_product(v: Tensor, y: Tensor, chosen: Tensor) -> Any:
-    """See :data:`lit_sparse.mappings.hard_threshold.kernel.chosen_product`."""
+    """Keep the chosen entries of rows on a GPU; see :data:`lit_sparse.mappings.hard_threshold.kernel.chosen_product`."""
     if not _serves(v):
         return NotImplemented
     return _launch("keep_chosen", _like(v), (v, y, chosen), (), (), v.dtype)
 
 
 def map_capped(x: Tensor, rho: float | Tensor, gamma: float) -> Any:
-    """See :data:`lit_sparse.mappings.capped_softmax.kernel.map_capped`."""
+    """Compute capped softmax of rows on a GPU; see :data:`lit_sparse.mappings.capped_softmax.kernel.map_capped`."""
     if not _serves(x, gamma):
         return NotImplemented
     rhos, single = _row_parameter(rho, x)
@@ -128,7 +128,7 @@ def capped_product(v: Tensor, y: Tensor, x: Tensor, rho: float | Tensor, gamma: 
 
 
 def map_budget(x: Tensor, k: float | Tensor, gamma: float) -> Any:
-    """See :data:`lit_sparse.kernels.budget_sparsemax.map_budget`."""
+    """Compute budget sparsemax of rows on a GPU; see :data:`lit_sparse.kernels.budget_sparsemax.map_budget`."""
     if not _serves(x, gamma):
         return NotImplemented
     labels = torch.empty(x.shape, dtype=torch.int32, device=x.device)
@@ -144,7 +144,10 @@ def budget_product(v: Tensor, y: Tensor, labels: Tensor, gamma: float) -> Any:
 
 
 def project_hoyer(x: Tensor, sparseness: float | Tensor, norm: float | Tensor, nonneg: bool) -> Any:
-    """See :data:`lit_sparse.mappings.hoyer.kernel.project_hoyer`; squares of float64 would leave its range."""
+    """Compute the Hoyer projection of rows on a GPU; see :data:`lit_sparse.mappings.hoyer.kernel.project_hoyer`.
+
+    Float64 rows are left to the reference, since squares would leave its range.
+    """
     if not _serves_hoyer(x):
         return NotImplemented
     (sparseness, single), (norm, single_norm) = _row_parameter(sparseness, x), _row_parameter(norm, x)
@@ -153,7 +156,10 @@ def project_hoyer(x: Tensor, sparseness: float | Tensor, norm: float | Tensor, n
 
 
 def hoyer_product(v: Tensor, y: Tensor, x: Tensor, nonneg: bool) -> Any:
-    """See :data:`lit_sparse.mappings.hoyer.backward.hoyer_product`."""
+    """Multiply by the Jacobian of the Hoyer projection on a GPU.
+
+    See :data:`lit_sparse.mappings.hoyer.backward.hoyer_product`.
+    """
     if not _serves_hoyer(v):
         return NotImplemented
     return _launch("hoyer_jacobian", _like(v), (v, y, x), (), (), torch.float64)
@@ -164,7 +170,7 @@ def _serves_hoyer(x: Tensor) -> bool:
 
 
 def launch(name: str, grid: tuple[int, ...], given: tuple[Any, ...], **constants: Any) -> None:
-    """Run so many instances of a program on the current stream of the device of its first argument, a tensor."""
+    """Run ``grid`` instances of a Triton program on the current stream of the first argument's device."""
     device = given[0].device
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         getattr(programs_on(device), name)[grid](*given, **constants)
@@ -238,7 +244,10 @@ def in_range(gamma: float) -> bool:
 
 @cache
 def programs_on(device: torch.device) -> ModuleType | None:
-    """Return the programs if they can run on a device; the CPU is one where Triton's interpreter stands in for a GPU."""
+    """Return the module of Triton programs if they can run on a device, else None.
+
+    On the CPU, they run if Triton's interpreter is used.
+    """
     try:
         import triton
 
@@ -262,7 +271,7 @@ def programs_on(device: torch.device) -> ModuleType | None:
 
 @constant_in_graphs
 def runs_on(device: torch.device) -> bool:
-    """Return whether programs of attention and of lists run on a device."""
+    """Return whether the Triton programs of attention and of lists run on a device."""
     return device.type in DEVICES and programs_on(device) is not None
 
 

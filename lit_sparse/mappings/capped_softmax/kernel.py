@@ -68,7 +68,7 @@ def _halved(lower: Tensor, upper: Tensor, z: Tensor, allowed: Tensor, target: Te
 
 @compile_rows(REDUCTION_FLAGS)
 def chunk_sums(powers: Any, part: Any) -> Any:
-    """Return the sums of ``sigma = e / (q + e)`` and of ``sigma (1 - sigma)``, in the type of e."""
+    """Return the sums of ``sigma = e / (q + e)`` and of ``sigma (1 - sigma)`` over a short chunk, in the dtype of e."""
     one, total, slope = powers.dtype.type(1), powers.dtype.type(0), powers.dtype.type(0)
     for j in range(len(powers)):
         inverse = one / (part + powers[j])
@@ -80,7 +80,7 @@ def chunk_sums(powers: Any, part: Any) -> Any:
 
 @compile_rows()
 def logistic_sums(work: Any, n: Any, q: Any) -> Any:
-    """Return the sums over any number of entries, added up in float64 from chunk to chunk."""
+    """Return the sums of ``sigma = e / (q + e)`` and ``sigma (1 - sigma)`` over n entries, accumulated in float64 by chunks."""
     total, slope = 0.0, 0.0
     for first in range(0, n, CHUNK):
         part, part_slope = chunk_sums(work[0, first : min(first + CHUNK, n)], work.dtype.type(q))
@@ -91,7 +91,7 @@ def logistic_sums(work: Any, n: Any, q: Any) -> Any:
 
 @compile_rows(REDUCTION_FLAGS)
 def sum_and_least(z: Any, n: Any, work: Any) -> Any:
-    """Return the sum of the exponentials in ``work[0]``, and the least of z."""
+    """Return the sum of the n exponentials in ``work[0]``, and the smallest of the n scores z."""
     total, least = 0.0, z.dtype.type(0)
     for j in range(n):
         total += work[0, j]
@@ -101,7 +101,7 @@ def sum_and_least(z: Any, n: Any, work: Any) -> Any:
 
 @compile_rows()
 def solve(z: Any, n: Any, rho: Any, near: Any, work: Any, bits: Any) -> Any:
-    """Leave exponentials around a reference in ``work[0]``; return the q for which ``e / (q + e)`` sums to rho n.
+    """Write exponentials e around a reference to ``work[0]``; return the q at which ``e / (q + e)`` sums to ``rho n``.
 
     The unknown is ``log q``, tau less the reference. If ``near``, it is known to be no farther from 0 than
     ENOUGH + log (n / rho); else all of z is below 0.
@@ -138,7 +138,7 @@ def solve(z: Any, n: Any, rho: Any, near: Any, work: Any, bits: Any) -> Any:
 
 @compile_rows()
 def write_logistic(work: Any, n: Any, q: Any, scale: Any, row: Any, out: Any) -> None:
-    """Write the result of a row whose first n entries are allowed."""
+    """Write ``scale e / (q + e)`` to a row of ``out``, for the exponentials e of its first n entries in ``work[0]``."""
     part, factor = work.dtype.type(q), work.dtype.type(scale)
     for j in range(n):
         out[row, j] = work[0, j] / (part + work[0, j]) * factor
@@ -146,7 +146,7 @@ def write_logistic(work: Any, n: Any, q: Any, scale: Any, row: Any, out: Any) ->
 
 @compile_rows()
 def map_block(start: Any, stop: Any, out: Any, x: Any, rhos: Any, gamma: Any) -> None:
-    """Map rows ``start .. stop - 1``."""
+    """Write the capped softmax of rows ``start .. stop - 1`` of ``x`` to ``out``."""
     d = x.shape[1]
     bits, cell, cell_bits = row_views(x)
     z, places = empty(d, x.dtype), empty(d, np.int32)
@@ -197,7 +197,7 @@ map_capped = RowKernel(
 
 @compile_rows(REDUCTION_FLAGS - {"nnan"})
 def count_allowed(x: Any, row: Any) -> Any:
-    """Return the number of entries above -inf."""
+    """Return the number of entries of a row that are not -inf, which are the allowed ones."""
     n = 0
     for i in range(x.shape[1]):
         n += x[row, i] != -np.inf
@@ -206,7 +206,7 @@ def count_allowed(x: Any, row: Any) -> Any:
 
 @compile_rows(REDUCTION_FLAGS - {"nnan"})
 def weighted_sums(v: Any, y: Any, row: Any, limit: Any) -> Any:
-    """Return the sums of ``c = y (1 - limit y)`` and of ``c v`` where y is not zero."""
+    """Return the sums of ``c = y (1 - limit y)`` and of ``c v`` over a row's nonzero y."""
     one, zero, factor = y.dtype.type(1), y.dtype.type(0), y.dtype.type(limit)
     mass, total = 0.0, 0.0
     for i in range(y.shape[1]):
@@ -218,7 +218,7 @@ def weighted_sums(v: Any, y: Any, row: Any, limit: Any) -> Any:
 
 @compile_rows()
 def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, x: Any, rhos: Any, gamma: Any) -> None:
-    """Multiply rows ``start .. stop - 1`` of ``v`` by the Jacobian at ``y``."""
+    """Multiply rows ``start .. stop - 1`` of ``v`` by the Jacobian of capped softmax at its result ``y``."""
     one, zero, scale = y.dtype.type(1), y.dtype.type(0), y.dtype.type(1.0 / gamma)
     for row in range(start, stop):
         limit = rhos[row if len(rhos) > 1 else 0] * count_allowed(x, row)

@@ -26,14 +26,16 @@ class _CappedSoftmax(RowFunction):
 
 
 def capped_softmax(scores: Tensor, rho: float, *, gamma: float = 1.0, dim: int = -1, mask: Tensor | None = None) -> Tensor:
-    """Return softmax of ``scores / gamma`` with no probability above ``1 / (rho d)``, d the number of allowed entries.
+    r"""Return the softmax of ``scores / gamma`` under an upper bound of ``1 / (rho d)`` on each probability, d allowed entries.
 
-    ``y_i = (1 / d) e^(s_i) / (1 + rho e^(s_i))`` with ``s_i = x_i / gamma - tau`` and tau such that the sum is one. As rho
-    goes to 0 it becomes softmax, as rho goes to 1 the uniform distribution.
+    .. math:: y_i = \frac{1}{d} \, \frac{e^{s_i}}{1 + \rho\,e^{s_i}}, \qquad s_i = x_i / \gamma - \tau
+
+    where tau is the number at which the probabilities sum to one and d the number of allowed entries. The limit rho ->
+    0 is softmax, the limit rho -> 1 the uniform distribution.
 
     Args:
         scores: floating tensor; length d along ``dim``.
-        rho: 0 < rho < 1.
+        rho: the bound in units of the uniform probability is 1 / rho; 0 < rho < 1.
         gamma: strength of the regularizer, > 0.
         dim: dimension along which to map.
         mask: boolean, broadcastable to ``scores``; True where an entry is allowed.
@@ -42,9 +44,11 @@ def capped_softmax(scores: Tensor, rho: float, *, gamma: float = 1.0, dim: int =
         Tensor of the scores' shape and dtype.
 
     Raises:
-        ConfigurationError: if ``rho`` or ``gamma`` is out of its range, the scores are not floating, or the mask does not fit.
+        ConfigurationError: if ``rho`` or ``gamma`` is out of its range, the scores are not floating, or the mask does
+            not fit.
 
-    Source: the maximizer in the safe Kullback-Leibler LogSumExp over a uniform measure: its conjugate is a softplus.
+    Source: the maximizer in the safe Kullback-Leibler LogSumExp over a uniform measure, see
+    :class:`lit_sparse.risks.SafeKLDRO`.
     """
     gamma, rho = check_positive("gamma", gamma), RHO("rho", rho)
     return _CappedSoftmax.along(scores, mask, dim, rho, gamma=gamma)
@@ -52,13 +56,15 @@ def capped_softmax(scores: Tensor, rho: float, *, gamma: float = 1.0, dim: int =
 
 @ranges(rho=RHO)
 class CappedSoftmax(SparseMapping):
-    """Capped softmax as a layer: dense, with no probability above ``1 / (rho d)``.
+    """Layer that computes softmax with no probability above ``1 / (rho d)``, d the number of allowed entries.
 
-    Its Fenchel-Young loss smooths a target above the bound, such as a class label with rho d > 1, just so much that it keeps
-    to it: by a mixture with the uniform distribution. No result could be nearer to it, and the loss would be infinite.
+    For the formula, see :func:`~lit_sparse.mappings.functional.capped_softmax`.
+
+    A target above the bound, such as a class label with rho d > 1, would have an infinite Fenchel-Young loss. The loss
+    therefore mixes it with the uniform distribution, just enough to meet the bound.
 
     Args:
-        rho: 0 < rho < 1.
+        rho: the bound in units of the uniform probability is 1 / rho; 0 < rho < 1.
         gamma: strength of the regularizer, > 0.
         dim: dimension along which to map.
 
@@ -80,15 +86,15 @@ class CappedSoftmax(SparseMapping):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return a bound that matters, one that hardly does, and a tight one."""
+        """Return instances for the shared tests: bounds that bind, hardly bind, and bind tightly."""
         return [cls(0.3), cls(0.01, gamma=0.5), cls(0.8, gamma=0.5)]
 
     def map(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
-        """See :func:`capped_softmax`."""
+        """Map the scores along ``dim``; see :func:`capped_softmax`."""
         return capped_softmax(scores, self.rho, gamma=self.gamma, dim=dim, mask=mask)
 
     def regularizer(self, y: Tensor, dim: int = -1, allowed: Tensor | None = None) -> Tensor:
-        """Return the safe divergence from the uniform distribution; inf where an entry exceeds the bound.
+        """Return the safe Kullback-Leibler divergence of y from the uniform distribution; inf above the bound.
 
         ``sum y log(d y) + sum (1 - rho d y) log(1 - rho d y) / (rho d) + 1``
         """
@@ -103,7 +109,7 @@ class CappedSoftmax(SparseMapping):
         return torch.where(allowed, terms, 0.0).sum(dim) + 1
 
     def admissible(self, q: Tensor, dim: int, allowed: Tensor) -> Tensor:
-        """Return q, mixed with the uniform distribution as far as the bound asks for."""
+        """Return q mixed with the uniform distribution, just enough to meet the bound ``1 / (rho d)``."""
         if q.shape[dim] == 0:
             return q
         size = allowed.sum(dim, keepdim=True).clamp_min(1).to(q.dtype)

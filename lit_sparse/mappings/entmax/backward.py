@@ -18,7 +18,7 @@ __all__ = ["gather_support", "product_block", "root_product_block"]
 
 @compile_rows(REDUCTION_FLAGS - {"nnan"})
 def root_sums(y: Any, v: Any, row: Any, fourth: Any) -> Any:
-    """Return the sums of ``s`` and of ``s v`` over the support of a row, s being sqrt(y) or, for fourth powers, y^(3/4)."""
+    """Return the sums of ``s`` and of ``s v`` over the support of a row; s is sqrt(y), or y^(3/4) if ``fourth``."""
     mass, total, zero = 0.0, 0.0, y.dtype.type(0)
     for i in range(y.shape[1]):
         s = np.sqrt(y[row, i])
@@ -30,7 +30,7 @@ def root_sums(y: Any, v: Any, row: Any, fourth: Any) -> Any:
 
 @compile_rows()
 def write_root_product(y: Any, v: Any, row: Any, fourth: Any, mean: Any, scale: Any, out: Any) -> None:
-    """Write ``s (v - mean) scale`` on the support."""
+    """Write ``s (v - mean) scale`` to the support of a row; s is sqrt(y), or y^(3/4) if ``fourth``."""
     zero, center, factor = y.dtype.type(0), y.dtype.type(mean), y.dtype.type(scale)
     for i in range(y.shape[1]):
         s = np.sqrt(y[row, i])
@@ -40,7 +40,7 @@ def write_root_product(y: Any, v: Any, row: Any, fourth: Any, mean: Any, scale: 
 
 @compile_rows(REDUCTION_FLAGS - {"nnan"})
 def weighted_sums(work: Any, v: Any, n: Any) -> Any:
-    """Return the sums of ``s`` and of ``s v``."""
+    """Return the sums of the first n weights s in ``work`` and of ``s v``."""
     mass, total = 0.0, 0.0
     for j in range(n):
         mass += work[0, j]
@@ -50,7 +50,7 @@ def weighted_sums(work: Any, v: Any, n: Any) -> Any:
 
 @compile_rows()
 def root_product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, alphas: Any, gamma: Any) -> None:
-    """Multiply those of the rows ``start .. stop - 1`` of ``v`` whose alpha is that of a power by the Jacobian at ``y``."""
+    """Multiply the rows of ``v`` with alpha 1.5 or 1.25, among ``start .. stop - 1``, by the Jacobian of entmax at ``y``."""
     for row in range(start, stop):
         alpha = alphas[row if len(alphas) > 1 else 0]
         if is_power(alpha):
@@ -60,7 +60,7 @@ def root_product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, alphas: 
 
 @compile_rows(inline="source")
 def gather_support(v: Any, y: Any, row: Any, places: Any, u: Any, work: Any, out: Any) -> Any:
-    """Collect the support of y in ``work[0]``, with v and the places; return its size. Write zeros to the row of ``out``."""
+    """Collect the nonzero entries of row y in ``work[0]``, with v and places, and return how many; zero the row of ``out``."""
     zero = y.dtype.type(0)
     n = 0
     for i in range(y.shape[1]):
@@ -74,7 +74,7 @@ def gather_support(v: Any, y: Any, row: Any, places: Any, u: Any, work: Any, out
 
 @compile_rows()
 def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, alphas: Any, gamma: Any) -> None:
-    """Multiply those of the rows ``start .. stop - 1`` of ``v`` whose alpha is not above 2 nor that of a power."""
+    """Multiply the rows of ``v`` with alpha <= 2 (not 1.5 or 1.25), among ``start .. stop - 1``, by the Jacobian at ``y``."""
     d = y.shape[1]
     places = empty(d, np.int64)
     u = empty(d, y.dtype)

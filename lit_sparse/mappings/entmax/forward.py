@@ -30,13 +30,13 @@ EDGE_SINGLE, EDGE_DOUBLE = 16.0 * float(np.finfo(np.float32).eps), 16.0 * float(
 
 @compile_rows()
 def is_power(alpha: Any) -> Any:
-    """Return whether results are squares or fourth powers."""
+    """Return whether alpha makes entmax weights squares (1.5) or fourth powers (1.25) of shifted scores."""
     return alpha == 1.5 or alpha == 1.25
 
 
 @compile_rows(frozenset({"contract"}))
 def deform(z: Any, n: Any, eps: Any, t: Any, work: Any, bits: Any) -> None:
-    """Write the deformed exponentials of ``z[:n] - t`` to ``work[0]``."""
+    """Write ``[1 + eps (z - t)]_+^(1 / eps)``, which is exp(z - t) for eps = 0, of the first n scores to ``work[0]``."""
     e, shift, one, zero = z.dtype.type(eps), z.dtype.type(t), z.dtype.type(1), z.dtype.type(0)
     if eps == 1.0:
         for j in range(n):
@@ -61,7 +61,7 @@ def deform(z: Any, n: Any, eps: Any, t: Any, work: Any, bits: Any) -> None:
 
 @compile_rows(REDUCTION_FLAGS)
 def chunk_sums(z: Any, y: Any, e: Any, shift: Any) -> Any:
-    """Return the sums of y and of ``y^(1 - eps)``, in the type of y: for chunks that are short enough."""
+    """Return the sums of y and of ``y^(1 - eps)`` over a chunk short enough to be summed in the dtype of y."""
     one, zero = z.dtype.type(1), z.dtype.type(0)
     total, slope = zero, zero
     for j in range(len(z)):
@@ -73,7 +73,7 @@ def chunk_sums(z: Any, y: Any, e: Any, shift: Any) -> Any:
 
 @compile_rows()
 def long_sums(z: Any, work: Any, n: Any, eps: Any, shift: Any) -> Any:
-    """Return the sums over any number of entries, added up in float64 from chunk to chunk."""
+    """Return the sums of y and of ``y^(1 - eps)`` over n entries, accumulated in float64 by chunks."""
     total, slope = 0.0, 0.0
     for first in range(0, n, CHUNK):
         last = min(first + CHUNK, n)
@@ -85,7 +85,7 @@ def long_sums(z: Any, work: Any, n: Any, eps: Any, shift: Any) -> Any:
 
 @compile_rows(REDUCTION_FLAGS)
 def chunk_fourths(z: Any, shift: Any) -> Any:
-    """Return the same for eps = 1/4, without computing y."""
+    """Return the sums of m^4 and m^3 over a short chunk, with ``m = [1 + (z - shift) / 4]_+``."""
     one, quarter, zero = z.dtype.type(1), z.dtype.type(QUARTER), z.dtype.type(0)
     total, slope = zero, zero
     for j in range(len(z)):
@@ -99,7 +99,7 @@ def chunk_fourths(z: Any, shift: Any) -> Any:
 
 @compile_rows()
 def long_fourths(z: Any, n: Any, shift: Any) -> Any:
-    """Return the same for eps = 1/4 and any number of entries."""
+    """Return the sums of m^4 and m^3 over n entries, with ``m = [1 + (z - shift) / 4]_+``, accumulated in float64 by chunks."""
     total, slope = 0.0, 0.0
     for first in range(0, n, CHUNK):
         last = min(first + CHUNK, n)
@@ -111,7 +111,7 @@ def long_fourths(z: Any, n: Any, shift: Any) -> Any:
 
 @compile_rows(REDUCTION_FLAGS)
 def sum_of(work: Any, n: Any) -> Any:
-    """Return the sum of the first entries, in float64."""
+    """Return the sum of the first n entries of ``work[0]``, in float64."""
     total = 0.0
     for j in range(n):
         total += work[0, j]
@@ -120,7 +120,7 @@ def sum_of(work: Any, n: Any) -> Any:
 
 @compile_rows(inline="source")
 def gather_scores(x: Any, row: Any, top: Any, eps: Any, gamma: Any, z: Any, places: Any) -> Any:
-    """Collect ``(x - top) / gamma`` in the type of z where it may be in the support, with the places; return how many."""
+    """Collect the scaled scores ``(x - top) / gamma`` that may be in the support, and their places; return how many."""
     limit = -1.0 / eps if eps > FLAT else -np.inf
     factor, bound = z.dtype.type(1.0 / gamma), z.dtype.type(limit)
     n = 0
@@ -134,7 +134,7 @@ def gather_scores(x: Any, row: Any, top: Any, eps: Any, gamma: Any, z: Any, plac
 
 @compile_rows(inline="source")
 def solve(z: Any, n: Any, eps: Any, work: Any, bits: Any) -> Any:
-    """Leave the deformed exponentials, their sum almost 1, in ``work[0]``; return their t."""
+    """Return the t at which ``[1 + eps (z - t)]_+^(1 / eps)`` sums to one, and leave these powers in ``work[0]``."""
     # Tolerance for the last step. The remaining error is its square if y is smooth in t, and grows as alpha approaches 2.
     tolerance = 1e-6 + math.exp(-16.0 * max(eps, 0.5)) if z.itemsize == 4 else 1e-9
     if eps > 1.0:  # small y are steep in t
@@ -165,7 +165,7 @@ def write_normalized(row: Any, work: Any, n: Any, padded: Any, places: Any, out:
 
 @compile_rows(REDUCTION_FLAGS)
 def chunk_squares(z: Any, shift: Any) -> Any:
-    """Return the same for eps = 1/2, without computing y, and the size of the support."""
+    """Return the sums of m^2 and m, and the number of m > 0, over a short chunk, with ``m = [1 + (z - shift) / 2]_+``."""
     zero = z.dtype.type(0)
     total, slope, count = zero, zero, 0
     one, half = z.dtype.type(1), z.dtype.type(0.5)
@@ -180,7 +180,7 @@ def chunk_squares(z: Any, shift: Any) -> Any:
 
 @compile_rows()
 def long_squares(z: Any, n: Any, shift: Any) -> Any:
-    """Return the same for eps = 1/2."""
+    """Return the sums of m^2 and m and the number of m > 0 over n entries, with ``m = [1 + (z - shift) / 2]_+``."""
     total, slope, count = 0.0, 0.0, 0
     for first in range(0, n, CHUNK):
         last = min(first + CHUNK, n)
@@ -193,11 +193,11 @@ def long_squares(z: Any, n: Any, shift: Any) -> Any:
 
 @compile_rows(inline="source")
 def solve_squares(z: Any, n: Any) -> Any:
-    """Return the t at which the squares sum to 1, for eps = 1/2, and that sum.
+    """Return the t at which ``[1 + (z - t) / 2]_+^2`` sums to one, and that sum: the threshold of 1.5-entmax.
 
-    On a given support the sum is a quadratic in t. Its root is on the other side of the solution than the t that gave the
-    support, so that roots close in from both sides; they meet where the support stays the same. A quadratic without a root is
-    not that of the solution's support: a Newton step leaves it, maybe only after several steps.
+    On a given support, the sum is a quadratic in t. Its root and the t that gave the support lie on opposite sides of
+    the solution, so the roots close in from both sides and meet where the support stays the same. If the quadratic has
+    no root, the support is not the solution's, and Newton steps leave it.
     """
     lower, upper = 0.0, 2.0 - 2.0 / math.sqrt(n)
     t, size = 0.5 * upper, 0
@@ -222,10 +222,10 @@ def solve_squares(z: Any, n: Any) -> Any:
 
 @compile_rows(inline="source")
 def solve_fourths(z: Any, n: Any) -> Any:
-    """Return the t at which the fourth powers sum to 1, for eps = 1/4.
+    """Return the t at which ``[1 + (z - t) / 4]_+^4`` sums to one: the threshold of 1.25-entmax.
 
-    Newton's method on the fourth root of that sum, which is convex in t and nearly linear. The error after the last step is
-    its square.
+    Newton's method on the fourth root of that sum, which is convex in t and nearly linear. The error after the last
+    step is its square.
     """
     tolerance = 1e-4 if z.itemsize == 4 else 1e-9
     lower, upper = 0.0, 4.0 - 4.0 / math.sqrt(math.sqrt(n))
@@ -242,7 +242,7 @@ def solve_fourths(z: Any, n: Any) -> Any:
 
 @compile_rows(frozenset({"contract"}))
 def shifted(x: Any, row: Any, top: Any, gamma: Any, z: Any) -> None:
-    """Write ``(x - top) / gamma`` of a whole row."""
+    """Write the scaled scores ``(x - top) / gamma`` of a whole row to z."""
     factor = x.dtype.type(1.0 / gamma)
     for i in range(x.shape[1]):
         z[i] = (x[row, i] - top) * factor
@@ -250,7 +250,7 @@ def shifted(x: Any, row: Any, top: Any, gamma: Any, z: Any) -> None:
 
 @compile_rows(frozenset({"contract"}))
 def write_powers(z: Any, row: Any, eps: Any, t: Any, total: Any, out: Any) -> Any:
-    """Write the normalized squares or fourth powers; return how many entries are at the threshold up to rounding."""
+    """Write a row's normalized squares or fourth powers; return how many entries equal the threshold up to rounding."""
     e, shift, scale = z.dtype.type(eps), z.dtype.type(t), z.dtype.type(1.0 / total)
     one, zero, fourth, near = z.dtype.type(1), z.dtype.type(0), eps == QUARTER, np.int32(0)
     bound = z.dtype.type(EDGE_SINGLE if z.itemsize == 4 else EDGE_DOUBLE)
@@ -265,9 +265,10 @@ def write_powers(z: Any, row: Any, eps: Any, t: Any, total: Any, out: Any) -> An
 
 @compile_rows()
 def settle(x: Any, row: Any, top: Any, eps: Any, gamma: Any, z: Any, t: Any, out: Any) -> None:
-    """Decide without rounding which of the entries at the threshold are in the support, where results are powers.
+    """Decide exactly which entries close to the threshold are in the support of 1.5-entmax or 1.25-entmax.
 
-    An entry b is if the powers of ``eps (a - b) / gamma`` of the entries a above it sum to less than one.
+    An entry b is in the support if the sum of ``(eps (a - b) / gamma)^(1 / eps)`` over the entries a above it is less
+    than one.
     """
     bound = EDGE_SINGLE if x.itemsize == 4 else EDGE_DOUBLE
     for i in range(x.shape[1]):
@@ -291,7 +292,7 @@ def settle(x: Any, row: Any, top: Any, eps: Any, gamma: Any, z: Any, t: Any, out
 
 @compile_rows()
 def map_powers_block(start: Any, stop: Any, out: Any, x: Any, alphas: Any, gamma: Any) -> None:
-    """Map the rows of ``start .. stop - 1`` with squares or fourth powers, by passes over all entries."""
+    """Write the entmax of those rows ``start .. stop - 1`` of ``x`` whose alpha is 1.5 or 1.25 to ``out``."""
     d = x.shape[1]
     bits, cell, cell_bits = row_views(x)
     z = empty(d + SIMD_BLOCK, x.dtype)
@@ -310,7 +311,7 @@ def map_powers_block(start: Any, stop: Any, out: Any, x: Any, alphas: Any, gamma
 
 @compile_rows()
 def map_block(start: Any, stop: Any, out: Any, x: Any, alphas: Any, gamma: Any) -> None:
-    """Map those of the rows ``start .. stop - 1`` whose alpha is not above 2 nor that of a power."""
+    """Write the entmax of those rows ``start .. stop - 1`` of ``x`` whose alpha is <= 2 (not 1.5 or 1.25) to ``out``."""
     d = x.shape[1] + SIMD_BLOCK
     bits, cell, cell_bits = row_views(x)
     z, places = empty(d, x.dtype), empty(d, np.int32)

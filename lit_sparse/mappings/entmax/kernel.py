@@ -137,10 +137,11 @@ map_entmax_root = RowKernel("map_entmax_root", "(Tensor x, float gamma) -> Tenso
 
 
 def entmax_jacobian(v: Tensor, y: Tensor, alpha: float | Tensor, gamma: float) -> Tensor:
-    """Return the Jacobian of alpha-entmax at its result y, times v, in differentiable operations.
+    """Return the product J v of the Jacobian of alpha-entmax at its result y, in differentiable operations.
 
-    With ``s = y^(2 - alpha)`` it is ``s (v - sum s v / sum s) / gamma``. For alpha > 2 the s of a small y may be too large for
-    its type: with u = v - v_m, m the place of the largest s, and p = s / sum s it is ``(s u - p sum s u) / gamma``.
+    It is ``s (v - sum s v / sum s) / gamma`` with ``s = y^(2 - alpha)``. For alpha > 2, where the s of a small y may
+    overflow, it is computed as ``(s u - p sum s u) / gamma`` with u = v - v_m and p = s / sum s, m being the place of
+    the largest s.
     """
     support = y != 0
     power = 2 - torch.as_tensor(alpha, dtype=y.dtype, device=y.device)

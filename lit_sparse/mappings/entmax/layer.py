@@ -82,16 +82,19 @@ def _second_remainder(u: Tensor, excess: Tensor | None = None) -> Tensor:
 def entmax(
     scores: Tensor, alpha: float | Tensor = 1.5, *, gamma: float = 1.0, dim: int = -1, mask: Tensor | None = None
 ) -> Tensor:
-    """Return alpha-entmax of ``scores / gamma``: softmax at alpha = 1, sparsemax at alpha = 2, a curve through them.
+    r"""Return alpha-entmax of ``scores / gamma``: softmax at alpha = 1, sparsemax at alpha = 2, sparser as alpha grows.
 
-    ``y = argmax_{y in simplex} <y, x> - gamma * (sum_i y_i^alpha - 1) / (alpha (alpha - 1))``, that is
-    ``y = [(alpha - 1) x / gamma - tau]_+^(1 / (alpha - 1))``
+    .. math:: y = \operatorname*{argmax}_{y \in \Delta} \; \langle y, x \rangle
+        - \gamma\,\frac{\sum_i y_i^\alpha - 1}{\alpha (\alpha - 1)}
+        = \left[(\alpha - 1)\, x / \gamma - \tau\right]_+^{1 / (\alpha - 1)}
+
+    where x are the scores of a row, Delta is the probability simplex and tau the threshold at which y sums to one.
 
     Args:
         scores: floating tensor; length d along ``dim``.
-        alpha: 1e-6 <= alpha <= 100; a number, or a tensor that broadcasts to the scores with size 1 along ``dim`` (one alpha a
-            head, say) and gets a gradient. A row whose alpha is NaN is NaN. So is one whose alpha is 0 or less, where that
-            cannot be read.
+        alpha: 1e-6 <= alpha <= 100; a number, or a tensor that broadcasts to the scores with size 1 along ``dim`` (one
+            alpha a head, say) and gets a gradient. A row whose alpha is NaN is NaN, and so is one with alpha <= 0 where
+            values cannot be checked (on a GPU, in a graph).
         gamma: strength of the regularizer, > 0.
         dim: dimension along which to map.
         mask: boolean, broadcastable to ``scores``; True where an entry is allowed.
@@ -101,11 +104,11 @@ def entmax(
         for alpha < 1.
 
     Raises:
-        ConfigurationError: if ``alpha`` or ``gamma`` is out of its range, the scores are not floating, or the mask or alpha
-            does not fit.
+        ConfigurationError: if ``alpha`` or ``gamma`` is out of its range, the scores are not floating, or the mask or
+            alpha does not fit.
 
-    Source: Peters, Niculae & Martins (2019), Sparse Sequence-to-Sequence Models, eq. (10); the derivative in alpha: Correia,
-    Niculae & Martins (2019), Adaptively Sparse Transformers, proposition 1.
+    Source: Peters, Niculae & Martins (2019), Sparse Sequence-to-Sequence Models, eq. (10); the derivative in alpha:
+    Correia, Niculae & Martins (2019), Adaptively Sparse Transformers, proposition 1.
     """
     gamma = check_positive("gamma", gamma)
     alpha = check_parameter("alpha", alpha, LEAST, LARGEST)
@@ -119,11 +122,13 @@ def entmax(
 
 @ranges(alpha=Learnable(LEAST, LARGEST))
 class Entmax(SparseMapping):
-    """alpha-entmax as a layer: the larger alpha, the sparser; dense for alpha <= 1.
+    """Layer that computes alpha-entmax: the larger alpha, the sparser; dense for alpha <= 1.
+
+    For the formula, see :func:`~lit_sparse.mappings.functional.entmax`.
 
     Args:
-        alpha: 1e-6 <= alpha <= 100, or a tensor of such values that broadcasts to the scores with size 1 along ``dim``. A
-            ``nn.Parameter`` is learnt; see :class:`LearnableEntmax` for one that stays in a range.
+        alpha: 1e-6 <= alpha <= 100, or a tensor of such values that broadcasts to the scores with size 1 along ``dim``.
+            A ``nn.Parameter`` is learnt; see :class:`LearnableEntmax` for one that stays in a range.
         gamma: strength of the regularizer ``(sum y^alpha - 1) / (alpha (alpha - 1))``, > 0.
         dim: dimension along which to map.
 
@@ -147,7 +152,7 @@ class Entmax(SparseMapping):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return instances between the special cases, at them, and one with an alpha to learn."""
+        """Return instances for the shared tests: alphas at and between the special cases, and two to learn."""
         learnt = [cls(nn.Parameter(torch.tensor([alpha]))) for alpha in (1.7, 0.6)]
         return [cls(), cls(1.25, gamma=0.5), cls(1.0), cls(2.0), cls(1.0001), cls(0.5), cls(0.1, gamma=0.5), *learnt]
 
@@ -156,11 +161,11 @@ class Entmax(SparseMapping):
         return Threshold(self.alpha, gamma=self.gamma)
 
     def map(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
-        """See :func:`entmax`."""
+        """Map the scores along ``dim``; see :func:`entmax`."""
         return entmax(scores, self.alpha, gamma=self.gamma, dim=dim, mask=mask)
 
     def regularizer(self, y: Tensor, dim: int = -1, allowed: Tensor | None = None) -> Tensor:
-        """Return the negative Tsallis entropy ``(sum y^alpha - 1) / (alpha (alpha - 1))``."""
+        """Return Omega(y), the negative Tsallis entropy ``(sum y^alpha - 1) / (alpha (alpha - 1))``."""
         return tsallis(y, self.alpha, dim)
 
     @override
@@ -173,16 +178,18 @@ class Entmax(SparseMapping):
 
 @ranges(shape=SHAPE, high=Number(LEAST, LARGEST, open_low=True))
 class LearnableEntmax(Entmax):
-    """alpha-entmax whose alpha is learnt, inside a range.
+    r"""Layer that computes alpha-entmax with a learned alpha, kept inside a range.
 
-    ``alpha = low + (high - low) * sigmoid(a)``, one ``a`` for each entry of ``shape``.
+    .. math:: \alpha = \mathrm{low} + (\mathrm{high} - \mathrm{low}) \, \sigma(a)
+
+    where the parameter a (the attribute ``weight``) has the given shape.
 
     Args:
-        shape: shape of alpha; it broadcasts to the scores with size 1 along ``dim``. ``(heads, 1, 1)`` gives each head of an
-            attention layer its own.
-        start: where alpha starts; low < start < high.
-        low: bound from below, >= 1e-6.
-        high: bound from above, <= 100.
+        shape: shape of alpha; it broadcasts to the scores with size 1 along ``dim``. ``(heads, 1, 1)`` gives each head
+            of an attention layer its own.
+        start: initial alpha; low < start < high.
+        low: lower bound of alpha, >= 1e-6.
+        high: upper bound of alpha, <= 100.
         gamma: strength of the regularizer, > 0.
         dim: dimension along which to map.
 
@@ -218,17 +225,20 @@ class LearnableEntmax(Entmax):
 
     @property
     def alpha(self) -> Tensor:  # type: ignore[override]
-        """The alpha of now, of the given shape."""
+        """The present value of alpha, of the shape given to the constructor."""
         return self.low + (self.high - self.low) * torch.sigmoid(self.weight)
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return one alpha for all, and one for each of the last rows."""
+        """Return instances for the shared tests, with several ranges and initial values of alpha."""
         return [cls(), cls(start=2.5, low=1.5, high=4.0, gamma=0.5), cls(start=0.7, low=0.2)]
 
 
 def tsallis(y: Tensor, alpha: float | Tensor, dim: int) -> Tensor:
-    """Return ``(sum y^alpha - 1) / (alpha (alpha - 1))`` as ``sum y expm1((alpha - 1) log y) / (alpha (alpha - 1))``."""
+    """Return the negative Tsallis entropy ``(sum y^alpha - 1) / (alpha (alpha - 1))`` along ``dim``.
+
+    Computed as ``sum y expm1((alpha - 1) log y) / (alpha (alpha - 1))``, which is accurate near alpha = 1.
+    """
     if not isinstance(alpha, Tensor):
         if abs(alpha - 1) < CLOSE:
             entropy: Tensor = torch.special.entr(y).sum(dim)

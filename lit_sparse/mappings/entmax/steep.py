@@ -25,7 +25,7 @@ PASSES = 120
 
 @compile_rows()
 def sum_from(z: Any, n: Any, eps: Any, last: Any, least: Any) -> Any:
-    """Return the sum and the slope in ``least`` of the y whose smallest, that of the score ``last``, is ``least``."""
+    """Return the sum of a row's weights if the smallest, at the score ``last``, is ``least``, and its derivative in it."""
     total, slope, power = 0.0, 0.0, least**eps
     for j in range(n):
         if z[j] == last:
@@ -40,10 +40,10 @@ def sum_from(z: Any, n: Any, eps: Any, last: Any, least: Any) -> Any:
 
 @compile_rows()
 def settle(z: Any, n: Any, eps: Any, t: Any, work: Any) -> None:
-    """Write y anew, for eps > 1, if some of it is close to 0, where it is steep in t.
+    """Recompute the weights y of a row for alpha > 2 if some of them are close to 0, where y is steep in the threshold t.
 
-    Relative to the smallest score of the support, rather than to the largest score, y is known to all digits. A score is in
-    the support if y relative to it would leave something for itself.
+    Relative to the smallest score of the support, instead of the largest score, y is accurate to all digits. A score is
+    in the support if the weights relative to it sum to less than one.
     """
     unsure, steep, last = 0, False, np.inf
     for j in range(n):
@@ -95,7 +95,7 @@ def settle(z: Any, n: Any, eps: Any, t: Any, work: Any) -> None:
 
 @compile_rows()
 def map_steep_block(start: Any, stop: Any, out: Any, x: Any, alphas: Any, gamma: Any) -> None:
-    """Map those of the rows ``start .. stop - 1`` whose alpha is above 2."""
+    """Write the entmax of those rows ``start .. stop - 1`` of ``x`` whose alpha is above 2 to ``out``."""
     d = x.shape[1] + SIMD_BLOCK
     bits, cell, cell_bits = row_views(x)
     z, places = empty(d, np.float64), empty(d, np.int32)
@@ -118,10 +118,10 @@ def map_steep_block(start: Any, stop: Any, out: Any, x: Any, alphas: Any, gamma:
 def steep_product(
     v: Any, y: Any, row: Any, power: Any, n: Any, scale: Any, places: Any, u: Any, work: Any, bits: Any, out: Any
 ) -> None:
-    """Multiply a row by the Jacobian for a negative power, where weights ``s = y^power`` may be too large for their type.
+    """Multiply a row of ``v`` by the Jacobian of entmax for alpha > 2, whose weights ``s = y^power`` may overflow.
 
-    With u = v - v_m, m the place of the largest weight, it is ``s u - p sum s u``, p = s / sum s: the largest weight itself
-    is multiplied by zero.
+    The product is ``s u - p sum s u`` with u = v - v_m and p = s / sum s, where m is the place of the largest weight,
+    which is thus multiplied by zero.
     """
     exponent, broken = y.dtype.type(power), y[row, places[0]] != y[row, places[0]] if n > 0 else False
     most = 0
@@ -153,7 +153,7 @@ def steep_product(
 
 @compile_rows()
 def steep_product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, alphas: Any, gamma: Any) -> None:
-    """Multiply rows of ``v`` by the Jacobian at ``y``, for rows in ``start .. stop - 1`` with alpha above 2."""
+    """Multiply the rows of ``v`` with alpha > 2, among ``start .. stop - 1``, by the Jacobian of entmax at ``y``."""
     d = y.shape[1]
     places, u = empty(d, np.int64), empty(d, y.dtype)
     work, bits = workspace(y, d)

@@ -56,10 +56,10 @@ def _map_reference(x: Tensor, lam: float | Tensor, gamma: float) -> tuple[Tensor
 
 
 def total_variation_prox(z: Tensor, lam: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``argmin_w 1/2 ||w - z||^2 + lam sum |w_(i+1) - w_i|`` over maximal runs of allowed entries, and the labels.
+    """Return the total-variation proximal point ``argmin_w 1/2 ||w - z||^2 + lam sum |w_(i+1) - w_i|`` and labels of its runs.
 
-    As lam grows from zero, runs of equal values only ever merge: this follows their values from merger to merger, one of each
-    row at a time, in at most d steps.
+    Runs are maximal stretches of allowed entries with equal values. As lam grows from zero they only ever merge; this
+    follows the values from merger to merger, one per row at a time, in at most d steps.
 
     Args:
         z: (..., d), finite.
@@ -117,7 +117,9 @@ def _merged(
 
 @compile_rows()
 def forward_clips(x: Any, row: Any, first: Any, last: Any, top: Any, scale: Any, lam: Any, walls: Any, work: Any) -> Any:
-    """Fill in between which two numbers each entry lies, given the next; return the value of the last one.
+    """Compute, first to last, the interval of each entry's value given its successor's; return the value of the last entry.
+
+    This is the forward pass of Johnson's dynamic program for one segment; :func:`write_runs` walks back.
 
     Args:
         x: (rows, d).
@@ -168,11 +170,11 @@ def forward_clips(x: Any, row: Any, first: Any, last: Any, top: Any, scale: Any,
 def write_runs(
     x: Any, row: Any, first: Any, last: Any, top: Any, scale: Any, lam: Any, walls: Any, runs: Any, labels: Any, work: Any
 ) -> Any:
-    """Solve a segment, and walk back through it: write values and labels run by run; return how many runs there are so far.
+    """Solve the total-variation problem of a segment and write values and labels run by run; return the number of runs so far.
 
-    A run with n entries has the value mean(z) + lam (s_left - s_right) / n, s the signs of the steps into and out of it; the
-    code of its label is s_left - s_right. Signs come from which end of its interval an entry lies at, never from comparing
-    values that rounding has touched. A step that the type of x would round away does not end a run.
+    A run with n entries has the value mean(z) + lam (s_left - s_right) / n, s the signs of the steps into and out of
+    it; the code of its label is s_left - s_right. Signs come from which end of its interval an entry lies at, never
+    from comparing values that rounding has touched. A step that the type of x would round away does not end a run.
     """
     step = (EPS_SINGLE if x.itemsize == 4 else EPS_DOUBLE) + ROUNDING * (1.0 + 4.0 * lam)
     value, total = 0.0, 0.0
@@ -207,7 +209,7 @@ def write_runs(
 
 @compile_rows()
 def gather_near(x: Any, row: Any, top: Any, gamma: Any, lam: Any, places: Any) -> Any:
-    """List the entries that are not so far below the maximum that they cannot matter; return their number."""
+    """List the entries whose scores are high enough to affect the result; return their number."""
     wall = top - gamma * (1.0 + 4.0 * lam) * (1.0 + MARGIN)
     n = 0
     for i in range(x.shape[1]):
@@ -219,7 +221,7 @@ def gather_near(x: Any, row: Any, top: Any, gamma: Any, lam: Any, places: Any) -
 
 @compile_rows()
 def sum_run(x: Any, row: Any, top: Any, first: Any, n: Any, labels: Any, places: Any) -> Any:
-    """Return the sum, in two parts, of ``x - top`` over the run that starts at a place, and the place after the run."""
+    """Return the sum, as two floats, of ``x - top`` over the run that starts at a place, and the place after the run."""
     high, low, end = 0.0, 0.0, first
     while end < n and labels[row, places[end]] == labels[row, places[first]]:
         high, low = add_difference(high, low, np.float64(x[row, places[end]]), top)
@@ -231,9 +233,9 @@ def sum_run(x: Any, row: Any, top: Any, first: Any, n: Any, labels: Any, places:
 def settle_runs(
     x: Any, row: Any, top: Any, gamma: Any, lam: Any, n: Any, labels: Any, places: Any, work: Any, bound: Any
 ) -> None:
-    """Decide which runs whose excess is within ``bound`` of zero are in the support, and correct the sign of their excess.
+    """Decide exactly which runs within ``bound`` of the threshold are in the support, and correct the sign of their excess.
 
-    From a set of runs that holds the support, those that do not stand out leave until all do.
+    Starting from a superset of the support, runs whose mean is not above the threshold are removed until all are.
     """
     high, low, code, size, j = 0.0, 0.0, 0, 0, 0
     while j < n:
@@ -261,7 +263,7 @@ def settle_runs(
 
 @compile_rows()
 def fuse_row(x: Any, row: Any, top: Any, gamma: Any, lam: Any, n: Any, out: Any, labels: Any, places: Any, work: Any) -> None:
-    """Write result and labels of an ordinary row.
+    """Write the fusedmax of a row of finite scores, and the labels of its runs.
 
     Args:
         x: (rows, d) scores.
@@ -340,7 +342,7 @@ def fuse_row(x: Any, row: Any, top: Any, gamma: Any, lam: Any, n: Any, out: Any,
 def fuse_rows(
     n: Any, out: Any, labels: Any, x: Any, gamma: Any, rows: Any, tops: Any, lams: Any, places: Any, work: Any, lanes: Any
 ) -> None:
-    """Map the first n of the rows in ``rows``. Candidates are found side by side for those that allow it."""
+    """Write the fusedmax of the first n rows listed in ``rows``, finding candidates of several rows at once in SIMD lanes."""
     few = empty(LANES, np.float64)
     for lane in range(n):
         few[lane] = lams[lane] if fits_lanes(x, gamma, lams[lane]) else 0.0
@@ -357,7 +359,7 @@ def fuse_rows(
 
 @compile_rows()
 def map_block(start: Any, stop: Any, out: Any, labels: Any, x: Any, lams: Any, gamma: Any) -> None:
-    """Map rows ``start .. stop - 1``."""
+    """Write the fusedmax of rows ``start .. stop - 1`` of ``x`` to ``out``, and the labels of its runs to ``labels``."""
     d = x.shape[1]
     bits, cell, cell_bits = row_views(x)
     places, work = empty(d, np.int32), empty((WORK_ROWS, 2 * d), np.float64)
@@ -379,7 +381,7 @@ def map_block(start: Any, stop: Any, out: Any, labels: Any, x: Any, lams: Any, g
 
 
 def fused_rows(out: Any, labels: Any, x: Any, lams: Any, places: Any, work: Any, gamma: Any) -> None:
-    """Map one row a thread by fusedmax."""
+    """GPU program that computes fusedmax, one row per thread."""
     row = cuda.grid(1)
     if row < x.shape[0]:
         lam = lams[row if lams.shape[0] > 1 else 0]

@@ -47,26 +47,30 @@ class _Fusedmax(RowFunction):
 def fusedmax(
     scores: Tensor, lam: float | Tensor = 0.1, *, gamma: float = 1.0, dim: int = -1, mask: Tensor | None = None
 ) -> Tensor:
-    """Return the point of the simplex that maximizes ``<y, x> - gamma (1/2 ||y||^2 + lam sum |y_(i+1) - y_i|)``.
+    r"""Return fusedmax of the scores: a point of the simplex with exact zeros, where neighbours share equal weights.
 
-    It is the simplex projection of the total-variation proximal operator of ``x / gamma``, both exact.
+    .. math:: y = \operatorname*{argmax}_{y \in \Delta} \; \langle y, x \rangle - \gamma \left(\tfrac12 \lVert y \rVert^2
+        + \lambda \sum_i \lvert y_{i+1} - y_i \rvert\right)
+
+    where x are the scores of a row, Delta is the probability simplex, and i runs over neighbours that are both allowed.
+    Computed exactly, as the simplex projection of the total-variation proximal operator of ``x / gamma``.
 
     Args:
         scores: floating tensor; length d along ``dim``, whose order matters.
-        lam: strength of the fusion penalty (lambda in the paper), >= 0; a number, or a tensor that broadcasts to the scores
-            with size 1 along ``dim`` and gets a gradient. A row whose lam is NaN is NaN. So is one whose lam is below 0,
-            where that cannot be read.
+        lam: strength of the fusion penalty (lambda in the paper), >= 0; a number, or a tensor that broadcasts to the
+            scores with size 1 along ``dim`` and gets a gradient. A row whose lam is NaN is NaN, and so is one with lam
+            < 0 where values cannot be checked (on a GPU, in a graph).
         gamma: strength of the whole regularizer, > 0.
         dim: dimension along which to map.
-        mask: boolean, broadcastable to ``scores``; True where an entry is allowed. Only neighbours in the original order are
-            fused, never over an entry that is not allowed.
+        mask: boolean, broadcastable to ``scores``; True where an entry is allowed. Only neighbours in the original
+            order are fused, never over an entry that is not allowed.
 
     Returns:
         Tensor of the scores' shape and dtype; runs of equal weights, and exact zeros.
 
     Raises:
-        ConfigurationError: if ``lam`` or ``gamma`` is out of its range, the scores are not floating, or the mask or lam does
-            not fit.
+        ConfigurationError: if ``lam`` or ``gamma`` is out of its range, the scores are not floating, or the mask or lam
+            does not fit.
 
     Source: Niculae & Blondel (2017), A Regularized Framework for Sparse and Structured Neural Attention, section 3.2; the
     signs of the derivative in lam are opposite to those in its proof of Lemma 1.
@@ -77,11 +81,13 @@ def fusedmax(
 
 @ranges(lam=Learnable(0.0, LARGEST))
 class Fusedmax(SparseMapping):
-    """Fusedmax as a layer: attention to a few contiguous stretches, each with one weight.
+    """Layer that computes fusedmax: attention to a few contiguous stretches, each with one weight.
+
+    For the formula, see :func:`~lit_sparse.mappings.functional.fusedmax`.
 
     Args:
-        lam: strength of the fusion penalty, >= 0, or a tensor of such values that broadcasts to the scores with size 1 along
-            ``dim``. A ``nn.Parameter`` is learnt; see :class:`LearnableFusedmax` for one that stays positive.
+        lam: strength of the fusion penalty, >= 0, or a tensor of such values that broadcasts to the scores with size 1
+            along ``dim``. A ``nn.Parameter`` is learnt; see :class:`LearnableFusedmax` for one that stays positive.
         gamma: strength of the regularizer ``1/2 ||y||^2 + lam sum |y_(i+1) - y_i|``, > 0.
         dim: dimension along which to map.
 
@@ -106,15 +112,15 @@ class Fusedmax(SparseMapping):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return weak and strong fusion, none, and a strength to learn."""
+        """Return instances for the shared tests: weak, strong and no fusion, and a strength to learn."""
         return [cls(), cls(0.7, gamma=2.0), cls(0.0), cls(nn.Parameter(torch.tensor(0.3)), gamma=0.5)]
 
     def map(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
-        """See :func:`fusedmax`."""
+        """Map the scores along ``dim``; see :func:`fusedmax`."""
         return fusedmax(scores, self.lam, gamma=self.gamma, dim=dim, mask=mask)
 
     def regularizer(self, y: Tensor, dim: int = -1, allowed: Tensor | None = None) -> Tensor:
-        """Return ``1/2 ||y||^2 + lam sum |y_(i+1) - y_i|``, over neighbours that are both allowed."""
+        """Return Omega(y) = ``1/2 ||y||^2 + lam sum |y_(i+1) - y_i|``, over neighbours that are both allowed."""
         steps, lam = _variation(y, dim, allowed), self.lam
         penalty = lam * steps if not isinstance(lam, Tensor) else (lam * steps.unsqueeze(dim)).squeeze(dim)
         return 0.5 * y.square().sum(dim) + penalty
@@ -130,14 +136,16 @@ class Fusedmax(SparseMapping):
 
 @ranges(shape=SHAPE, start=Number(0.0, LARGEST, open_low=True))
 class LearnableFusedmax(Fusedmax):
-    """Fusedmax whose lam is learnt and stays above zero.
+    r"""Layer that computes fusedmax with a learned, positive fusion strength lam.
 
-    ``lam = log(1 + exp(a))``, one ``a`` for each entry of ``shape``.
+    .. math:: \lambda = \ln(1 + e^a)
+
+    where the parameter a (the attribute ``weight``) has the given shape.
 
     Args:
-        shape: shape of lam; it broadcasts to the scores with size 1 along ``dim``. ``(heads, 1, 1)`` gives each head of an
-            attention layer its own.
-        start: where lam starts, > 0.
+        shape: shape of lam; it broadcasts to the scores with size 1 along ``dim``. ``(heads, 1, 1)`` gives each head of
+            an attention layer its own.
+        start: initial lam, > 0.
         gamma: strength of the whole regularizer, > 0.
         dim: dimension along which to map.
 
@@ -162,12 +170,12 @@ class LearnableFusedmax(Fusedmax):
 
     @property
     def lam(self) -> Tensor:  # type: ignore[override]
-        """The lam of now, of the given shape."""
+        """The present value of lam, of the shape given to the constructor."""
         return nn.functional.softplus(self.weight)
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return a weak start and a strong one."""
+        """Return instances for the shared tests: a weak initial fusion and a strong one."""
         return [cls(), cls(start=0.8, gamma=0.5)]
 
 

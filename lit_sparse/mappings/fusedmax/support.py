@@ -32,13 +32,13 @@ EPS_SINGLE, EPS_DOUBLE = float(np.finfo(np.float32).eps), float(np.finfo(np.floa
 
 @compile_rows()
 def fits_lanes(x: Any, gamma: Any, lam: Any) -> Any:
-    """Return whether candidates are found in lanes, which must not depend on how threads divide the rows."""
+    """Return whether candidates can be found in SIMD lanes, whatever the number of rows that a thread gets."""
     return x.shape[0] >= FEW_ROWS and x.shape[1] <= LONGEST and 1.0 / LARGEST < gamma < LARGEST and lam < LARGEST
 
 
 @compile_rows()
 def lane_workspace(x: Any, gamma: Any) -> Any:
-    """Return scores, messages and states of :data:`LANES` rows, and the bits of their candidates."""
+    """Return workspace for :data:`LANES` rows: scores, messages, states, and one bit per candidate."""
     d = x.shape[1] if fits_lanes(x, gamma, 0.0) else 1
     tile, messages = empty((d + 2) * LANES, x.dtype), empty((d + 2) * LANES, x.dtype)
     return tile, messages, empty(7 * LANES, x.dtype), empty((d + WORD - 1) // WORD * LANES, np.int32)
@@ -46,7 +46,7 @@ def lane_workspace(x: Any, gamma: Any) -> Any:
 
 @compile_rows()
 def fill_lane(x: Any, row: Any, top: Any, scale: Any, floor: Any, lane: Any, tile: Any) -> None:
-    """Write ``(x - top) * scale`` of a row to a lane; nothing below ``floor``, for it is not in a support."""
+    """Write the scaled scores ``(x - top) * scale`` of a row to a lane, raised to at least ``floor``."""
     factor, least, none = x.dtype.type(scale), x.dtype.type(floor), x.dtype.type(-np.inf)
     tile[lane] = none
     for i in range(x.shape[1]):
@@ -57,7 +57,7 @@ def fill_lane(x: Any, row: Any, top: Any, scale: Any, floor: Any, lane: Any, til
 
 @compile_rows()
 def sweep(d: Any, tile: Any, state: Any) -> None:
-    """Compute h and the size of its set for the levels of all lanes, and move the levels by Newton's method."""
+    """Compute h and the size of its set at the levels of all lanes, and move the levels by a Newton step."""
     zero, one, none = tile.dtype.type(0), tile.dtype.type(1), tile.dtype.type(-np.inf)
     for r in range(4 * LANES):
         state[r] = zero
@@ -79,7 +79,7 @@ def sweep(d: Any, tile: Any, state: Any) -> None:
 
 @compile_rows()
 def mark(d: Any, tile: Any, messages: Any, state: Any, words: Any) -> None:
-    """Write the set of each lane's lower level as bits."""
+    """Write the set at each lane's lower level as bits."""
     zero, one, none = tile.dtype.type(0), tile.dtype.type(1), tile.dtype.type(-np.inf)
     for r in range(LANES):
         state[GAIN + r], state[INSIDE + r] = zero, zero
@@ -106,16 +106,16 @@ def mark(d: Any, tile: Any, messages: Any, state: Any, words: Any) -> None:
 
 @compile_rows()
 def find_candidates(x: Any, rows: Any, tops: Any, lams: Any, n: Any, gamma: Any, workspace: Any) -> None:
-    """Mark the entries that may be in the support, for :func:`list_candidates`.
+    """Mark the entries of up to :data:`LANES` rows that may be in the support of fusedmax, for :func:`list_candidates`.
 
     Args:
         x: (rows, d) scores.
-        rows: (LANES,) which row each lane takes.
+        rows: (LANES,) index of the row in each lane.
         tops: (LANES,) maxima of these rows.
         lams: (LANES,) strengths of the penalty, finite.
         n: number of lanes in use.
         gamma: strength of the regularizer.
-        workspace: of :func:`lane_workspace`.
+        workspace: result of :func:`lane_workspace`.
     """
     d = x.shape[1]
     tile, messages, state, words = workspace

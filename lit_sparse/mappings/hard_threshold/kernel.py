@@ -28,10 +28,10 @@ def _threshold_reference(x: Tensor, k: int, nonneg: bool) -> tuple[Tensor, Tenso
 
 @compile_rows(REDUCTION_FLAGS)
 def magnitude_keys(bits: Any, row: Any, low: Any, infinite: Any, nonneg: Any, keys: Any) -> Any:
-    """Write integers that order as the magnitudes, or as the positive entries; -1 for entries that must not be chosen.
+    """Write integer sort keys of a row's magnitudes, or of its positive entries; -1 for entries that must not be chosen.
 
     Returns:
-        The number of other entries, and the smallest and the largest key.
+        The number of entries that may be chosen, and their smallest and largest key.
     """
     none = keys.dtype.type(-1)
     count, least, most = np.int32(0), infinite, none
@@ -48,7 +48,7 @@ def magnitude_keys(bits: Any, row: Any, low: Any, infinite: Any, nonneg: Any, ke
 
 @compile_rows()
 def threshold_block(start: Any, stop: Any, out: Any, chosen: Any, x: Any, k: Any, nonneg: Any) -> None:
-    """Keep the k largest magnitudes, or the k largest positive entries, of rows ``start .. stop - 1``."""
+    """Write rows ``start .. stop - 1`` of ``x``, all but the k largest magnitudes (or positive entries) set to zero."""
     bits, cell, cell_bits = row_views(x)
     keys, zero = empty((1, x.shape[1]), bits.dtype), x.dtype.type(0)
     low, _, _, infinite = layout_of(x)
@@ -85,7 +85,7 @@ threshold_hard = RowKernel(
 
 @compile_rows()
 def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, chosen: Any) -> None:
-    """Keep the chosen entries of rows ``start .. stop - 1`` of ``v``; NaN where y is."""
+    """Write the chosen entries of rows ``start .. stop - 1`` of ``v`` to ``out``, zeros elsewhere; NaN where y is NaN."""
     zero, broken = v.dtype.type(0), v.dtype.type(np.nan)
     for row in range(start, stop):
         for i in range(v.shape[1]):

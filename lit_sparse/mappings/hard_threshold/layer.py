@@ -28,7 +28,11 @@ class _HardThreshold(RowFunction):
 
 
 def hard_threshold(x: Tensor, k: int, *, nonneg: bool = False, dim: int = -1, mask: Tensor | None = None) -> Tensor:
-    """Return the k entries of largest magnitude, or the k largest positive ones, and zero elsewhere.
+    r"""Return the k entries of largest magnitude, or the k largest positive ones, and zero elsewhere.
+
+    .. math:: y = \operatorname*{argmin}_{\lVert y \rVert_0 \le k} \lVert y - x \rVert^2
+
+    where, with ``nonneg``, y is also nonnegative.
 
     Args:
         x: floating tensor; length d along ``dim``.
@@ -43,7 +47,8 @@ def hard_threshold(x: Tensor, k: int, *, nonneg: bool = False, dim: int = -1, ma
     Raises:
         ConfigurationError: if ``k`` is not an integer >= 1, x is not floating, or the mask does not fit.
 
-    Source: the nearest point with k entries; the transfer function of SOAE-L0 in Thom & Palm (2013).
+    Source: Thom & Palm (2013), Sparse Activity and Sparse Connectivity in Supervised Learning: the transfer function of
+    SOAE-L0.
     """
     k = check_count("k", k)
     return _HardThreshold.along(x, mask, dim, options=(k, nonneg))
@@ -51,7 +56,9 @@ def hard_threshold(x: Tensor, k: int, *, nonneg: bool = False, dim: int = -1, ma
 
 @ranges(k=Count())
 class HardThreshold(SparseMapping):
-    """Hard thresholding as a layer.
+    """Layer that keeps the k entries of largest magnitude in each row, and sets the others to zero.
+
+    For the formula, see :func:`~lit_sparse.mappings.functional.hard_threshold`.
 
     Args:
         k: how many entries stay, >= 1.
@@ -77,15 +84,15 @@ class HardThreshold(SparseMapping):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return one that cuts, one that cuts negative entries too, and one that keeps all."""
+        """Return instances for the shared tests: a small k, a small k with ``nonneg``, and a k that keeps all entries."""
         return [cls(2), cls(3, nonneg=True), cls(50)]
 
     def map(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
-        """See :func:`hard_threshold`."""
+        """Map the scores along ``dim``; see :func:`hard_threshold`."""
         return hard_threshold(scores, self.k, nonneg=self.nonneg, dim=dim, mask=mask)
 
     def regularizer(self, y: Tensor, dim: int = -1, allowed: Tensor | None = None) -> Tensor:
-        """Return ``1/2 ||y||^2``, inf for more than k entries or, with ``nonneg``, a negative one."""
+        """Return Omega(y) = ``1/2 ||y||^2``; inf for more than k nonzero entries or, with ``nonneg``, a negative one."""
         outside = (y != 0).sum(dim) > self.k
         if self.nonneg:
             outside = outside | (y < 0).any(dim)

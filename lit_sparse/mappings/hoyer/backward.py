@@ -22,7 +22,7 @@ LARGEST_SINGLE, LARGEST_DOUBLE = float(np.finfo(np.float32).max), float(np.finfo
 
 @compile_rows()
 def signed(v: Any, y: Any, x: Any, row: Any, origin: Any, scale: Any, side: Any, push: Any) -> None:
-    """Write x less the origin, scaled, and v, with the sign of y, where y is not zero, else 0.
+    """Write the scaled, shifted magnitudes of a row of x, and v with the sign of y, on the support of y; zeros elsewhere.
 
     In a function of its own: where sums may be reassociated, so may a second difference, and the digits are lost.
     """
@@ -36,7 +36,7 @@ def signed(v: Any, y: Any, x: Any, row: Any, origin: Any, scale: Any, side: Any,
 
 @compile_rows()
 def centered(y: Any, row: Any, center: Any, side: Any) -> None:
-    """Take the center off, where y is not zero."""
+    """Subtract the center from ``side`` on the support of a row of y."""
     zero = y.dtype.type(0)
     for i in range(y.shape[1]):
         side[i] = side[i] - center if y[row, i] != zero else zero
@@ -44,7 +44,7 @@ def centered(y: Any, row: Any, center: Any, side: Any) -> None:
 
 @compile_rows(REDUCTION_FLAGS - {"nnan"})
 def support_sums(y: Any, row: Any, side: Any, push: Any) -> Any:
-    """Return the size of the support, and the sums of what :func:`signed` wrote, |y| and y^2."""
+    """Return the support size of a row of y, and the sums of ``side``, ``push``, |y| and y^2 over it."""
     zero = y.dtype.type(0)
     count = 0
     scores, mass, total, energy = 0.0, 0.0, 0.0, 0.0
@@ -59,7 +59,7 @@ def support_sums(y: Any, row: Any, side: Any, push: Any) -> Any:
 
 @compile_rows(REDUCTION_FLAGS - {"nnan"})
 def support_products(side: Any, push: Any) -> Any:
-    """Return the sums of distances, of their squares, and of distances times v."""
+    """Return the sums of the distances in ``side``, of their squares, and of their products with ``push``."""
     reach, spread, product = 0.0, 0.0, 0.0
     for i in range(len(side)):
         wide = np.float64(side[i])
@@ -71,7 +71,7 @@ def support_products(side: Any, push: Any) -> Any:
 
 @compile_rows()
 def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, x: Any, nonneg: Any) -> None:
-    """Multiply rows ``start .. stop - 1`` of ``v`` by the Jacobian at ``y``."""
+    """Multiply rows ``start .. stop - 1`` of ``v`` by the Jacobian of the Hoyer projection at its result ``y``."""
     zero = y.dtype.type(0)
     side, push = empty(y.shape[1], y.dtype), empty(y.shape[1], y.dtype)
     for row in range(start, stop):
@@ -103,7 +103,7 @@ def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, x: Any, nonne
 
 
 def hoyer_jacobian(v: Tensor, y: Tensor, x: Tensor, nonneg: bool) -> Tensor:
-    """Return the Jacobian of the projection of x at its result y, times v, in differentiable operations."""
+    """Return the product J v of the Jacobian of the Hoyer projection of x at its result y, in differentiable operations."""
     support = y != 0
     sign = torch.where(y < 0, -1.0, 1.0).to(y.dtype)
     n = support.sum(-1, keepdim=True).clamp_min(1)

@@ -78,9 +78,9 @@ def _project_reference(x: Tensor, sparseness: float | Tensor, norm: float | Tens
 
 @compile_rows(REDUCTION_FLAGS)
 def moments_above(z: Any, n: Any, tau: Any) -> Any:
-    """Return number, sum and sum of squares of the entries above tau.
+    """Return number, sum and sum of squares of the first n entries of z above tau.
 
-    Not of their excess over tau: next to a distant tau, float32 does not tell nearly equal entries apart.
+    Sums of z itself, since subtracting a distant tau would lose the differences of nearly equal float32 entries.
     """
     threshold = z.dtype.type(tau)
     count, total, square = np.int32(0), 0.0, 0.0
@@ -95,7 +95,7 @@ def moments_above(z: Any, n: Any, tau: Any) -> Any:
 
 @compile_rows(REDUCTION_FLAGS)
 def spread_above(z: Any, n: Any, tau: Any, mean: Any) -> Any:
-    """Return the sum of squared distances from the mean, over the entries above tau."""
+    """Return the sum of squared distances from the mean over the first n entries of z above tau."""
     threshold, center, zero = z.dtype.type(tau), z.dtype.type(mean), z.dtype.type(0)
     square = 0.0
     for j in range(n):
@@ -106,7 +106,7 @@ def spread_above(z: Any, n: Any, tau: Any, mean: Any) -> Any:
 
 @compile_rows(REDUCTION_FLAGS)
 def count_equal(a: Any, n: Any, value: Any) -> Any:
-    """Return how many entries have this value."""
+    """Return how many of the first n entries equal ``value``."""
     count = np.int32(0)
     for j in range(n):
         count += np.int32(a[j] == value)
@@ -115,7 +115,7 @@ def count_equal(a: Any, n: Any, value: Any) -> Any:
 
 @compile_rows()
 def threshold_of(z: Any, n: Any, tau: Any, ratio: Any, count: Any, total: Any, square: Any) -> Any:
-    """Return the threshold that has the entries above tau as its support, given their number, sum and sum of squares."""
+    """Return the threshold whose support is the set of entries above tau, given their number, sum and sum of squares."""
     mean = total / count
     spread = square - total * total / count
     if spread <= CANCELLED * square:
@@ -125,7 +125,10 @@ def threshold_of(z: Any, n: Any, tau: Any, ratio: Any, count: Any, total: Any, s
 
 @compile_rows()
 def solve(z: Any, n: Any, ratio: Any) -> Any:
-    """Return the threshold in z, for fewer than ratio^2 entries at the maximum 0, and ratio^2 < n."""
+    """Return the threshold tau at which the l1 norm of ``(z - tau)_+`` is ``ratio`` times its l2 norm.
+
+    Requires that fewer than ratio^2 entries attain the maximum 0, and ratio^2 < n.
+    """
     count, total, square = moments_above(z, n, -np.inf)
     mean, lower = total / n, threshold_of(z, n, -np.inf, ratio, count, total, square)
     deviation = (mean - lower) * math.sqrt(n - ratio * ratio) / ratio
@@ -162,7 +165,7 @@ def solve(z: Any, n: Any, ratio: Any) -> Any:
 
 @compile_rows()
 def write_equal(a: Any, n: Any, top: Any, ties: Any, first: Any, second: Any, row: Any, out: Any) -> None:
-    """Write ``first`` to the first of the largest entries and ``second`` to the next ties - 1 of them, zeros to others."""
+    """Write ``first`` to the first of the largest entries, ``second`` to the next ``ties - 1`` of them, and zeros elsewhere."""
     left = ties
     for j in range(n):
         out[row, j] = 0
@@ -173,7 +176,7 @@ def write_equal(a: Any, n: Any, top: Any, ties: Any, first: Any, second: Any, ro
 
 @compile_rows()
 def rescale(a: Any, n: Any, top: Any, depth: Any, z: Any) -> None:
-    """Write ``(a - top) / depth``, which keeps squares from overflowing; what is far below the support is cut off."""
+    """Write ``(a - top) / depth`` to z, so that squares cannot overflow; values far below the support are cut off."""
     scale, floor = 1.0 / depth, z.dtype.type(FLOOR)
     for j in range(n):
         z[j] = max((np.float64(a[j]) - top) * scale, floor)
@@ -181,7 +184,7 @@ def rescale(a: Any, n: Any, top: Any, depth: Any, z: Any) -> None:
 
 @compile_rows()
 def rescue(a: Any, n: Any, depth: Any) -> Any:
-    """Scale a row whose range is at an end of that of float64, in place and by a power of two, which is returned."""
+    """Scale a row near the limits of float64's range, in place, by a power of two, and return that power."""
     scale = UP if depth < TINY else (0.25 if depth == np.inf else 1.0)
     if scale != 1.0:
         for j in range(n):
@@ -191,7 +194,10 @@ def rescue(a: Any, n: Any, depth: Any) -> Any:
 
 @compile_rows()
 def stands_out(a: Any, n: Any, value: Any, ratio: Any) -> Any:
-    """Return whether a value is above the threshold, by more than rounding: whether the excess over it has a lower ratio."""
+    """Return whether a value is above the threshold by more than rounding.
+
+    It is if the excess of the entries over it has a lower ratio of l1 to l2 norm.
+    """
     unit, excess, energy = np.float64(value), 0.0, 0.0
     for j in range(n):
         more = max(np.float64(a[j]) - unit, 0.0)
@@ -202,7 +208,7 @@ def stands_out(a: Any, n: Any, value: Any, ratio: Any) -> Any:
 
 @compile_rows()
 def project_row(a: Any, n: Any, least: Any, most: Any, sparseness: Any, norm: Any, z: Any, row: Any, out: Any) -> None:
-    """Write the projection of n values in ``least .. most`` to the first entries of a row of ``out``; z is workspace."""
+    """Write the Hoyer projection of the first n values of ``a``, which lie in ``least .. most``, to a row of ``out``."""
     root = math.sqrt(n)
     ratio = min(max(root - sparseness * (root - 1.0), 1.0), root)
     total = norm * ratio  # the l1 norm
@@ -247,7 +253,7 @@ def project_row(a: Any, n: Any, least: Any, most: Any, sparseness: Any, norm: An
 
 @compile_rows()
 def magnitudes(bits: Any, n: Any, low: Any) -> Any:
-    """Replace n floats, given by their bits, by their magnitudes; return the bits of the smallest and of the largest."""
+    """Replace n floats, given by their bits, by their magnitudes; return the bits of the smallest and the largest."""
     least, most = low, bits.dtype.type(0)
     for j in range(n):
         bits[j] &= low
@@ -257,7 +263,7 @@ def magnitudes(bits: Any, n: Any, low: Any) -> Any:
 
 @compile_rows()
 def project_block(start: Any, stop: Any, out: Any, x: Any, sparsenesses: Any, norms: Any, nonneg: Any) -> None:
-    """Project rows ``start .. stop - 1``."""
+    """Write the Hoyer projections of rows ``start .. stop - 1`` of ``x`` to ``out``."""
     d = x.shape[1]
     bits, cell, cell_bits = row_views(x)
     a, z, places = empty(d, x.dtype), empty(d, x.dtype), empty(d, np.int32)

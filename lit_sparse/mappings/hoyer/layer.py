@@ -34,11 +34,14 @@ class _HoyerProjection(RowFunction):
 def hoyer_projection(
     x: Tensor, sparseness: float, *, nonneg: bool = False, norm: float = 1.0, dim: int = -1, mask: Tensor | None = None
 ) -> Tensor:
-    """Return the nearest point of a given Hoyer sparseness and Euclidean norm.
+    r"""Return the nearest point of a given Hoyer sparseness and Euclidean norm.
 
-    The sparseness of y with d entries is ``(sqrt(d) - ||y||_1 / ||y||_2) / (sqrt(d) - 1)``: 0 where all magnitudes are equal, 1
-    where one alone is left. The nearest point is ``y = norm (|x| - tau)_+ / ||(|x| - tau)_+||`` with the signs of x, found in
-    linear time.
+    .. math:: y = \operatorname{sign}(x)\,\mathrm{norm}\,\frac{[\lvert x \rvert - \tau]_+}
+        {\lVert [\lvert x \rvert - \tau]_+ \rVert_2},
+        \qquad \frac{\sqrt d - \lVert y \rVert_1 / \lVert y \rVert_2}{\sqrt d - 1} = \mathrm{sparseness}
+
+    where d is the number of allowed entries and the second equation, Hoyer's sparseness, determines tau. Sparseness is
+    0 if all magnitudes are equal and 1 if a single entry is nonzero. The algorithm takes linear time.
 
     Args:
         x: floating tensor; length d along ``dim``.
@@ -49,14 +52,15 @@ def hoyer_projection(
         mask: boolean, broadcastable to ``x``; True where an entry is allowed. d counts those.
 
     Returns:
-        Tensor of x's shape and dtype. Equal entries may leave a choice; then the first ones are taken, and the
-        gradient is zero. A single allowed entry becomes plus or minus the norm.
+        Tensor of x's shape and dtype. If equal entries make the nearest point ambiguous, the first ones are taken, and
+        the gradient is zero. A single allowed entry becomes plus or minus the norm.
 
     Raises:
-        ConfigurationError: if ``sparseness`` or ``norm`` is out of its range, x is not floating, or the mask does not fit.
+        ConfigurationError: if ``sparseness`` or ``norm`` is out of its range, x is not floating, or the mask does not
+            fit.
 
-    Source: Hoyer (2004), Non-negative Matrix Factorization with Sparseness Constraints. Thom & Palm (2013), Sparse Activity and
-    Sparse Connectivity in Supervised Learning. Linear time: Thom, Rapp & Palm (2015).
+    Source: Hoyer (2004), Non-negative Matrix Factorization with Sparseness Constraints. Thom & Palm (2013), Sparse Activity
+    and Sparse Connectivity in Supervised Learning. Linear time: Thom, Rapp & Palm (2015).
     """
     sparseness, norm = check_number("sparseness", sparseness, 0.0, 1.0), check_positive("norm", norm)
     return _HoyerProjection.along(x, mask, dim, sparseness, norm, options=(nonneg,))
@@ -64,7 +68,9 @@ def hoyer_projection(
 
 @ranges(sparseness=Number(0.0, 1.0), norm=POSITIVE)
 class HoyerProjection(SparseMapping):
-    """Projection onto a given Hoyer sparseness, as a layer.
+    """Layer that projects rows onto vectors of a given Hoyer sparseness and Euclidean norm.
+
+    For the formula, see :func:`~lit_sparse.mappings.functional.hoyer_projection`.
 
     Args:
         sparseness: the sparseness of the result, in [0, 1].
@@ -94,13 +100,13 @@ class HoyerProjection(SparseMapping):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return projections with and without signs, sparse and not."""
+        """Return instances for the shared tests, with and without signs, of low and high sparseness."""
         return [cls(0.6), cls(0.6, nonneg=True, norm=2.0), cls(0.15), cls(0.9, nonneg=True)]
 
     def map(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
-        """See :func:`hoyer_projection`."""
+        """Map the scores along ``dim``; see :func:`hoyer_projection`."""
         return hoyer_projection(scores, self.sparseness, nonneg=self.nonneg, norm=self.norm, dim=dim, mask=mask)
 
     def regularizer(self, y: Tensor, dim: int = -1, allowed: Tensor | None = None) -> Tensor:
-        """Return 0: the norms of the result are fixed, and nothing else is asked of it."""
+        """Return Omega(y) = 0: the norms of the result are fixed, and nothing else is penalized."""
         return torch.zeros_like(y).sum(dim)

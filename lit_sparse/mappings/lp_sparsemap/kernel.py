@@ -25,14 +25,14 @@ LOOSE, TIGHT, EQUAL, OPPOSITE = 0, 1, 2, 3
 
 
 class Factors(NamedTuple):
-    """Factors one after another; E entries in total.
+    """The factors of a graph in flat arrays, one after another: F factors with E entries in total.
 
     Attributes:
-        first: int64 (F + 1,), where the entries of each begin.
-        limits: float64 (F, 2), least and most ones.
-        pair: int64 (F,), the number of a pair's potential; -1 for limits.
-        index: int64 (E,), variables.
-        negated: uint8 (E,).
+        first: int64 (F + 1,), index of the first entry of each factor.
+        limits: float64 (F, 2), smallest and largest allowed number of ones.
+        pair: int64 (F,), index of a pair's potential; -1 for a factor of limits.
+        index: int64 (E,), the variable of each entry.
+        negated: uint8 (E,), whether the entry is one minus its variable.
     """
 
     first: Any
@@ -43,7 +43,7 @@ class Factors(NamedTuple):
 
 
 class Options(NamedTuple):
-    """Constants of the method; see :mod:`lit_sparse.mappings.lp_sparsemap.solver`."""
+    """Constants of the augmented Lagrangian method; see :mod:`lit_sparse.mappings.lp_sparsemap.solver`."""
 
     first: float
     growth: float
@@ -56,7 +56,7 @@ class Options(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Solutions of a batch, with the anchors' nearest points and how much each potential counts."""
+    """Solutions of a batch: marginals, the factors' nearest points, and the expected count of each potential."""
 
     marginals: Any
     anchors: Any
@@ -69,7 +69,7 @@ class Rows(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Workspace of one row.
+    """Workspace for solving one row of LP-SparseMAP.
 
     Attributes:
         variables: float64 (4, d).
@@ -92,7 +92,10 @@ class Work(NamedTuple):
 
 @compile_rows()
 def clipped_sum(z: Any, first: Any, stop: Any, tau: Any) -> Any:
-    """Return the sum of ``clip(z - tau, 0, 1)``, the number of entries strictly between, the sum of their z, and of ones."""
+    """Return the sum of ``clip(z - tau, 0, 1)`` over entries ``first .. stop - 1``, with the counts that its slope needs.
+
+    The other results are the number of entries strictly between 0 and 1, the sum of their z, and the number of ones.
+    """
     total, count, between, ones = 0.0, 0, 0.0, 0
     for e in range(first, stop):
         value = z[e] - tau
@@ -108,7 +111,10 @@ def clipped_sum(z: Any, first: Any, stop: Any, tau: Any) -> Any:
 
 @compile_rows()
 def limit_count(z: Any, first: Any, stop: Any, least: Any, most: Any) -> Any:
-    """Return the threshold tau of the nearest point, and whether it meets a limit; z may hold infinities."""
+    """Return the tau for which ``clip(z - tau, 0, 1)`` sums to within ``least .. most``, and whether the sum is at a limit.
+
+    z may hold infinities.
+    """
     total, count, between, ones = clipped_sum(z, first, stop, 0.0)
     if least <= total <= most:
         return 0.0, LOOSE
@@ -141,7 +147,10 @@ def limit_count(z: Any, first: Any, stop: Any, least: Any, most: Any) -> Any:
 
 @compile_rows()
 def join_pair(first: Any, second: Any, coupling: Any) -> Any:
-    """Return the nearest pair to two scores, what its face joins, and how much both count; see ``project_pairs``."""
+    """Return the nearest point of a pair factor, which variables are tied on its face, and the pair's joint marginal.
+
+    See :func:`~lit_sparse.mappings.lp_sparsemap.projections.project_pairs`.
+    """
     apart, pull = coupling < 0.0, abs(coupling)
     if apart:
         first, second = first - pull, 1.0 - second
@@ -162,7 +171,7 @@ def join_pair(first: Any, second: Any, coupling: Any) -> Any:
 
 @compile_rows(inline="source")
 def evaluate(factors: Any, x: Any, potentials: Any, penalty: Any, work: Any) -> Any:
-    """Find the nearest points of all factors, and return the objective and the largest residual; write the gradient."""
+    """Compute the nearest points of all factors; return the objective and the largest residual, and write the gradient."""
     mu, gradient, z, u = work.variables[POINT], work.variables[GRADIENT], work.entries[ANCHOR], work.entries[COPY]
     value, residual = 0.0, 0.0
     for i in range(len(mu)):
@@ -201,7 +210,7 @@ def evaluate(factors: Any, x: Any, potentials: Any, penalty: Any, work: Any) -> 
 
 @compile_rows(inline="source")
 def assemble(factors: Any, x: Any, penalty: Any, work: Any) -> None:
-    """Write the lower triangle of ``I + penalty * sum of the factors' I - J`` to the workspace's matrix."""
+    """Write the lower triangle of the Newton matrix ``I + penalty * sum of the factors' (I - J)`` to the workspace."""
     matrix = work.matrix
     for i in range(len(matrix)):
         for j in range(i):
@@ -229,7 +238,7 @@ def assemble(factors: Any, x: Any, penalty: Any, work: Any) -> None:
 
 @compile_rows(REDUCTION_FLAGS)
 def reduced(matrix: Any, i: Any, j: Any) -> Any:
-    """Return an entry of the matrix less the product of the factor's rows i and j before it."""
+    """Return entry (i, j) of the matrix minus the inner product of the Cholesky factor's rows i and j before column j."""
     value = matrix[i, j]
     for k in range(j):
         value -= matrix[i, k] * matrix[j, k]
@@ -247,7 +256,7 @@ def factorize(matrix: Any) -> None:
 
 @compile_rows()
 def solve_rows(start: Any, stop: Any, rows: Any, factors: Any, x: Any, potentials: Any, options: Any, work: Any) -> None:
-    """Solve rows ``start .. stop - 1``, with finite scores or -inf; see :func:`solve_graphs`."""
+    """Solve LP-SparseMAP for rows ``start .. stop - 1`` with finite scores or -inf; see :func:`solve_graphs`."""
     d = x.shape[1]
     mu, base = work.variables[POINT], work.variables[BASE]
     direction, gradient = work.variables[DIRECTION], work.variables[GRADIENT]
@@ -331,10 +340,10 @@ def _solve_part(start: int, stop: int, rows: Rows, factors: Factors, x: Array, p
 
 
 def solve_graphs(factors: Factors, x: Array, potentials: Array, options: Options) -> Rows:
-    """Solve a batch on as many threads as torch uses.
+    """Solve LP-SparseMAP for a batch on the CPU, with as many threads as torch uses.
 
     Args:
-        factors: limits on counts, and pairs.
+        factors: limits on the number of ones, and pairs.
         x: float64 (B, d), finite, or -inf where a variable is 0.
         potentials: float64 (B, P), finite, one for each pair.
         options: constants of the method.

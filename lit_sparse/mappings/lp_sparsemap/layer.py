@@ -24,13 +24,13 @@ __all__ = ["LPSparseMAP", "LPSparseMAPOutput", "lp_sparsemap"]
 
 @dataclass(frozen=True)
 class LPSparseMAPOutput:
-    """Marginals of a factor graph for each row; unpacks to its first two attributes.
+    """Marginals of a factor graph for each row; unpacks to ``marginals, counts``.
 
     Attributes:
         marginals: (..., d).
-        counts: (..., P) how much each potential counts, such as the probability that both variables of a pair are 1.
-        residual: (...) largest difference of a variable and a factor's copy of it.
-        gap: (...) primal-dual gap; a rounding error if the residual is.
+        counts: (..., P) expected count of each potential, such as the probability that both variables of a pair are 1.
+        residual: (...) largest difference between a variable and a factor's copy of it.
+        gap: (...) primal-dual gap; as small as rounding errors if the residual is.
     """
 
     marginals: Tensor
@@ -52,28 +52,34 @@ def lp_sparsemap(
     max_iter: int = 300,
     tol: float = 1e-6,
 ) -> LPSparseMAPOutput:
-    """Return the point nearest to the scores that lies in the convex hull of each factor's structures.
+    r"""Return sparse marginals of a factor graph: the point nearest to the scores in the local polytope.
 
-    With marginals mu and what the potentials eta add, it solves ``max <mu, x> + <counts, eta> - gamma / 2 ||mu||^2``, where
-    each factor has a distribution over its structures whose mean is its part of mu. The factors agree on mu alone, so that this
-    is a relaxation: mu need not be the mean of a distribution over vectors that fit all factors. Differentiable in scores and
-    potentials, to any order.
+    .. math:: \max_{\mu, c} \; \langle \mu, x \rangle + \langle c, \eta \rangle - \tfrac{\gamma}{2} \lVert \mu \rVert^2
+
+    where mu are the marginals, eta the potentials and c their expected counts. The maximum is over points for which
+    each factor has a distribution over its structures whose mean is its part of mu (the local polytope). Since factors
+    agree on mu alone, this is a relaxation: mu need not be the mean of a distribution over vectors that satisfy all
+    factors. Differentiable in scores and potentials, to any order.
 
     Args:
         scores: (..., d) floating, one for each variable.
         graph: factors over the variables.
-        potentials: further scores of factors that have them, in the order of the graph's factors and their groups: (..., P) for
-            one for each group of variables, or one for each factor; see :meth:`FactorGraph.potential_counts`.
+        potentials: further scores of factors that have them, in the order of the graph's factors and their groups:
+            (..., P) for one for each group of variables, or one for each factor; see
+            :meth:`FactorGraph.potential_counts`.
         gamma: strength of the regularizer, > 0.
         mask: boolean, broadcastable to ``scores``; True where a variable is allowed. Others are 0.
-        max_iter: most evaluations of the factors for a row; a warning tells when they were too few.
-        tol: largest difference of a variable and a factor's copy of it to reach.
+        max_iter: maximum number of evaluations of the factors for a row; if it is reached, there is a warning.
+        tol: largest allowed difference between a variable and a factor's copy of it.
 
     Returns:
         Marginals, counts, residual and gap. NaN or +inf at an allowed variable makes its own row NaN and no other.
 
     Raises:
         ConfigurationError: for an invalid argument, or factors that contradict one another.
+
+    Source: Niculae & Martins (2020), LP-SparseMAP: Differentiable Relaxed Optimization for Sparse Structured Prediction,
+    arXiv:2001.04437.
 
     Example:
         >>> import torch
@@ -90,10 +96,10 @@ def lp_sparsemap(
 
 
 def check_graph(graph: Any) -> FactorGraph:
-    """Return a factor graph.
+    """Return a factor graph after checking that it is one.
 
     Raises:
-        ConfigurationError: if it is none.
+        ConfigurationError: if it is not a :class:`~lit_sparse.structures.FactorGraph`.
     """
     if isinstance(graph, FactorGraph):
         return graph
@@ -142,21 +148,24 @@ def _batched(potentials: Tensor | None, graph: FactorGraph, x: Tensor) -> Tensor
 
 
 class LPSparseMAP(PotentialMapping):
-    """Marginals of a factor graph, as a layer: the nearest point that lies in the convex hull of each factor's structures.
+    """Layer that computes sparse marginals of a factor graph: the point nearest to the scores in the local polytope.
+
+    See :func:`~lit_sparse.mappings.functional.lp_sparsemap` for the objective.
 
     Args:
         graph: factors over the variables; see :class:`~lit_sparse.structures.FactorGraph`.
         potentials: further scores of factors that have them, a tensor or a list; see
             :func:`~lit_sparse.mappings.functional.lp_sparsemap`.
-        learn_potentials: make the potentials a parameter, which starts from ``potentials`` or zeros: one for each factor where
-            the graph reads its number of variables from the scores, else one for each group of variables.
+        learn_potentials: make the potentials a parameter, which starts from ``potentials`` or zeros: one for each
+            factor where the graph reads its number of variables from the scores, else one for each group of variables.
         gamma: strength of the regularizer, > 0.
         dim: dimension along which to map.
-        max_iter: most evaluations of the factors for a row; one warning tells when they were too few.
-        tol: largest difference of a variable and a factor's copy of it to reach.
+        max_iter: maximum number of evaluations of the factors for a row; the first time it is reached, there is a
+            warning.
+        tol: largest allowed difference between a variable and a factor's copy of it.
 
     Raises:
-        ConfigurationError: if an argument is not as described.
+        ConfigurationError: if an argument is invalid.
 
     Source: Niculae & Martins (2020), LP-SparseMAP: Differentiable Relaxed Optimization for Sparse Structured Prediction,
     arXiv:2001.04437.
@@ -187,13 +196,13 @@ class LPSparseMAP(PotentialMapping):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return graphs for any number of variables."""
+        """Return instances for the shared tests, with graphs for any number of variables."""
         chain = FactorGraph(None, [Factor(Pair(), "neighbours"), Factor(Budget(None, 2))])
         some = FactorGraph(None, [Factor(Or()), Factor(Budget(None, 3))])
         return [cls(some), cls(chain, potentials=[0.7]), cls(chain, potentials=[-0.4], gamma=0.5)]
 
     def map(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
-        """Return the marginals; see :func:`lp_sparsemap`."""
+        """Return the marginals along ``dim``; see :func:`lp_sparsemap`."""
         x = allowed_scores(scores, mask, dim).movedim(dim, -1)
         if x.is_meta or x.shape[-1] == 0:
             return (torch.zeros_like(x) if x.is_meta else x).movedim(-1, dim)
@@ -218,10 +227,10 @@ class LPSparseMAP(PotentialMapping):
         return point, counts, links, inner + (counts * links).sum(-1).reshape(x.shape[:-1])
 
     def loss(self, scores: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return the Fenchel-Young loss of this mapping for vectors that fit all factors as targets.
+        """Return the Fenchel-Young loss of LP-SparseMAP for targets that satisfy all factors.
 
-        Not negative, and zero where the marginals are the target. Its gradient is the marginals less the target, and in the
-        potentials the counts less the target's.
+        Nonnegative, and zero where the marginals are the target. Its gradient is the marginals minus the target, and in
+        the potentials the expected counts minus the target's counts.
 
         Args:
             scores: (..., d).
@@ -232,7 +241,7 @@ class LPSparseMAP(PotentialMapping):
             Tensor (...).
 
         Raises:
-            ConfigurationError: if the target has another shape, or does not fit a factor or the mask.
+            ConfigurationError: if the target has another shape, or violates a factor or the mask.
         """
         x = allowed_scores(scores, mask)
         if not isinstance(target, Tensor) or target.shape != x.shape:

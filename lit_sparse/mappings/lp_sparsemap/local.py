@@ -24,13 +24,14 @@ ROUNDING = 1e-8
 
 
 class Faces(NamedTuple):
-    """Nearest points of all factors for a batch, E entries in total.
+    """Nearest points of all factors for a batch of B rows, E entries in total, with the faces they lie on.
 
     Attributes:
-        points: (B, E).
-        normals: for each group of factors (B, m, k, k), I less the derivative of the nearest point.
-        counts: (B, P) how much each potential counts.
-        slopes: for each group with potentials (B, m, p, k), derivatives of the counts in the points.
+        points: (B, E), the nearest points.
+        normals: for each group of m factors of size k, (B, m, k, k), the identity minus the Jacobian of the nearest
+            point.
+        counts: (B, P), expected count of each potential.
+        slopes: for each group with potentials (B, m, p, k), derivatives of the counts with respect to the points.
     """
 
     points: Tensor
@@ -40,7 +41,7 @@ class Faces(NamedTuple):
 
 
 class Local:
-    """The factors of a graph of d variables on a device.
+    """The factors of a graph of d variables on a device, grouped by kind and size.
 
     Attributes:
         groups: factors of one kind and size each.
@@ -48,7 +49,7 @@ class Local:
         block_index: int64, the place in a flattened (d, d) matrix of each entry of each factor's matrix.
         exact: whether each factor's nearest point has a formula.
         packed: the factors for the compiled solver, if they are exact and on the CPU; else None.
-        order: int64 (P,), where each potential's count stands among those of all groups.
+        order: int64 (P,), index of each potential's count in the concatenated counts of all groups.
     """
 
     def __init__(self, graph: FactorGraph, d: int, device: torch.device) -> None:
@@ -67,7 +68,7 @@ class Local:
         Args:
             z: float64 (B, E); -inf where an entry is forbidden.
             potentials: float64 (B, P).
-            sloped: whether the slopes are wanted; structures have zeros otherwise.
+            sloped: whether to compute the slopes; otherwise they are zero for structures.
         """
         points, normals, counts, slopes = [], [], [], []
         for group, mine in self._parts(z):
@@ -120,7 +121,7 @@ class Local:
         )
 
     def fits(self, bits: Tensor, allowed: Tensor) -> Tensor:
-        """Return which vectors (B, d) of zeros and ones are zero where not allowed, and elements of all factors."""
+        """Return which of the binary vectors (B, d) are zero where not allowed and satisfy all factors."""
         good = (((bits == 0) | (bits == 1)) & (allowed | (bits == 0))).all(-1)
         for group in self.groups:
             literals = torch.where(group.negated, 1 - bits[:, group.variables], bits[:, group.variables])
@@ -133,7 +134,7 @@ class Local:
         return good
 
     def totals(self, bits: Tensor, potentials: Tensor) -> Tensor:
-        """Return what the potentials (B, P) add to the score of vectors (B, d) that fit, (B,)."""
+        """Return (B,), the scores that the potentials (B, P) add to binary vectors (B, d) that satisfy all factors."""
         total = potentials.new_zeros(len(bits))
         for group in self.groups:
             if group.structure is not None and group.slots.shape[-1]:
@@ -152,15 +153,15 @@ class Local:
         return [(group, part.reshape(-1, *group.variables.shape)) for group, part in pairs]
 
     def gather(self, variables: Tensor) -> Tensor:
-        """Return the entries (B, E) of variables (B, d)."""
+        """Return the values (B, E) of the variables (B, d) at the factors' entries."""
         return variables[:, self.index]
 
     def scatter(self, entries: Tensor) -> Tensor:
-        """Return the sums (B, d) over the entries (B, E) of each variable."""
+        """Return (B, d), for each variable the sum of its entries (B, E) in the factors."""
         return entries.new_zeros(len(entries), self.d).scatter_add_(1, self.index.expand_as(entries), entries)
 
     def pull(self, slopes: list[Tensor], counts: Tensor) -> Tensor:
-        """Return the entries (B, E) that changes of the counts (B, P) pull at, by the derivatives of the counts."""
+        """Return (B, E), the transposed derivative of the counts by the entries, times changes of the counts (B, P)."""
         parts = [
             torch.einsum("bmp,bmpk->bmk", counts[:, group.slots], slope).flatten(1)
             for group, slope in zip(self.groups, slopes, strict=True)
@@ -168,19 +169,19 @@ class Local:
         return torch.cat(parts, -1)
 
     def push(self, slopes: list[Tensor], entries: Tensor) -> Tensor:
-        """Return the changes (B, P) of the counts for changes of the entries (B, E)."""
+        """Return (B, P), the changes of the counts for changes (B, E) of the entries."""
         pairs = zip(slopes, self._parts(entries), strict=True)
         parts = [torch.einsum("bmpk,bmk->bmp", slope, part).flatten(1) for slope, (_, part) in pairs]
         return torch.cat(parts, -1)[:, self.order]
 
     def snap(self, variables: Tensor, points: Tensor, open_: Tensor) -> Tensor:
-        """Return variables (B, d), exactly 0 or 1 where a factor's copy (B, E) is, up to rounding."""
+        """Return variables (B, d) set to exactly 0 or 1 where a factor's copy (B, E) of them is 0 or 1 up to rounding."""
         zero = self.scatter((open_ & (points <= ROUNDING)).to(variables.dtype)) > 0
         one = self.scatter((open_ & (points >= 1 - ROUNDING)).to(variables.dtype)) > 0
         return torch.where(zero, 0.0, torch.where(one, 1.0, variables))
 
     def matrix(self, normals: list[Tensor]) -> Tensor:
-        """Return the sum (B, d, d) of the factors' matrices."""
+        """Return (B, d, d), the sum over factors of the matrices in ``normals``, each at its variables' rows and columns."""
         blocks = torch.cat([normal.flatten(1) for normal in normals], -1)
         flat = blocks.new_zeros(len(blocks), self.d * self.d)
         return flat.scatter_add_(1, self.block_index.expand_as(blocks), blocks).view(-1, self.d, self.d)

@@ -82,13 +82,13 @@ def _faces(local: Local, anchors: Tensor, potentials: Tensor, penalty: Tensor) -
 
 @dataclass(frozen=True)
 class GraphProblem:
-    """Options of a problem, besides scores and potentials.
+    """An LP-SparseMAP problem: a factor graph and the solver's options, to be called with scores and potentials.
 
     Attributes:
         graph: factors over d variables.
-        max_iter: most evaluations of the factors.
-        tol: largest difference of a variable and a factor's copy of it.
-        warn: function that receives a message if ``max_iter`` was too small.
+        max_iter: maximum number of evaluations of the factors.
+        tol: largest allowed difference between a variable and a factor's copy of it.
+        warn: function that is called with a message if ``max_iter`` was too small.
     """
 
     graph: FactorGraph
@@ -102,19 +102,20 @@ class GraphProblem:
         return results
 
     def local(self, x: Tensor) -> Local:
-        """Return the factors for scores (B, d)."""
+        """Return the graph's factors for scores (B, d), on their device."""
         return local_of(self.graph, x.shape[-1], x.device)
 
     def solve(self, x: Tensor, potentials: Tensor) -> tuple[Tensor, ...]:
-        """Solve rows.
+        """Solve LP-SparseMAP for a batch of rows.
 
         Args:
             x: float64 (B, d), -inf where a variable is masked.
             potentials: float64 (B, P).
 
         Returns:
-            Marginals (B, d), counts (B, P), residuals (B,), gaps (B,), anchors (B, E) and penalties (B,). NaN in a row with NaN
-            or +inf, except in the last two. For a graph with other structures also the result of :func:`_faces`.
+            Marginals (B, d), counts (B, P), residuals (B,), gaps (B,), anchors (B, E) and penalties (B,). NaN in a row
+            with NaN or +inf, except in the last two. For a graph with other structures also the result of
+            :func:`_faces`.
 
         Raises:
             ConfigurationError: if the factors contradict one another.

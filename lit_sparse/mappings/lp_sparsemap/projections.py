@@ -9,11 +9,11 @@ __all__ = ["project_counts", "project_pairs"]
 
 
 def project_counts(z: Tensor, least: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the nearest points v to z in the unit cube with ``least <= sum(v) <= most``, and ``I - J`` of each.
+    """Return the points nearest to z in the unit cube with ``least <= sum <= most``, and ``I - J`` of each, J its Jacobian.
 
-    ``v = clip(z - tau, 0, 1)`` with the threshold tau at which the sum meets the limit that the clipped z breaks, from the
-    sorted ends ``z - 1`` and ``z`` at which entries leave 1 and reach 0. On entries strictly between, J is the identity, less
-    the mean if a limit is met.
+    The point is ``clip(z - tau, 0, 1)``, where tau is 0 if the limits then hold, and otherwise makes the sum meet the
+    limit that was violated. It is found from the sorted values ``z - 1`` and ``z`` of tau at which entries leave 1 and
+    reach 0. On entries strictly between 0 and 1, J is the identity, minus the mean if a limit is met.
 
     Args:
         z: float64 (..., k); an entry of -inf is 0, of +inf is 1.
@@ -57,10 +57,11 @@ def _threshold(z: Tensor, goal: Tensor) -> Tensor:
 
 
 def project_pairs(z: Tensor, coupling: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the maximizers v of ``<v, z> - 1/2 ||v||^2 + coupling * n`` over pairs of marginals, and n, that of both.
+    """Return the maximizers v of ``<v, z> - 1/2 ||v||^2 + coupling * n`` for pairs of binary variables, n the joint marginal.
 
-    n is between ``max(0, v_1 + v_2 - 1)`` and ``min(v_1, v_2)``: the latter for couplings that are not negative, which pull the
-    two together, else the former, which is the same for v_1 and 1 - v_2.
+    The joint marginal n is the probability that both variables are 1. For couplings >= 0 it is as large as possible,
+    ``min(v_1, v_2)``; for negative ones as small as possible, ``max(0, v_1 + v_2 - 1)``, which is the same problem for
+    v_1 and 1 - v_2.
 
     Args:
         z: float64 (..., 2); an entry of -inf is 0, of +inf is 1.

@@ -22,17 +22,18 @@ CHECK = 40
 
 
 class Consensus(NamedTuple):
-    """The solution of a batch.
+    """The LP-SparseMAP solution of a batch.
 
     Attributes:
         marginals: (B, d).
-        anchors: (B, E), points whose nearest points in the factors' convex hulls are the factors' copies of the marginals.
-        penalty: (B,), at the end.
-        residuals: (B,), largest difference of a variable and a factor's copy of it.
+        anchors: (B, E), points whose nearest points in the factors' convex hulls are the factors' copies of the
+            marginals.
+        penalty: (B,), final penalty.
+        residuals: (B,), largest difference between a variable and a factor's copy of it.
         gaps: (B,), primal-dual gaps.
         steps: int64 (B,), how often the factors were evaluated.
-        copies: (B, E), the nearest points.
-        counts: (B, P), how much each potential counts.
+        copies: (B, E), the factors' copies of the marginals.
+        counts: (B, P), expected count of each potential.
     """
 
     marginals: Tensor
@@ -65,23 +66,24 @@ class _State(NamedTuple):
 
 @on_values
 def solve_graph(local: Local, x: Tensor, potentials: Tensor, max_iter: int, goal: float, tol: float) -> Consensus:
-    """Maximize ``<mu, x> + <counts, potentials> - 1/2 ||mu||^2`` over the points mu that lie in each factor's convex hull.
+    """Return the maximizer mu of ``<mu, x> + <counts, potentials> - 1/2 ||mu||^2`` over the local polytope of a factor graph.
 
-    Each round minimizes over all mu the negative of that plus ``penalty / 2`` times the squared distances of ``mu +
-    multipliers / penalty`` from the hulls, which is convex and smooth, by Newton steps with the matrix ``I + penalty * sum of
-    the factors' I - J``. Then the multipliers take the residuals. It ends in few rounds of few steps, because the hulls are
-    polytopes.
+    The local polytope holds the points that lie in the convex hull of each factor's structures. Each round of the
+    augmented Lagrangian method minimizes, over all mu, the negative objective plus ``penalty / 2`` times the squared
+    distances of ``mu + multipliers / penalty`` from the hulls. This is convex and smooth, and solved by Newton steps
+    with the matrix ``I + penalty * sum of the factors' (I - J)``. The residuals then update the multipliers. Since the
+    hulls are polytopes, a few rounds of a few steps suffice.
 
     Args:
         local: the factors.
         x: float64 (B, d), finite, or -inf where a variable is masked, then 0.
         potentials: float64 (B, P), finite.
-        max_iter: most evaluations of the factors.
-        goal: residual to reach, for scores of size 1; for larger ones as much more, because of rounding.
-        tol: residual of which a tenth is always reached.
+        max_iter: maximum number of evaluations of the factors.
+        goal: residual to reach for scores of size 1; proportionally more for larger scores, because of rounding.
+        tol: user's tolerance; a residual of a tenth of it is always reached.
 
-    Source: Li, Sun & Toh (2018), A Highly Efficient Semismooth Newton Augmented Lagrangian Method for Solving Lasso Problems,
-    arXiv:1607.05428, for the method; Niculae & Martins (2020), arXiv:2001.04437, for the problem.
+    Source: Li, Sun & Toh (2018), A Highly Efficient Semismooth Newton Augmented Lagrangian Method for Solving Lasso
+    Problems, arXiv:1607.05428, for the method; Niculae & Martins (2020), arXiv:2001.04437, for the problem.
     """
     if x.is_cpu and local.packed is not None:
         options = Options(FIRST, GROWTH, LARGEST, SHARE, ROUNDING, goal, tol, max_iter)
@@ -168,10 +170,10 @@ def _newton(local: Local, gradient: Tensor, normals: list[Tensor], penalty: Tens
 
 
 def contradicts(local: Local, found: Consensus, allowed: Tensor) -> Tensor:
-    """Return which rows (B,) have factors without a common point, as far as the residuals prove it.
+    """Return which rows (B,) have contradictory factors, without a common point, as far as the residuals prove it.
 
-    For r, the differences of variables and copies, any common point mu has ``<sum of r, mu> <= sum of the factors'
-    max <r, u>``. If the smallest left side in the unit cube exceeds the right, there is none.
+    For the residuals r, differences between variables and copies, any common point mu satisfies ``<sum of r, mu> <= sum
+    of the factors' max <r, u>``. If the smallest left side in the unit cube exceeds the right, there is none.
 
     Args:
         local: the factors.

@@ -61,7 +61,7 @@ def _map_reference(x: Tensor, alpha: float | Tensor, gamma: float) -> Tensor:
 
 @compile_rows()
 def norm_sums(z: Any, n: Any, r: Any, last: Any, least: Any) -> Any:
-    """Return the sums of ``m^r`` and ``m^(r + 1)``, and the number of m > 0, where ``m = least + (z - last)``."""
+    """Return the sums of ``m^r`` and ``m^(r + 1)`` and the number of m > 0, with ``m = least + (z - last)`` for scores z."""
     low, high, count = 0.0, 0.0, 0
     for j in range(n):
         m = least + (z[j] - last)
@@ -75,7 +75,7 @@ def norm_sums(z: Any, n: Any, r: Any, last: Any, least: Any) -> Any:
 
 @compile_rows()
 def solve(z: Any, n: Any, alpha: Any) -> Any:
-    """Return tau, to the last bits."""
+    """Return the threshold tau of norm-max for the first n scaled scores z, accurate to the last bits."""
     lower, upper = -1.0, -math.exp(-(alpha - 1.0) / alpha * math.log(n))
     tau, size = 0.5 * (lower + upper), 0
     for i in range(PASSES):
@@ -96,9 +96,11 @@ def solve(z: Any, n: Any, alpha: Any) -> Any:
 
 @compile_rows()
 def settle(z: Any, n: Any, alpha: Any, tau: Any, near: Any) -> Any:
-    """Return the smallest score of the support and its m, to all digits, for alpha > 2 where a small m has a steep root.
+    """Return the smallest score of the support and its excess m over tau, accurate to all digits.
 
-    A score is in the support if m relative to it leaves something for itself.
+    For alpha > 2, where the weight is steep in a small m.
+
+    A score is in the support if the weights relative to it leave something for itself.
     """
     r, unsure, last = 1.0 / (alpha - 1.0), 0, np.inf
     for j in range(n):
@@ -131,7 +133,7 @@ def settle(z: Any, n: Any, alpha: Any, tau: Any, near: Any) -> Any:
 
 @compile_rows()
 def map_block(start: Any, stop: Any, out: Any, x: Any, alphas: Any, gamma: Any) -> None:
-    """Map rows ``start .. stop - 1``, in float64."""
+    """Write the norm-max of rows ``start .. stop - 1`` of ``x`` to ``out``, computed in float64."""
     d = x.shape[1]
     bits, cell, cell_bits = row_views(x)
     z, near, places = empty(d + 1, np.float64), empty(d, np.float64), empty(d + 1, np.int32)
@@ -175,7 +177,7 @@ is not above 1, gives NaN at its allowed entries.
 
 @compile_rows()
 def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, alphas: Any, gamma: Any) -> None:
-    """Multiply rows ``start .. stop - 1`` of ``v`` by the Jacobian at ``y``, in float64."""
+    """Multiply rows ``start .. stop - 1`` of ``v`` by the Jacobian of norm-max at its result ``y``, in float64."""
     d = y.shape[1]
     places, s = empty(d + 1, np.int32), empty(d, np.float64)
     ceiling = CEILING_SINGLE if y.itemsize == 4 else CEILING_DOUBLE
@@ -203,7 +205,7 @@ def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, alphas: Any, 
 
 
 def norm_weights(y: Tensor, alpha: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the alpha-norm of y (..., 1), ``p = y / norm``, 1 outside of the support, and ``p^(2 - alpha)``, 0 there."""
+    """Return the alpha-norm of y (..., 1), ``p = y / norm`` (1 outside the support), and ``p^(2 - alpha)`` (0 outside)."""
     support = y != 0
     top = y.detach().amax(-1, keepdim=True)
     top = torch.where(top == 0, 1.0, top)

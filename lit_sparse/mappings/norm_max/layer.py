@@ -46,16 +46,20 @@ class _NormMax(RowFunction):
 def norm_max(
     scores: Tensor, alpha: float | Tensor = 2.0, *, gamma: float = 1.0, dim: int = -1, mask: Tensor | None = None
 ) -> Tensor:
-    """Return the point of the simplex that maximizes ``<y, x> - gamma ||y||_alpha``.
+    r"""Return norm-max of ``scores / gamma``: the point of the simplex that maximizes a linear function minus an alpha-norm.
 
-    ``y`` is proportional to ``[x / gamma - tau]_+^(1 / (alpha - 1))``, with the tau at which
+    .. math:: y = \operatorname*{argmax}_{y \in \Delta} \; \langle y, x \rangle - \gamma \lVert y \rVert_\alpha
+        \;\propto\; [x / \gamma - \tau]_+^{1 / (\alpha - 1)}
+
+    where x are the scores of a row, Delta is the probability simplex, and tau the threshold at which
     ``sum_i [x_i / gamma - tau]_+^(alpha / (alpha - 1))`` is one.
 
     Args:
         scores: floating tensor; length d along ``dim``.
-        alpha: 1 < alpha <= 1000; a number, or a tensor that broadcasts to the scores with size 1 along ``dim`` and gets a
-            gradient. The closer to 1 the sparser; towards infinity the weights of a support become equal. A row whose alpha is
-            NaN is NaN. So is one whose alpha is not above 1, where that cannot be read.
+        alpha: 1 < alpha <= 1000; a number, or a tensor that broadcasts to the scores with size 1 along ``dim`` and gets
+            a gradient. The closer to 1, the sparser; towards infinity, the weights on the support become equal. A row
+            whose alpha is NaN is NaN, and so is one with alpha <= 1 where values cannot be checked (on a GPU, in a
+            graph).
         gamma: strength of the regularizer, > 0.
         dim: dimension along which to map.
         mask: boolean, broadcastable to ``scores``; True where an entry is allowed.
@@ -64,8 +68,8 @@ def norm_max(
         Tensor of the scores' shape and dtype; exact zeros outside the support.
 
     Raises:
-        ConfigurationError: if ``alpha`` or ``gamma`` is out of its range, the scores are not floating, or the mask or alpha
-            does not fit.
+        ConfigurationError: if ``alpha`` or ``gamma`` is out of its range, the scores are not floating, or the mask or
+            alpha does not fit.
 
     Source: Blondel, Martins & Niculae (2020), Learning with Fenchel-Young Losses, section 4.3: norm entropies.
     """
@@ -76,7 +80,9 @@ def norm_max(
 
 @ranges(alpha=Learnable(1.0, LARGEST, open_low=True))
 class NormMax(SparseMapping):
-    """norm-max as a layer: sparse, with nearly equal weights on the support for a large alpha.
+    """Layer that computes norm-max: sparse, with nearly equal weights on the support for a large alpha.
+
+    For the formula, see :func:`~lit_sparse.mappings.functional.norm_max`.
 
     Args:
         alpha: 1 < alpha <= 1000, or a tensor of such values that broadcasts to the scores with size 1 along ``dim``. A
@@ -104,15 +110,15 @@ class NormMax(SparseMapping):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return the usual alpha, smaller and larger ones, and one to learn."""
+        """Return instances for the shared tests: the default alpha, smaller and larger ones, and one to learn."""
         return [cls(), cls(1.3, gamma=0.5), cls(4.0), cls(nn.Parameter(torch.tensor([2.5])))]
 
     def map(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
-        """See :func:`norm_max`."""
+        """Map the scores along ``dim``; see :func:`norm_max`."""
         return norm_max(scores, self.alpha, gamma=self.gamma, dim=dim, mask=mask)
 
     def regularizer(self, y: Tensor, dim: int = -1, allowed: Tensor | None = None) -> Tensor:
-        """Return ``||y||_alpha``."""
+        """Return Omega(y), the alpha-norm ``||y||_alpha``."""
         top, total = _powers(y, self.alpha, dim)
         alpha = self.alpha.to(y.dtype) if isinstance(self.alpha, Tensor) else self.alpha
         return (top * total ** (1 / alpha)).squeeze(dim)

@@ -90,7 +90,7 @@ def _map_reference(x: Tensor, lam: float | Tensor, gamma: float, exact: bool) ->
 
 @compile_rows()
 def threshold_of_blocks(blocks: Any, floats: Any, ints: Any) -> Any:
-    """Return the threshold of the simplex projection of decreasing blocks, less the first mean, and how many are above it."""
+    """Return the simplex threshold of blocks of decreasing means, relative to the first mean, and the number above it."""
     best = floats[MEANS, 0]
     tau, total, used = 0.0, 0.0, 0
     for b in range(blocks):
@@ -105,7 +105,7 @@ def threshold_of_blocks(blocks: Any, floats: Any, ints: Any) -> Any:
 
 @compile_rows()
 def gather_keys(x: Any, row: Any, top: Any, gamma: Any, bound: Any, floats: Any, ints: Any) -> Any:
-    """Collect ``(x - top) / gamma`` of the entries that are at least ``bound``; return how many there are."""
+    """Collect the scaled scores ``(x - top) / gamma`` of the entries >= ``bound``; return how many there are."""
     n = 0
     for i in range(x.shape[1]):  # without a branch: what is not kept is overwritten by the next
         ints[ORDER, n] = i
@@ -117,13 +117,13 @@ def gather_keys(x: Any, row: Any, top: Any, gamma: Any, bound: Any, floats: Any,
 
 @compile_rows()
 def bound_of(x: Any, top: Any, gamma: Any, key: Any) -> Any:
-    """Return the score with this key, in the type of x and finite."""
+    """Return the finite score, in the dtype of x, whose scaled score ``(x - top) / gamma`` is ``key``."""
     return x.dtype.type(max(top + gamma * key, LOWEST_SINGLE if x.itemsize == 4 else LOWEST_DOUBLE))
 
 
 @compile_rows()
 def count_from(x: Any, row: Any, bound: Any) -> Any:
-    """Return how many entries are at least ``bound``."""
+    """Return the number of entries of a row that are >= ``bound``."""
     count = 0
     for i in range(x.shape[1]):
         count += x[row, i] >= bound
@@ -132,10 +132,12 @@ def count_from(x: Any, row: Any, bound: Any) -> Any:
 
 @compile_rows()
 def is_enough(x: Any, row: Any, top: Any, gamma: Any, lam: Any, n: Any, d: Any, limit: Any, height: Any) -> Any:
-    """Return whether no block of the entries after the n largest, all below ``limit``, can have a mean above ``height``.
+    """Return whether the n largest entries contain the support.
 
-    Each entry is bounded by the upper edge of its bucket. Within a bucket the sums over the first k entries are convex in k, so
-    only the ends of buckets need a check.
+    They do if no block of the other entries, all below ``limit``, can have a mean above ``height``.
+
+    Each entry is bounded by the upper edge of its bucket. Within a bucket the sums over the first k entries are convex
+    in k, so only the ends of buckets need a check.
     """
     if limit <= height:
         return True
@@ -153,10 +155,10 @@ def is_enough(x: Any, row: Any, top: Any, gamma: Any, lam: Any, n: Any, d: Any, 
 
 @compile_rows()
 def is_uniform(x: Any, row: Any, top: Any, gamma: Any, lam: Any, d: Any, floats: Any, ints: Any) -> Any:
-    """Tell, without sorting, whether all of a row is certainly one block: no prefix has a mean above that of the row.
+    """Return whether all of a row is certainly one block, without sorting it: no prefix has a mean above the row's.
 
-    Within a bucket, sums over a prefix have two bounds: from its start with all entries at its upper edge, or from its end with
-    all entries at its lower edge. Both bounds are extreme at the ends of the bucket.
+    Within a bucket, sums over a prefix have two bounds: from its start with all entries at its upper edge, or from its
+    end with all entries at its lower edge. Both bounds are extreme at the ends of the bucket.
     """
     if lam == 0.0:
         return False
@@ -196,7 +198,7 @@ def is_uniform(x: Any, row: Any, top: Any, gamma: Any, lam: Any, d: Any, floats:
 def settle_blocks(
     x: Any, row: Any, top: Any, gamma: Any, lam: Any, d: Any, blocks: Any, tau: Any, floats: Any, ints: Any
 ) -> Any:
-    """Return how many of the decreasing blocks are in the support, those at the threshold decided without rounding."""
+    """Return how many of the decreasing blocks are in the support, deciding exactly for those close to the threshold."""
     best, used, n = floats[MEANS, 0], 0, ints[STARTS, blocks]
     bound = min(NEAR * (1.0 + lam * d), 0.5 / n)
     while used < blocks and floats[MEANS, used] - best - tau >= -bound:
@@ -223,7 +225,7 @@ def settle_blocks(
 
 @compile_rows()
 def map_row(x: Any, row: Any, top: Any, gamma: Any, lam: Any, out: Any, labels: Any, floats: Any, ints: Any) -> None:
-    """Write result and labels of an ordinary row, exactly."""
+    """Write the exact oscarmax of a row of finite scores, and the labels of its groups."""
     d = 0
     for i in range(x.shape[1]):
         labels[row, i] = -1
@@ -263,7 +265,10 @@ def map_row(x: Any, row: Any, top: Any, gamma: Any, lam: Any, out: Any, labels: 
 
 @compile_rows()
 def compose_row(x: Any, row: Any, gamma: Any, lam: Any, out: Any, labels: Any, floats: Any, ints: Any) -> None:
-    """Write result and labels of the published composition."""
+    """Write the paper's approximation of oscarmax for a row, and the labels of its groups.
+
+    It is the simplex projection of the penalty's proximal operator.
+    """
     n, largest = 0, 0.0
     for i in range(x.shape[1]):
         labels[row, i] = -1
@@ -310,7 +315,10 @@ def compose_row(x: Any, row: Any, gamma: Any, lam: Any, out: Any, labels: Any, f
 
 @compile_rows()
 def map_block(start: Any, stop: Any, out: Any, labels: Any, x: Any, lams: Any, gamma: Any, published: Any) -> None:
-    """Map rows ``start .. stop - 1``, by the published composition unless ``published`` is None."""
+    """Write the oscarmax of rows ``start .. stop - 1`` of ``x`` to ``out``, and the labels of its groups to ``labels``.
+
+    The paper's approximation is computed unless ``published`` is None.
+    """
     d = x.shape[1]
     bits, cell, cell_bits = row_views(x)
     floats, ints = empty((4, max(d + 1, BUCKETS)), np.float64), empty((4, max(d + 1, BUCKETS)), np.int32)
@@ -331,7 +339,7 @@ def _map_cpu(out: Array, labels: Array, x: Array, lams: Array, gamma: float, exa
 
 
 def oscar_rows(out: Any, labels: Any, x: Any, lams: Any, floats: Any, ints: Any, gamma: Any, exact: Any) -> None:
-    """Map one row a thread by oscarmax."""
+    """GPU program that computes oscarmax, one row per thread."""
     row = cuda.grid(1)
     if row < x.shape[0]:
         lam = lams[row if lams.shape[0] > 1 else 0]

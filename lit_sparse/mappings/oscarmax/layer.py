@@ -55,14 +55,19 @@ def oscarmax(
     dim: int = -1,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Return the point of the simplex that maximizes ``<y, x> - gamma (1/2 ||y||^2 + lam sum_(i<j) max(y_i, y_j))``.
+    r"""Return oscarmax of the scores: a point of the simplex with exact zeros and groups of equal weights.
+
+    .. math:: y = \operatorname*{argmax}_{y \in \Delta} \; \langle y, x \rangle - \gamma \left(\tfrac12 \lVert y \rVert^2
+        + \lambda \sum_{i < j} \max(y_i, y_j)\right)
+
+    where x are the scores of a row, Delta is the probability simplex, and the sum is over pairs of allowed entries.
 
     Args:
         scores: floating tensor; length d along ``dim``.
         lam: strength of the pairwise penalty (lambda in the paper), >= 0.
-        exact: the mapping as defined. False: the composition that the paper computes instead, the simplex projection of the
-            proximal operator of the penalty, for comparison with its tables; shifts and signs matter there, and it can be far
-            off.
+        exact: True for the mapping as defined. False for what the paper computes instead, the simplex projection of the
+            penalty's proximal operator, for comparison with its tables; it depends on shifts and signs of the scores,
+            and can be far off.
         gamma: strength of the whole regularizer, > 0.
         dim: dimension along which to map.
         mask: boolean, broadcastable to ``scores``; True where an entry is allowed.
@@ -71,10 +76,11 @@ def oscarmax(
         Tensor of the scores' shape and dtype; groups of equal weights, and exact zeros.
 
     Raises:
-        ConfigurationError: if ``lam`` or ``gamma`` is out of its range, the scores are not floating, or the mask does not fit.
+        ConfigurationError: if ``lam`` or ``gamma`` is out of its range, the scores are not floating, or the mask does
+            not fit.
 
-    Source: Niculae & Blondel (2017), A Regularized Framework for Sparse and Structured Neural Attention, section 3.3; exactly
-    by isotonic regression, since the penalty is linear on sorted points of the simplex.
+    Source: Niculae & Blondel (2017), A Regularized Framework for Sparse and Structured Neural Attention, section 3.3;
+    exactly by isotonic regression, since the penalty is linear on sorted points of the simplex.
     """
     gamma, lam = check_positive("gamma", gamma), check_number("lam", lam, 0.0, LARGEST)
     return _Oscarmax.along(scores, mask, dim, lam, gamma=gamma, options=(exact,), shift=exact)
@@ -82,11 +88,14 @@ def oscarmax(
 
 @ranges(lam=Number(0.0, LARGEST))
 class Oscarmax(SparseMapping):
-    """Oscarmax as a layer: a few groups of entries, anywhere in the row, each with one weight.
+    """Layer that computes oscarmax: a few groups of entries, anywhere in the row, each with one weight.
+
+    For the formula, see :func:`~lit_sparse.mappings.functional.oscarmax`.
 
     Args:
         lam: strength of the pairwise penalty, >= 0.
-        exact: the mapping as defined; False: the published composition, which has neither a value nor a loss.
+        exact: True for the mapping as defined; False for the paper's approximation, which has neither a value nor a
+            loss.
         gamma: strength of the regularizer ``1/2 ||y||^2 + lam sum_(i<j) max(y_i, y_j)``, > 0.
         dim: dimension along which to map.
 
@@ -112,15 +121,15 @@ class Oscarmax(SparseMapping):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return weak and strong ties, none, and the published composition."""
+        """Return instances for the shared tests: weak, strong and no ties, and the paper's approximation."""
         return [cls(), cls(0.2, gamma=0.5), cls(0.0), cls(0.05, exact=False)]
 
     def map(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
-        """See :func:`oscarmax`."""
+        """Map the scores along ``dim``; see :func:`oscarmax`."""
         return oscarmax(scores, self.lam, exact=self.exact, gamma=self.gamma, dim=dim, mask=mask)
 
     def regularizer(self, y: Tensor, dim: int = -1, allowed: Tensor | None = None) -> Tensor:
-        """Return ``1/2 ||y||^2 + lam sum_(i<j) max(y_i, y_j)``, over pairs that are both allowed."""
+        """Return Omega(y) = ``1/2 ||y||^2 + lam sum_(i<j) max(y_i, y_j)``, over pairs that are both allowed."""
         if not self.exact:
             raise ConfigurationError(
                 "Expected Oscarmax(exact=True): the published composition maximizes nothing, so it has no value."

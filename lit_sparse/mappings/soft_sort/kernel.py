@@ -78,15 +78,15 @@ def _sort_reference(x: Tensor, strength: float | Tensor, entropic: bool) -> tupl
 
 
 def _blocks(s: Tensor, w: Tensor, inside: Tensor, entropic: bool) -> tuple[Tensor, Tensor]:
-    """Return the number of each entry's block, and where the block starts, for entries (..., d) in order.
+    """Return the index of each entry's block, and where the block starts, for sorted entries (..., d).
 
     All neighbours in violation are pooled at once until there are none; any order of pooling gives the same.
 
     Args:
         s: decreasing.
         w: decreasing.
-        inside: where entries take part, from the first on.
-        entropic: the form.
+        inside: boolean, True for the entries that take part, which come first.
+        entropic: whether the regularization is entropic, rather than quadratic.
     """
     place = torch.arange(s.shape[-1], device=s.device).expand_as(inside)
     before = (place - 1).clamp_min(0)
@@ -109,14 +109,14 @@ def _blocks(s: Tensor, w: Tensor, inside: Tensor, entropic: bool) -> tuple[Tenso
 
 
 def _starts_of(begins: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the number of each entry's block, and where it starts, given where blocks begin, the first of them at 0."""
+    """Return the index of each entry's block, and where it starts, given where blocks begin."""
     ids = begins.long().cumsum(-1) - 1
     place = torch.arange(ids.shape[-1], device=ids.device).expand_as(ids)
     return ids, group_sums(torch.where(begins, place, 0), ids)
 
 
 def _sorted(x: Tensor, keys: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return where x is broken, how many entries of a row take part, the order of their keys, and these in that order."""
+    """Return masks of invalid and of used entries of x, the decreasing order of the keys, and the keys in that order."""
     invalid = ~(x < torch.inf).all(-1, keepdim=True)
     allowed = x != -torch.inf
     use = allowed & ~invalid
@@ -126,13 +126,16 @@ def _sorted(x: Tensor, keys: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 @compile_rows()
 def log_sum(a: Any, b: Any) -> Any:
-    """Return ``log(exp(a) + exp(b))``."""
+    """Return ``log(exp(a) + exp(b))`` of two numbers without overflow."""
     return max(a, b) + math.log1p(math.exp(-abs(a - b)))
 
 
 @compile_rows()
 def pool(n: Any, entropic: Any, floats: Any, ints: Any) -> Any:
-    """Write where the blocks of the first n entries start, and n after the last, to row STARTS; return their number."""
+    """Compute an isotonic regression of n entries by pooling: write where its blocks start, and return their number.
+
+    Row STARTS of the integer workspace holds the starts, and n after the last.
+    """
     blocks = 0
     for i in range(n):
         a, b, start = 0.0, 0.0, i
@@ -155,21 +158,21 @@ def pool(n: Any, entropic: Any, floats: Any, ints: Any) -> Any:
 
 @compile_rows()
 def start_labels(row: Any, out: Any, labels: Any) -> None:
-    """Label a row, in which NaN stands where it is broken, as one without blocks."""
+    """Initialize the labels of a row to no blocks, or as invalid where its result is NaN."""
     for i in range(out.shape[1]):
         labels[row, i] = BROKEN if out[row, i] != out[row, i] else OUTSIDE
 
 
 @compile_rows()
 def rank_block(start: Any, stop: Any, out: Any, labels: Any, x: Any, gamma: Any, entropic: Any) -> None:
-    """Rank rows ``start .. stop - 1``, in float64."""
+    """Write the soft ranks of rows ``start .. stop - 1`` of ``x`` to ``out``, computed in float64."""
     d = x.shape[1]
     bits, cell, cell_bits = row_views(x)
     floats, ints = empty((ROWS, d + 1), np.float64), empty((ROWS, d + 1), np.int32)
     for row in range(start, stop):
         ordinary, n = top_of(x, bits, row, out, cell, cell_bits), 0
         start_labels(row, out, labels)
-        for i in range(d if ordinary else 0):  # without a branch: the next overwrites what does not count
+        for i in range(d if ordinary else 0):  # without a branch: the next entry overwrites one that is not allowed
             floats[KEYS, n] = max((np.float64(x[row, i]) - np.float64(cell[0])) / gamma, LOWEST)
             ints[ORDER, n] = i
             n += x[row, i] != -np.inf
@@ -192,7 +195,7 @@ def rank_block(start: Any, stop: Any, out: Any, labels: Any, x: Any, gamma: Any,
 
 @compile_rows()
 def sort_block(start: Any, stop: Any, out: Any, order: Any, labels: Any, x: Any, strengths: Any, entropic: Any) -> None:
-    """Sort rows ``start .. stop - 1``, in float64."""
+    """Write rows ``start .. stop - 1`` of ``x``, softly sorted, to ``out``, computed in float64."""
     d = x.shape[1]
     bits, cell, cell_bits = row_views(x)
     floats, ints = empty((ROWS, d + 1), np.float64), empty((ROWS, d + 1), np.int32)
@@ -258,7 +261,7 @@ allowed: the others are sorted among their places, and it gets 0. A row with NaN
 
 @compile_rows()
 def rank_product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, labels: Any, gamma: Any, entropic: Any) -> None:
-    """Multiply rows ``start .. stop - 1`` of ``v`` by the Jacobian at ``y``."""
+    """Multiply rows ``start .. stop - 1`` of ``v`` by the Jacobian of soft ranks at their result ``y``."""
     d = y.shape[1]
     sums = zeros((2, d), np.float64)
     for row in range(start, stop):
@@ -280,14 +283,15 @@ def rank_product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, labels: 
 
 
 def whole_rows(labels: Tensor) -> Tensor:
-    """Return what the derivative of each entry is to be multiplied by: NaN in broken rows, else 1."""
+    """Return the factor of each entry's derivative: NaN in rows whose input was NaN or infinite, else 1."""
     return torch.where(labels == BROKEN, torch.nan, 1.0)
 
 
 def rank_jacobian(v: Tensor, y: Tensor, labels: Tensor, gamma: float, entropic: bool) -> Tensor:
-    """Return the symmetric Jacobian of soft ranks at ``y``, times v, in differentiable operations.
+    """Return the product J v of the symmetric Jacobian of soft ranks at ``y``, in differentiable operations.
 
-    In a block it is v less its mean, over gamma, or ``y`` times v less its mean weighted by y, over gamma.
+    In a block it is ``(v - mean(v)) / gamma`` for the quadratic form and ``y (v - m) / gamma`` for the entropic one,
+    where m is the mean of v weighted by y.
     """
     inside, ids = labels != OUTSIDE, labels.clamp_min(0).long()
     weight = torch.where(inside, y if entropic else torch.ones_like(y), 0.0)
@@ -309,7 +313,7 @@ rank_product = RowKernel(
 
 @compile_rows()
 def sort_product_block(start: Any, stop: Any, out: Any, v: Any, x: Any, order: Any, labels: Any, entropic: Any) -> None:
-    """Multiply rows ``start .. stop - 1`` of ``v`` by the transposed Jacobian at ``x``."""
+    """Multiply rows ``start .. stop - 1`` of ``v`` by the transposed Jacobian of soft sorting at ``x``."""
     d = v.shape[1]
     sums = zeros((2, d), np.float64)
     for row in range(start, stop):
@@ -330,9 +334,10 @@ def sort_product_block(start: Any, stop: Any, out: Any, v: Any, x: Any, order: A
 
 
 def sort_jacobian(v: Tensor, x: Tensor, order: Tensor, labels: Tensor, entropic: bool, transposed: bool = True) -> Tensor:
-    """Return the Jacobian of soft sorting at ``x``, times v, or its transpose, in differentiable operations.
+    """Return the product of the Jacobian of soft sorting at ``x``, or its transpose, with v, in differentiable operations.
 
-    Each result of a block depends on all of the block's entries, alike: by their number or by ``softmax(-x)``.
+    Each result of a block depends on the block's entries with equal weights (quadratic) or the weights ``softmax(-x)``
+    (entropic).
     """
     inside, ids, source = labels != OUTSIDE, labels.clamp_min(0).long(), order.clamp_min(0).long()
     weight = inside.to(v.dtype)

@@ -66,23 +66,26 @@ def soft_sort(
     dim: int = -1,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Return the values sorted, rising, in a differentiable way.
+    r"""Return the values sorted in ascending order, in a differentiable way.
 
-    The quadratic form is the point nearest to ``(1, ..., n) / strength`` among all averages of permutations of the values, the
-    permutahedron. It is exactly the sorted values if no gap between neighbours exceeds ``1 / strength``. As the strength grows,
-    all results go to the mean. For the largest first, negate twice: ``-soft_sort(-values)``.
+    .. math:: y = \operatorname*{argmin}_{y \in \mathcal{P}(v)} \lVert y - \rho / \varepsilon \rVert^2
 
-    The entropic form is ``-log y``, y the maximizer of ``-<y, (1, ..., n)> / strength - sum y (log y - 1)`` over the
+    where v are the values, rho = (1, ..., n), epsilon is the strength, and P(v), the permutahedron, is the convex hull
+    of all permutations of v. This quadratic form returns exactly the sorted values if no gap between neighbours exceeds
+    ``1 / strength``; as the strength grows, all results tend to the mean. For descending order, negate twice:
+    ``-soft_sort(-values)``.
+
+    The entropic form is ``-log y``, where y maximizes ``-<y, rho> / strength - sum y (log y - 1)`` over the
     permutahedron of ``exp(-values)``.
 
     Args:
         values: floating tensor; length n along ``dim``.
-        strength: of the regularization, > 0.
-        regularization: ``"quadratic"`` (piecewise linear, sums are kept) or ``"entropic"`` (curved within blocks of values that
-            are near each other).
+        strength: strength of the regularization, > 0.
+        regularization: ``"quadratic"`` (piecewise linear, preserves the sum) or ``"entropic"`` (smooth within blocks of
+            values that are near each other).
         dim: dimension along which to sort.
-        mask: boolean, broadcastable to ``values``; True where a value takes part. These are sorted among their places; the
-            others are zero.
+        mask: boolean, broadcastable to ``values``; True where a value takes part. Those values are sorted among their
+            places; the others are zero.
 
     Returns:
         Tensor of the values' shape and dtype.
@@ -111,16 +114,19 @@ def soft_rank(
     dim: int = -1,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Return the ranks of the values, 1 for the smallest, in a differentiable way.
+    r"""Return the ranks of the values, 1 for the smallest, in a differentiable way.
 
-    ``argmax_y <y, values> - strength * Omega(y)`` over the permutahedron of ``(1, ..., n)``, with ``Omega(y) = 1/2 ||y||^2`` or
-    ``sum y (log y - 1)``. As the strength goes to zero these are the ranks, where values are equal their mean. As it grows, all
-    results go to the mean rank. Ranks from the largest value on are ``soft_rank(-values)``.
+    .. math:: y = \operatorname*{argmax}_{y \in \mathcal{P}(\rho)} \; \langle y, v \rangle - \varepsilon\,\Omega(y)
+
+    where v are the values, epsilon is the strength, rho = (1, ..., n), P(rho) is the convex hull of its permutations,
+    and ``Omega(y)`` is ``1/2 ||y||^2`` or ``sum y (log y - 1)``. As the strength goes to zero, y tends to the ranks,
+    equal values sharing their mean rank; as it grows, all results tend to the mean rank. ``soft_rank(-values)`` ranks
+    the largest value first.
 
     Args:
         values: floating tensor; length n along ``dim``.
-        strength: of the regularization, > 0. In the quadratic form values whose neighbours are at least that far away have
-            exactly their rank.
+        strength: strength of the regularization, > 0. In the quadratic form, a value at least that far from its
+            neighbours gets exactly its rank.
         regularization: ``"quadratic"`` (piecewise linear) or ``"entropic"`` (curved).
         dim: dimension along which to rank.
         mask: boolean, broadcastable to ``values``; True where a value takes part. Others get zero.
@@ -167,10 +173,10 @@ class _SoftOrder(SparseMapping):
 
 
 class SoftSort(_SoftOrder):
-    """Soft sorting as a layer; see :func:`soft_sort`.
+    """Layer that sorts values in ascending order in a differentiable way; see :func:`soft_sort`.
 
     Args:
-        strength: of the regularization, > 0.
+        strength: strength of the regularization, > 0.
         regularization: ``"quadratic"`` or ``"entropic"``.
         dim: dimension along which to sort.
 
@@ -181,21 +187,23 @@ class SoftSort(_SoftOrder):
         >>> import torch
         >>> SoftSort(0.5)(torch.tensor([2.0, 0.0, 1.0])).tolist()
         [0.0, 1.0, 2.0]
+
+    Source: Blondel, Teboul, Berthet & Djolonga (2020), Fast Differentiable Sorting and Ranking.
     """
 
     shift_invariant = False
     has_value = False
 
     def map(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
-        """See :func:`soft_sort`."""
+        """Map the scores along ``dim``; see :func:`soft_sort`."""
         return soft_sort(scores, self.strength, self.regularization, dim=dim, mask=mask)
 
 
 class SoftRank(_SoftOrder):
-    """Soft ranks as a layer; see :func:`soft_rank`.
+    """Layer that computes ranks in a differentiable way, 1 for the smallest value; see :func:`soft_rank`.
 
     Args:
-        strength: of the regularization, > 0.
+        strength: strength of the regularization, > 0.
         regularization: ``"quadratic"`` or ``"entropic"``.
         dim: dimension along which to rank.
 
@@ -206,14 +214,16 @@ class SoftRank(_SoftOrder):
         >>> import torch
         >>> SoftRank(0.5)(torch.tensor([20.0, -3.0, 1.0])).tolist()
         [3.0, 1.0, 2.0]
+
+    Source: Blondel, Teboul, Berthet & Djolonga (2020), Fast Differentiable Sorting and Ranking.
     """
 
     def map(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
-        """See :func:`soft_rank`."""
+        """Map the scores along ``dim``; see :func:`soft_rank`."""
         return soft_rank(scores, self.strength, self.regularization, dim=dim, mask=mask)
 
     def regularizer(self, y: Tensor, dim: int = -1, allowed: Tensor | None = None) -> Tensor:
-        """Return ``1/2 ||y||^2`` or ``sum y (log y - 1)``, inf outside of the permutahedron of ``(1, ..., n)``."""
+        """Return Omega(y), ``1/2 ||y||^2`` or ``sum y (log y - 1)``; inf outside the permutahedron of ``(1, ..., n)``."""
         quadratic = self.regularization == "quadratic"
         omega = 0.5 * y.square() if quadratic else -torch.special.entr(y) - y
         ranked = y.sort(dim=dim, descending=True).values.movedim(dim, -1)

@@ -25,16 +25,16 @@ __all__ = ["SparseMAP", "SparseMAPOutput", "sparsemap"]
 
 @dataclass(frozen=True)
 class SparseMAPOutput:
-    """A sparse distribution over structures for each row; unpacks to its first three attributes.
+    """Sparse distribution over structures for each row; unpacks to ``marginals, probs, structures``.
 
     Attributes:
         marginals: (..., d) mean of the distribution, unique.
         probs: (..., S) probabilities, zero beyond a row's own support; S is the largest support. Not unique: other
             distributions may have the same mean.
         structures: (..., S, d) of {0, 1}, zero beyond a row's own support.
-        gap: (...) duality gap, an upper bound of the possible improvement of the objective. It is a rounding error unless
-            ``max_iter`` was reached.
-        entries: (..., S, D) structures with all their entries, if ``structures`` holds only some of them.
+        gap: (...) duality gap, an upper bound of the possible improvement of the objective. It is a rounding error
+            unless ``max_iter`` was reached.
+        entries: (..., S, D) structures with all D entries, if ``structures`` holds only d of them.
     """
 
     marginals: Tensor
@@ -58,31 +58,36 @@ def sparsemap(
     tol: float = 1e-6,
     start: SparseMAPOutput | Tensor | None = None,
 ) -> SparseMAPOutput:
-    """Return the sparse distribution over structures whose mean is nearest to the scores.
+    r"""Return the sparse distribution over structures whose mean is nearest to the scores.
 
-    With the structures a_s and what the potentials add to each, e_s, it solves
-    ``max over probabilities xi of <mu, x> + <e, xi> - gamma / 2 ||mu||^2``, ``mu = sum of xi_s a_s``, by the active-set method:
-    at most d + 1 structures have a probability above zero, and usually a handful. Differentiable in scores and potentials, to
-    any order.
+    .. math:: \max_{\xi \in \Delta} \; \langle \mu, x \rangle + \langle e, \xi \rangle - \tfrac{\gamma}{2} \lVert \mu \rVert^2,
+        \qquad \mu = \sum_s \xi_s a_s
+
+    where x are the scores, a_s the structures, binary vectors, xi_s their probabilities, and e_s is the score that the
+    potentials add to structure s. Solved by the active-set method: at most d + 1 structures have a probability above
+    zero, usually a handful. Differentiable in scores and potentials, to any order.
 
     Args:
-        scores: (..., d) floating, one for each entry of a structure. Divided by gamma, differences below 2e-9 count as ties,
-            at any scale of the scores.
+        scores: (..., d) floating, one for each entry of a structure. Divided by gamma, differences below 2e-9 count as
+            ties, at any scale of the scores.
         structure: a set of structures; see :mod:`lit_sparse.structures`.
-        potentials: further scores, for structures that have them, such as those of a tag after another in a ``Sequence``.
+        potentials: further scores, for structures that have them, such as those of a tag after another in a
+            ``Sequence``.
         gamma: strength of the regularizer, > 0. The smaller, the fewer structures.
-        mask: boolean, broadcastable to ``scores``; True where an entry is allowed. No structure has a one elsewhere.
-        max_iter: most structures that are looked for in a row; a warning tells when they were too few.
+        mask: boolean, broadcastable to ``scores``; True where an entry is allowed. Structures have zeros elsewhere.
+        max_iter: maximum number of structures searched for a row; if it is reached, there is a warning.
         tol: error of the marginals to reach, in Euclidean distance.
         start: where to start: an earlier result (a warm start) or one structure a row, (..., D); by default the best
             structure for the scores. The probabilities depend on it, the marginals do not.
 
     Returns:
-        Marginals, probabilities and structures. NaN or +inf at an allowed entry makes its own row NaN and no other; a row with
-        nothing allowed has the structure of zeros alone.
+        Marginals, probabilities and structures. NaN or +inf at an allowed entry makes its own row NaN and no other; in
+        a row with nothing allowed, the only structure is all zeros.
 
     Raises:
         ConfigurationError: for an invalid argument, or an oracle that returns an invalid structure.
+
+    Source: Niculae, Martins, Blondel & Cardie (2018), SparseMAP: Differentiable Sparse Structured Inference.
 
     Example:
         >>> import torch
@@ -133,7 +138,9 @@ def _distribution(x: Tensor, problem: StructureProblem, potentials: Tensor | Non
 
 
 class SparseMAP(PotentialMapping):
-    """Marginals of a sparse distribution over structures, as a layer: the nearest point of their convex hull.
+    """Layer that computes the marginals of a sparse distribution over structures: the nearest point of their convex hull.
+
+    For the objective, see :func:`~lit_sparse.mappings.functional.sparsemap`.
 
     Args:
         structure: a set of structures; see :mod:`lit_sparse.structures`.
@@ -141,11 +148,11 @@ class SparseMAP(PotentialMapping):
         learn_potentials: make the potentials a parameter, which starts from ``potentials`` or zeros.
         gamma: strength of the regularizer, > 0.
         dim: dimension along which to map.
-        max_iter: most structures that are looked for in a row; one warning tells when they were too few.
+        max_iter: maximum number of structures searched for a row; the first time it is reached, there is a warning.
         tol: error of the marginals to reach, in Euclidean distance.
 
     Raises:
-        ConfigurationError: if an argument is not as described.
+        ConfigurationError: if an argument is invalid.
 
     Source: Niculae, Martins, Blondel & Cardie (2018), SparseMAP: Differentiable Sparse Structured Inference.
 
@@ -176,7 +183,7 @@ class SparseMAP(PotentialMapping):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return one for each structure that can have any number of entries, and for each strength."""
+        """Return instances for the shared tests: each structure that can have any number of entries, at several strengths."""
         bits: list[Structure] = [BitVector(), *Budget.examples()]
         known = [*bits, TagSequence(select=1), TagSequence(tags=3, select=0), Assignment(1)]
         links = torch.tensor([[0.3, -0.2], [0.0, 0.4]], dtype=torch.float64)
@@ -184,7 +191,7 @@ class SparseMAP(PotentialMapping):
         return [cls(structure) for structure in known] + more
 
     def map(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
-        """Return the marginals; see :func:`sparsemap`."""
+        """Return the marginals along ``dim``; see :func:`sparsemap`."""
         x = allowed_scores(scores, mask, dim).movedim(dim, -1)
         self.structure.check(x.shape[-1])
         if x.is_meta or x.shape[-1] == 0 or (x.numel() == 0 and self.potentials is None):
@@ -193,11 +200,11 @@ class SparseMAP(PotentialMapping):
 
     @property
     def couples_queries(self) -> bool:
-        """Whether the structure spans all queries of attention."""
+        """Whether, in attention, the structure spans all queries, so that their weights are computed together."""
         return self.structure.couples_queries
 
     def map_block(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Map scores of attention (..., queries, keys), all of them together where the structure couples the queries."""
+        """Map attention scores (..., queries, keys), all queries together where the structure couples them."""
         x = allowed_scores(scores, mask)
         if x.numel() == 0 and self.couples_queries:
             return x
@@ -230,14 +237,14 @@ class SparseMAP(PotentialMapping):
         Args:
             scores: (..., d).
             mask: boolean, broadcastable to ``scores``; True where an entry is allowed.
-            structure: in place of the layer's own.
-            start: where to start.
+            structure: a structure to use in place of the layer's own.
+            start: where to start; see :func:`sparsemap`.
         """
         problem = StructureProblem(structure or self.structure, _start_of(start), self.max_iter, self.tol, self._warn_once)
         return _distribution(allowed_scores(scores, mask), problem, self.potentials, self.gamma)
 
     def squared_norm(self, y: Tensor, allowed: Tensor) -> Tensor:
-        """Return the squared norm (...) of marginals (..., d), with that of the entries that the structure does not show."""
+        """Return the squared norm (...) of marginals (..., d), including entries that the structure does not show."""
         return self.structure.squared_norm(y, allowed)
 
     @override
@@ -257,8 +264,8 @@ class SparseMAP(PotentialMapping):
     def loss(self, scores: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the SparseMAP loss: the Fenchel-Young loss of this mapping for structures as targets.
 
-        Not negative, and zero where the target is the whole distribution. Its gradient is the marginals less the target, and
-        in the potentials the expected counts less the target's.
+        Nonnegative, and zero where the target has probability one. Its gradient is the marginals minus the target, and
+        in the potentials the expected counts minus the target's counts.
 
         Args:
             scores: (..., d).
@@ -269,7 +276,7 @@ class SparseMAP(PotentialMapping):
             Tensor (...): inf where the target has a one at a forbidden entry.
 
         Raises:
-            ConfigurationError: if the target does not hold structures of that shape.
+            ConfigurationError: if the target has another shape or is not a structure.
         """
         x = allowed_scores(scores, mask)
         wide = self.structure.expand_scores(x.detach())

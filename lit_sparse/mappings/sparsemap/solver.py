@@ -76,7 +76,7 @@ class _Distribution(torch.autograd.Function):
 
 
 def on_support(structures: Tensor, sizes: Tensor, total: Tensor) -> Tensor:
-    """Return Q times changes (B, S, n) of the totals: the changes of the probabilities."""
+    """Return the changes (B, S, n) of the probabilities on the support for changes of the structures' totals."""
     count = structures.shape[1]
     valid = torch.arange(count, device=sizes.device) < sizes.unsqueeze(-1)
     gram = structures @ structures.mT + 1.0
@@ -90,9 +90,9 @@ def on_support(structures: Tensor, sizes: Tensor, total: Tensor) -> Tensor:
 
 
 def potential_counts(structure: Structure, structures: Tensor, potentials: Tensor, weights: Tensor) -> Tensor:
-    """Return how often each potential counts in the structures (B, S, d), weighted (B, S): a tensor like the potentials.
+    """Return the weighted counts of each potential in structures (B, S, d) with weights (B, S): a tensor like the potentials.
 
-    Linear in the weights, and differentiable. One leading dimension of potentials is for rows, as they are arranged.
+    Linear in the weights, and differentiable. If potentials differ by row, their first dimension is the batch.
     """
     pull = vjp(lambda values: structure.potential_scores(structures, values), potentials)[1]
     counts: Tensor = pull(weights)[0]
@@ -145,15 +145,15 @@ def _checked(structure: Structure, found: Any, scores: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class StructureProblem:
-    """Options of a problem, besides scores and potentials.
+    """A SparseMAP problem: a structure and the solver's options, to be called with scores and potentials.
 
     Attributes:
         structure: a set of structures.
-        start: structures (..., S, D) to start from with their probabilities (..., S), or one for each row (..., D); None for
-            the best one for the scores.
-        max_iter: most structures that are looked for in a row.
+        start: structures (..., S, D) to start from with their probabilities (..., S), or one for each row (..., D);
+            None for the best one for the scores.
+        max_iter: maximum number of structures searched for a row.
         tol: error of the marginals to reach, in Euclidean distance.
-        warn: function that receives a message if ``max_iter`` was too small.
+        warn: function that is called with a message if ``max_iter`` was too small.
     """
 
     structure: Structure
@@ -169,14 +169,15 @@ class StructureProblem:
 
     @on_values
     def solve(self, scores: Tensor, potentials: Tensor | None) -> tuple[Tensor, ...]:
-        """Solve rows, by a compiled oracle if the structure has one, else by :meth:`Structure.maximize`.
+        """Solve SparseMAP for a batch, by a compiled oracle if the structure has one, else by :meth:`Structure.maximize`.
 
         Args:
             scores: float64 (B, D), -inf where an entry is forbidden.
             potentials: float64, as the structure arranges them.
 
         Returns:
-            Marginals (B, D), probabilities (B, S), structures (B, S, D) of bytes, sizes of supports (B,), duality gaps (B,).
+            Marginals (B, D), probabilities (B, S), structures (B, S, D) of bytes, sizes of supports (B,), duality gaps
+            (B,).
         """
         first, probs = _start_of(self.start, self.structure, scores)
         start = Start(first, probs, self._extra(first, potentials))

@@ -54,7 +54,7 @@ def _map_reference(x: Tensor, p: float | Tensor, gamma: float) -> Tensor:
 
 @compile_rows(frozenset({"contract"}))
 def powers(z: Any, n: Any, r: Any, depth: Any, work: Any, bits: Any) -> None:
-    """Write ``(m / max m)^r`` to ``work[0]``, where ``m / max m = 1 + z / depth`` and depth = -tau."""
+    """Write ``(m / max m)^r`` of the first n scores to ``work[0]``, where ``m / max m = 1 + z / depth`` and depth = -tau."""
     scale, one, zero = z.dtype.type(1.0 / depth), z.dtype.type(1), z.dtype.type(0)
     if r == 2.0:
         for j in range(n):
@@ -75,7 +75,7 @@ def powers(z: Any, n: Any, r: Any, depth: Any, work: Any, bits: Any) -> None:
 
 @compile_rows(REDUCTION_FLAGS)
 def moments(z: Any, n: Any, depth: Any, work: Any) -> Any:
-    """Return the sums of ``u / m``, ``u`` and ``u m``, m divided by its maximum and u its r-th power."""
+    """Return the sums of ``u / m``, ``u`` and ``u m``, where m is divided by its maximum and ``u = m^r`` is in ``work[0]``."""
     scale, one, zero = z.dtype.type(1.0 / depth), z.dtype.type(1), z.dtype.type(0)
     low, middle, high = 0.0, 0.0, 0.0
     for j in range(n):
@@ -89,7 +89,7 @@ def moments(z: Any, n: Any, depth: Any, work: Any) -> Any:
 
 @compile_rows()
 def solve(z: Any, n: Any, size: Any, p: Any, work: Any, bits: Any) -> Any:
-    """Leave the powers at the root in ``work[0]``; return their sum."""
+    """Find the threshold of sq-pnorm-max for n scaled scores z; leave the powers there in ``work[0]`` and return their sum."""
     r = 1.0 / (p - 1.0)
     tolerance = 1e-5 if z.itemsize == 4 else 1e-10  # of the last step; what it leaves behind is its square
     lower, upper = -1.0, -math.exp(-2.0 * (p - 1.0) / p * math.log(size))
@@ -112,7 +112,7 @@ def solve(z: Any, n: Any, size: Any, p: Any, work: Any, bits: Any) -> Any:
 
 @compile_rows()
 def map_block(start: Any, stop: Any, out: Any, x: Any, ps: Any, gamma: Any) -> None:
-    """Map rows ``start .. stop - 1``."""
+    """Write the sq-pnorm-max of rows ``start .. stop - 1`` of ``x`` to ``out``."""
     d = x.shape[1] + SIMD_BLOCK
     bits, cell, cell_bits = row_views(x)
     z, places = empty(d, x.dtype), empty(d, np.int32)
@@ -142,7 +142,7 @@ map_pnorm = RowKernel(
 
 @compile_rows(REDUCTION_FLAGS - {"nnan"})
 def product_sums(y: Any, u: Any, work: Any, n: Any) -> Any:
-    """Return the sums of the powers in ``work[0]``, of them times u, and of y u."""
+    """Return the sums of the powers s in ``work[0]``, of ``s u``, and of ``y u``."""
     mass, weighted, plain = 0.0, 0.0, 0.0
     for j in range(n):
         mass += work[0, j]
@@ -153,7 +153,7 @@ def product_sums(y: Any, u: Any, work: Any, n: Any) -> Any:
 
 @compile_rows()
 def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, ps: Any, gamma: Any) -> None:
-    """Multiply rows ``start .. stop - 1`` of ``v`` by the Jacobian at ``y``."""
+    """Multiply rows ``start .. stop - 1`` of ``v`` by the Jacobian of sq-pnorm-max at its result ``y``."""
     d = y.shape[1]
     places = empty(d, np.int32)
     u, support = empty(d, y.dtype), empty(d, y.dtype)

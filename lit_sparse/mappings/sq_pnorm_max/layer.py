@@ -23,7 +23,11 @@ class _SqPNormMax(RowFunction):
 
 
 def sq_pnorm_max(scores: Tensor, p: float = 1.5, *, gamma: float = 1.0, dim: int = -1, mask: Tensor | None = None) -> Tensor:
-    """Return the point of the simplex that maximizes ``<y, x> - gamma / 2 ||y||_p^2``.
+    r"""Return sq-pnorm-max of the scores: the point of the simplex that maximizes a linear function minus a squared p-norm.
+
+    .. math:: y = \operatorname*{argmax}_{y \in \Delta} \; \langle y, x \rangle - \tfrac{\gamma}{2} \lVert y \rVert_p^2
+
+    where x are the scores of a row and Delta is the probability simplex.
 
     Args:
         scores: floating tensor; length d along ``dim``.
@@ -36,10 +40,11 @@ def sq_pnorm_max(scores: Tensor, p: float = 1.5, *, gamma: float = 1.0, dim: int
         Tensor of the scores' shape and dtype; exact zeros outside the support.
 
     Raises:
-        ConfigurationError: if ``p`` or ``gamma`` is out of its range, the scores are not floating, or the mask does not fit.
+        ConfigurationError: if ``p`` or ``gamma`` is out of its range, the scores are not floating, or the mask does not
+            fit.
 
-    Source: Niculae & Blondel (2017), A Regularized Framework for Sparse and Structured Neural Attention, section 3.1; solved by
-    scalar root finding instead of its iteration.
+    Source: Niculae & Blondel (2017), A Regularized Framework for Sparse and Structured Neural Attention, section 3.1;
+    solved by scalar root finding instead of its iteration.
     """
     gamma, p = check_positive("gamma", gamma), check_number("p", p, 1.0, 2.0, open_low=True)
     if p == 2:
@@ -49,10 +54,12 @@ def sq_pnorm_max(scores: Tensor, p: float = 1.5, *, gamma: float = 1.0, dim: int
 
 @ranges(p=Number(1.0, 2.0, open_low=True))
 class SqPNormMax(SparseMapping):
-    """sq-pnorm-max as a layer: sparser than sparsemax, with weights that differ more.
+    """Layer that computes sq-pnorm-max: sparser than sparsemax, with weights that differ more.
+
+    For the formula, see :func:`~lit_sparse.mappings.functional.sq_pnorm_max`.
 
     Args:
-        p: 1 < p <= 2.
+        p: exponent of the norm, 1 < p <= 2; at 2 it is sparsemax, and the closer to 1 the sparser.
         gamma: strength of the regularizer ``1/2 ||y||_p^2``, > 0.
         dim: dimension along which to map.
 
@@ -75,13 +82,13 @@ class SqPNormMax(SparseMapping):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return the usual p, one closer to 1, and 2."""
+        """Return instances for the shared tests: the default p, one closer to 1, and 2."""
         return [cls(), cls(1.2, gamma=0.5), cls(2.0)]
 
     def map(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
-        """See :func:`sq_pnorm_max`."""
+        """Map the scores along ``dim``; see :func:`sq_pnorm_max`."""
         return sq_pnorm_max(scores, self.p, gamma=self.gamma, dim=dim, mask=mask)
 
     def regularizer(self, y: Tensor, dim: int = -1, allowed: Tensor | None = None) -> Tensor:
-        """Return ``1/2 (sum y^p)^(2/p)``."""
+        """Return Omega(y) = ``1/2 ||y||_p^2``, where ``||y||_p = (sum y^p)^(1/p)``."""
         return 0.5 * y.pow(self.p).sum(dim).pow(2 / self.p)

@@ -24,9 +24,11 @@ FEW = 1 << 27
 
 
 def serves(operands: Operands, threshold: Threshold) -> bool:
-    """Return whether :func:`attend_in_blocks` computes something: without bias, soft cap, dropout, or an alpha that is learnt.
+    """Return whether :func:`attend_in_blocks` can compute this attention.
 
-    The products must be of half precision or float32, with at most 128 entries of a key and of a value.
+    It can without bias, soft cap, dropout and learned alpha.
+
+    Queries, keys and values must be half precision or float32, with head dimensions of at most 128.
     """
     query, key, value, pairs, *_ = operands
     alpha = threshold.alpha
@@ -38,15 +40,17 @@ def serves(operands: Operands, threshold: Threshold) -> bool:
 
 
 def saves(operands: Operands) -> bool:
-    """Return whether blocks are faster than dense attention, or needed for its memory."""
+    """Return whether blocks are faster than dense attention, or needed because dense attention takes too much memory."""
     return operands.dtype() != torch.float32 or operands.number_of_scores() > FEW
 
 
 def attend_in_blocks(operands: Operands, threshold: Threshold) -> Tensor:
-    """Return the output (..., L, Ev), with derivatives; second derivatives are computed by dense attention.
+    """Return the attention output (..., L, Ev), computed in blocks on a GPU, with derivatives.
+
+    Second derivatives are computed by dense attention.
 
     Args:
-        operands: what :func:`serves` returns True for.
+        operands: operands for which :func:`serves` returns True.
         threshold: threshold of the mapping.
     """
     query, key, value, pairs, *_ = operands = operands.fitted(operands.dtype())

@@ -39,10 +39,12 @@ COPIES = 16
 
 
 def seem_many(operands: Operands, threshold: Threshold) -> bool:
-    """Return whether the candidates of the last queries of the last head, which see the most keys, are many.
+    """Return whether a sample of queries has so many candidate keys that dense attention is faster.
 
-    It takes queries and keys before they are expanded and converted, which would take longer than this. Gradients and autocast
-    must be off.
+    The sample is the last queries of the last head, which see the most keys.
+
+    It uses queries and keys before they are expanded and converted, which would take longer than this check. Gradients and
+    autocast must be off.
     """
     query, key, _, pairs, *_ = operands
     rows, keys = (x[(-1,) * (x.dim() - 2)] for x in (query, key))
@@ -70,15 +72,16 @@ def seem_many(operands: Operands, threshold: Threshold) -> bool:
 def list_candidates(
     query: Tensor, keys: Tensor, threshold: Threshold, pairs: Pairs, only_few: bool
 ) -> tuple[Tensor, Tensor] | None:
-    """Return the places (R, C) of the candidates of all queries, and which queries (R,) have too many to list.
+    """Return lists (R, C) of each query's candidates, the keys that may have weight, and which queries (R,) have too many.
 
-    Places are in increasing order, then -1. C is chosen so that lists and long rows together cost the least.
+    Keys are in increasing order, followed by -1. C is chosen so that lists and queries with too many candidates together
+    cost the least.
 
     Args:
         query: (..., L, E) float32 or float64, scaled.
         keys: (B, S, E); the leading dimensions of the queries share them evenly, in order.
         threshold: threshold of the mapping; a tensor alpha broadcasts to the scores with size 1 along queries and keys.
-        pairs: masks, bias and cap.
+        pairs: masks, bias and soft cap of the scores.
         only_few: whether to return None as soon as the candidates are many.
     """
     search = _Search(query, keys, threshold, pairs, only_few)
@@ -268,7 +271,7 @@ def _blocks(heads: int, length: int, size: int, is_causal: bool, alike: bool) ->
 
 
 def are_many(candidates: float, queries: int, size: int) -> bool:
-    """Return whether dense attention is faster for queries with some candidates in all, of ``size`` keys each."""
+    """Return whether dense attention is faster, given the total number of candidates of some queries of ``size`` keys each."""
     return candidates > (DENSE * size - LESS) * queries
 
 
@@ -296,7 +299,7 @@ def _of_head(x: Tensor, head: int, leading: torch.Size) -> Tensor:
 
 
 def best_width(counts: Tensor, most: int, size: int) -> int:
-    """Return the length C of lists that costs the least, if longer rows attend to all keys.
+    """Return the length C of lists that costs the least, if rows with more candidates attend to all keys.
 
     Args:
         counts: (R,) number of candidates of each row.

@@ -171,17 +171,17 @@ def _list(
 def list_rows(
     scores: Array, alpha: float, gamma: float, lists: Array, counts: Array, known: Array, *, low: int, ahead: int | None
 ) -> None:
-    """Do on a CPU what :func:`list_candidates_of` does, with the rows in G groups of P.
+    """List the candidates of rows on a CPU, as :func:`list_candidates_of` does, for G groups of P rows.
 
     Args:
         scores: (G P, S), contiguous.
         alpha: alpha of the entmax, at least 1.
-        gamma: strength of the mapping.
-        lists: (G, P, C) int32, receives the places.
+        gamma: strength of the mapping's regularizer.
+        lists: (G, P, C) int32, receives the indices of the candidates.
         counts: (G, P) int32, receives the number of candidates.
         known: (G P, K) entries of the rows elsewhere; K may be 0.
-        low: place of the first column.
-        ahead: row r of a group has only the columns 0 .. r + ahead; all of them if None.
+        low: index of the first column.
+        ahead: row r of a group has only the columns 0 .. r + ahead; None for all columns.
     """
     eps, last = max(alpha - 1, 1e-9), scores.shape[1] if ahead is None else ahead
     over_rows(_list, scores.shape, COST, lists, counts, scores, known, last, low, eps, gamma, math.ceil(1 / eps))
@@ -197,18 +197,20 @@ def list_candidates_of(
     low: int = 0,
     ahead: int | None = None,
 ) -> Tensor:
-    """List the candidates of each row; return their number (..., R) int32, which may be larger than C.
+    """List the candidates of each row of scores, which may have weight under entmax; return their number (..., R) int32.
+
+    The number may be larger than C.
 
     An invalid row lists its first NaN or +inf, if that is among the scores.
 
     Args:
         scores: (..., R, S), at least one column.
         alpha: alpha of the entmax, at least 1.
-        gamma: strength of the mapping.
-        lists: (..., R, C) int32, of two or three dimensions; receives the places in increasing order, then -1. A row with more
-            than C has any C of them.
+        gamma: strength of the mapping's regularizer.
+        lists: (..., R, C) int32, of two or three dimensions; receives the indices of the candidates in increasing order,
+            followed by -1. A row with more than C has any C of them.
         known: (..., R, K) entries of the rows elsewhere, such as in other columns of a longer row; they raise the bound.
-        low: place of the first column.
+        low: index of the first column.
         ahead: row r has only the columns 0 .. r + ahead; by default all of them.
     """
     shape = lists.shape

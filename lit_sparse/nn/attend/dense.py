@@ -13,10 +13,10 @@ __all__ = ["attend_to_all"]
 
 
 def attend_to_all(operands: Operands, mapping: SparseMapping) -> tuple[Tensor, Tensor]:
-    """Return the output (..., L, Ev) and the weights (..., L, S), after dropout.
+    """Return the attention output (..., L, Ev) and the weights (..., L, S), after dropout, computed for all pairs.
 
     Args:
-        operands: what :func:`lit_sparse.nn.attention` computes with.
+        operands: checked arguments of :func:`lit_sparse.nn.attention`.
         mapping: mapping from scores to weights.
     """
     query, key, value, pairs, scale, dropout, finite = operands

@@ -35,18 +35,22 @@ def attention(
     need_weights: bool = True,
     method: Method = "auto",
 ) -> tuple[Tensor, Tensor | None]:
-    """Attend to values by the similarity of queries and keys: ``mapping(scale * Q K^T + bias) V``.
+    r"""Return scaled dot-product attention with any mapping in place of softmax: the output and the weights.
+
+    .. math:: \mathrm{output} = \Pi(s\, Q K^\top + B)\, V
+
+    where Q, K and V are query, key and value, s is the scale, B the bias, and Pi the mapping along the keys.
 
     A query without allowed positions gets a zero output and zero gradients. Values at positions that are masked for all
     queries, including NaN, affect neither outputs nor gradients.
 
-    Grouped queries: with H query heads (..., H, L, E) and a divisor of H as the number of key heads (..., H / g, S, E), each
-    key head serves g query heads that follow each other.
+    Grouped queries: with H query heads (..., H, L, E) and a divisor of H as the number of key heads (..., H / g, S, E),
+    each key head serves g consecutive query heads.
 
-    The sparse method computes with the candidates of each query's support instead of all pairs. Its memory grows with
-    the support, and it is several times faster for long sequences. It gives the results of the dense method up to rounding. A
-    value without weight does not affect the output, even if it is NaN, unless the query has too many candidates to list.
-    Second derivatives exist, forward mode does not.
+    The sparse method computes only with the keys that may be in each query's support, its candidates, instead of all pairs.
+    Its memory grows with the support, and it is several times faster for long sequences. Results agree with the dense
+    method up to rounding. A value with weight zero does not affect the output, even if it is NaN, unless the query has too
+    many candidates to list. Second derivatives exist, forward mode does not.
 
     Args:
         query: (..., L, E).
@@ -58,24 +62,25 @@ def attention(
         dropout: probability with which a weight is set to zero, the others scaled up; 0 outside training.
         bias: floating, broadcastable to (..., L, S), added to the scores; -inf means not allowed.
         softcap: bound > 0 of the scaled scores x, which become ``softcap * tanh(x / softcap)`` before the bias is added.
-        is_causal: whether the query at position i sees only the keys 0 .. i, in addition to the mask.
+        is_causal: whether the query at position i may see only the keys 0 .. i, in addition to the mask.
         need_weights: whether to return the weights.
-        method: ``"dense"`` computes all weights. ``"sparse"`` computes the candidates, for sparsemax, top-k sparsemax and
-            entmax with alpha above 1. ``"auto"`` is sparse where this is faster: on a CPU, without weights, for at least 512
-            keys, if the candidates are few, and neither transforms, exports nor forward mode are involved. On a GPU with
-            Triton, candidates are listed without a matrix of scores, for half types and float32 and up to 256 entries of a key.
-            If they are many, sparsemax and entmax with one number alpha in 1.05 .. 2 are computed in blocks, unless there are
-            weights to return, a bias, a soft cap, dropout, or more than 128 entries. ``"auto"`` is dense there otherwise, and
-            for up to 2^27 scores in float32. Compiled graphs hold the sparse method as one operator, which returns no weights.
+        method: ``"dense"`` computes all weights. ``"sparse"`` computes the weights of candidates, for sparsemax, top-k
+            sparsemax and entmax with alpha above 1. ``"auto"`` is sparse where this is faster: on a CPU, without weights,
+            for at least 512 keys, if the candidates are few, and neither transforms, exports nor forward mode are involved.
+            On a GPU with Triton, candidates are listed without a matrix of scores, for half types and float32 and head
+            dimensions up to 256. If they are many, sparsemax and entmax with one number alpha in 1.05 .. 2 are computed in
+            blocks, unless there are weights to return, a bias, a soft cap, dropout, or head dimensions above 128.
+            Otherwise, and for up to 2^27 scores in float32, ``"auto"`` is dense there. Compiled graphs hold the sparse
+            method as one operator, which returns no weights.
 
     Returns:
         The output (..., L, Ev), and the weights (..., L, S), after dropout. The weights are a sparse tensor with
         ``method="sparse"``, and None with ``need_weights=False``.
 
     Raises:
-        ConfigurationError: if the shapes or dtypes do not fit, the mask is not boolean, the bias not floating, ``dropout`` not
-            a probability, the scale not a number, the softcap not positive, ``mapping`` not a SparseMapping, or the sparse
-            method is impossible.
+        ConfigurationError: if shapes or dtypes do not match, the mask is not boolean, the bias not floating, ``dropout``
+            not a probability, the scale not a number, the softcap not positive, ``mapping`` not a SparseMapping, or the
+            sparse method is impossible.
 
     Warns:
         UserWarning: once for a mapping whose weights are not probabilities.
@@ -114,7 +119,7 @@ def attention(
 def attend(
     operands: Operands, mapping: SparseMapping, method: Method = "auto", need_weights: bool = True
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the output and the weights, which may be None unless they are needed, see :func:`attention`.
+    """Return the attention output, and the weights, or None where they are not needed; see :func:`attention`.
 
     Raises:
         ConfigurationError: if the sparse method is impossible.

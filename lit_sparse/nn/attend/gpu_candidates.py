@@ -14,7 +14,7 @@ __all__ = ["has_programs", "list_on_gpu"]
 
 
 def has_programs(operands: Operands) -> bool:
-    """Return whether :func:`list_on_gpu` lists the candidates."""
+    """Return whether :func:`list_on_gpu` can list the candidates of these operands."""
     query, key = operands.query, operands.key
     if not runs_on(query.device) or 0 in (*query.shape, *key.shape):  # first: a graph would hold what the dtype is read from
         return False
@@ -22,7 +22,7 @@ def has_programs(operands: Operands) -> bool:
 
 
 def list_on_gpu(operands: Operands, threshold: Threshold, only_few: bool) -> tuple[Tensor, Tensor] | None:
-    """Return what :func:`lit_sparse.nn.attend.candidates.list_candidates` returns.
+    """Return each query's candidates, found on a GPU; see :func:`lit_sparse.nn.attend.candidates.list_candidates`.
 
     Args:
         operands: operands in the dtype of the scores, with all leading dimensions.

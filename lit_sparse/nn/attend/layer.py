@@ -20,20 +20,20 @@ __all__ = ["MultiheadAttention"]
 
 @ranges(embed_dim=FEATURES, num_heads=FEATURES, kdim=FEATURES, vdim=FEATURES, dropout=Number(0.0, 1.0))
 class MultiheadAttention(nn.MultiheadAttention):
-    """Drop-in replacement of ``torch.nn.MultiheadAttention`` with any mapping.
+    """Multi-head attention with any mapping in place of softmax; a drop-in replacement of ``torch.nn.MultiheadAttention``.
 
-    The constructor, the call, the masks (True = *not* allowed, unlike elsewhere in this package), the initial values and the
-    names in the state dict are those of torch. So torch's checkpoints load, with ``strict=False`` if the mapping has
-    parameters. With :class:`~lit_sparse.mappings.Softmax` the results are equal, with three exceptions. A query without allowed
-    positions gets ``out_proj`` of zeros instead of NaN. NaN in padding affects neither other positions nor gradients.
-    ``attn_mask`` is always applied; ``is_causal`` only requires it.
+    Constructor, call, masks (True means *not* allowed, unlike elsewhere in this package), initialization and state dict are
+    as in torch. Torch's checkpoints therefore load, with ``strict=False`` if the mapping has parameters. With
+    :class:`~lit_sparse.mappings.Softmax` the results are equal, with three exceptions. A query without allowed positions
+    gets ``out_proj`` of zeros instead of NaN. NaN in padding affects neither other positions nor gradients. ``attn_mask``
+    is always applied; ``is_causal`` only requires it.
 
-    The mapping maps scores (N, num_heads, L, S), so it may have a parameter of shape (num_heads, 1, 1), one per head; hooks of
-    the mapping are not run. A mapping whose output is not on the simplex works, with a warning.
+    The mapping maps scores (N, num_heads, L, S), so it may have a parameter of shape (num_heads, 1, 1), one per head; hooks
+    of the mapping are not run. A mapping whose output is not on the simplex works, with a warning.
 
-    To give a ``torch.nn.TransformerEncoderLayer`` sparse attention, replace its ``self_attn``. Torch's fused inference, which
-    would read the weights and take a softmax, stays off; ``torch.nn.TransformerEncoder`` warns of this when it is built
-    from such a layer, unless ``enable_nested_tensor=False``.
+    To give a ``torch.nn.TransformerEncoderLayer`` sparse attention, replace its ``self_attn``. Torch's fused inference,
+    which would read the weights and take a softmax, stays off; ``torch.nn.TransformerEncoder`` warns of this when it is
+    built from such a layer, unless ``enable_nested_tensor=False``.
 
     Args:
         embed_dim: width E of queries and outputs.
@@ -48,8 +48,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         device: device of the parameters.
         dtype: dtype of the parameters.
         mapping: mapping from scores to weights; None means ``Softmax()``.
-        method: ``"auto"``, ``"sparse"`` or ``"dense"``, see :func:`lit_sparse.nn.attention`. So ``need_weights=False`` makes
-            long sequences faster, and weights are a sparse tensor with ``"sparse"``.
+        method: ``"auto"``, ``"sparse"`` or ``"dense"``, see :func:`lit_sparse.nn.attention`. With ``need_weights=False``,
+            long sequences are faster; with ``"sparse"``, the weights are a sparse tensor.
 
     Raises:
         ConfigurationError: if a size is not a positive integer, ``num_heads`` does not divide ``embed_dim``, ``dropout`` is
@@ -115,7 +115,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend, as ``torch.nn.MultiheadAttention`` does.
+        """Return the attention output and the weights, as ``torch.nn.MultiheadAttention`` does.
 
         Args:
             query: (N, L, E) if ``batch_first``, else (L, N, E); or unbatched (L, E). So are all other sequences.
@@ -124,17 +124,18 @@ class MultiheadAttention(nn.MultiheadAttention):
             key_padding_mask: (N, S), or (S,) for an unbatched query. Boolean, True for keys to ignore; or floating, added
                 to the scores, where -inf means ignore.
             need_weights: whether to return the weights.
-            attn_mask: (L, S) or (N * num_heads, L, S), of either kind too.
+            attn_mask: (L, S) or (N * num_heads, L, S), likewise boolean or floating.
             average_attn_weights: whether to average the weights over heads; a mean is zero only if all heads have a zero.
             is_causal: a hint that ``attn_mask`` is causal, which must be given along with it. It changes nothing.
 
         Returns:
-            The output, of the query's shape, and the weights (N, L, S'), or (N, num_heads, L, S') when they are not averaged,
-            without N if unbatched, or None. S' counts the positions that ``add_bias_kv`` and ``add_zero_attn`` append.
+            The output, of the query's shape, and the weights (N, L, S'), or (N, num_heads, L, S') when they are not
+            averaged, without N if unbatched, or None. S' counts the positions that ``add_bias_kv`` and ``add_zero_attn``
+            append.
 
         Raises:
-            ConfigurationError: if the shapes or dtypes do not fit, a mask is neither boolean nor floating, or ``is_causal``
-                stands alone.
+            ConfigurationError: if shapes or dtypes do not match, a mask is neither boolean nor floating, or ``is_causal``
+                is given without ``attn_mask``.
         """
         if isinstance(query, Tensor) and query.is_nested:
             if not (key_padding_mask is None and attn_mask is None and self.batch_first):
@@ -178,18 +179,20 @@ class MultiheadAttention(nn.MultiheadAttention):
         return output, weights[0] if unbatched else weights
 
     def project_memory(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Return keys and values as :meth:`attend_projected` takes them, both (N, num_heads, S, head_dim).
+        """Return projected keys and values, both (N, num_heads, S, head_dim), for :meth:`attend_projected`.
 
         In decoding token by token, this projects the memory only once.
 
         Args:
             key: batched, as in :meth:`forward`.
-            value: likewise.
+            value: batched, as in :meth:`forward`.
         """
         return self._heads(self._project(key, 1)), self._heads(self._project(value, 2))
 
     def attend_projected(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Attend to keys and values of :meth:`project_memory`, without those of ``add_bias_kv`` and ``add_zero_attn``.
+        """Return the attention output and weights for keys and values projected by :meth:`project_memory`.
+
+        Positions of ``add_bias_kv`` and ``add_zero_attn`` are not added.
 
         Args:
             query: (N, L, E) if ``batch_first``, else (L, N, E).

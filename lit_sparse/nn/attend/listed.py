@@ -25,12 +25,12 @@ __all__ = ["Listed", "attend_to_listed"]
 
 
 class Listed(NamedTuple):
-    """What attention to listed keys returns.
+    """Result of attention by candidates: the output, the weights, and the candidates.
 
     Attributes:
         output: (..., L, Ev).
         weights: (..., L, S), a sparse tensor, after dropout; None if they are not needed.
-        places: (R, C) int32, the candidates of each query in increasing order, then -1.
+        places: (R, C) int32, indices of each query's candidates in increasing order, followed by -1.
         long: (R,) boolean, which queries have too many candidates to list.
     """
 
@@ -63,15 +63,15 @@ def attend_to_listed(
     need_weights: bool = False,
     candidates: tuple[Tensor, Tensor] | None = None,
 ) -> Listed | None:
-    """Attend by the candidates of each query.
+    """Return the attention output, computed with each query's candidates instead of all keys.
 
     Args:
-        operands: what :func:`lit_sparse.nn.attention` computes with.
+        operands: checked arguments of :func:`lit_sparse.nn.attention`.
         mapping: mapping from scores to weights.
         threshold: threshold of the mapping.
         only_few: whether to return None if the candidates are many.
         need_weights: whether to return the weights.
-        candidates: places and long queries, as :class:`Listed` has them, if they are known.
+        candidates: ``places`` and ``long`` of :class:`Listed`, if they are known.
     """
     low, device = operands.dtype(), operands.query.device.type
     with torch.autocast(device, enabled=False):

@@ -15,11 +15,11 @@ __all__ = ["Operands", "Pairs", "any_along", "check_tensors"]
 
 
 class Pairs(NamedTuple):
-    """Masks, bias and cap of scores.
+    """Mask, bias and soft cap of the scores of query-key pairs.
 
     Attributes:
         mask: boolean, with as many dimensions as the scores, each of their size or 1; True at allowed positions.
-        bias: floating, likewise; added to the scores.
+        bias: floating, of such a shape; added to the scores.
         softcap: bound of the scores before the bias is added.
         is_causal: whether a query sees no key after its own position.
     """
@@ -30,18 +30,18 @@ class Pairs(NamedTuple):
     is_causal: bool = False
 
     def simplified(self, length: int, size: int) -> Pairs:
-        """Return the same for ``length`` queries and ``size`` keys, with ``is_causal`` in place of a mask that says so."""
+        """Return pairs with ``is_causal`` in place of a mask that is causal for ``length`` queries and ``size`` keys."""
         if self.mask is None or not _is_triangle(self.mask, length, size):
             return self
         return self._replace(mask=None, is_causal=True)
 
 
 class Operands(NamedTuple):
-    """Operands of attention; :meth:`of` checks them.
+    """Operands of attention: query, key, value, and all that changes the scores; :meth:`of` checks them.
 
     Attributes:
         query: (..., L, E).
-        key: (..., S, E); in place of the last leading dimension H it may have a divisor of H.
+        key: (..., S, E); its number of heads, the last leading dimension, may be a divisor of the query's.
         value: (..., S, Ev), with the key's leading dimensions.
         pairs: masks, bias and cap of the scores.
         scale: factor of the scores; None for ``1 / sqrt(E)``.
@@ -85,7 +85,7 @@ class Operands(NamedTuple):
         return cls(query, key, value, Pairs(mask, bias, softcap, is_causal), scale, dropout)
 
     def groups(self) -> int:
-        """Return how many heads of queries share a head of keys; 1 where the keys have one head or none."""
+        """Return how many query heads share a key head; 1 where keys have one head or none."""
         heads, shared = [x.shape[-3] if x.dim() > 2 else 1 for x in (self.query, self.key)]
         return heads // shared if 1 < shared < heads else 1
 
@@ -94,20 +94,20 @@ class Operands(NamedTuple):
         return _leading(self.query, self.key, self.value, self.groups())
 
     def number_of_scores(self) -> int:
-        """Return how many scores there are at least, by the larger of the leading dimensions of queries and keys."""
+        """Return a lower bound on the number of scores, by the larger leading dimensions of queries and keys."""
         heads = max(self.query.shape[:-2].numel(), self.key.shape[:-2].numel())
         return heads * self.query.shape[-2] * self.key.shape[-2]
 
     def dtype(self) -> torch.dtype:
-        """Return the dtype of the scores, under autocast too."""
+        """Return the dtype of the scores, also under autocast."""
         return (self.query.new_empty(0, 0) @ self.key.new_empty(0, 0)).dtype
 
     def factor(self) -> float:
-        """Return the factor of the scores."""
+        """Return the factor of the query-key products."""
         return 1.0 / math.sqrt(self.query.shape[-1]) if self.scale is None else self.scale
 
     def allowed(self) -> Tensor | None:
-        """Return the mask, with the causal one."""
+        """Return the mask combined with the causal mask; None if everything is allowed."""
         mask, is_causal = self.pairs.mask, self.pairs.is_causal
         if not is_causal:
             return mask
@@ -117,7 +117,10 @@ class Operands(NamedTuple):
         return causal if mask is None else mask & causal
 
     def fitted(self, dtype: torch.dtype) -> Operands:
-        """Return the same in a dtype, with all leading dimensions; keys and values have those that the queries share evenly."""
+        """Return the operands in another dtype, with all leading dimensions expanded.
+
+        Keys and values keep their own number of heads.
+        """
         leading = self.leading()
         shared = () if self.key.dim() == self.value.dim() == 2 else leading
         if self.groups() > 1:
@@ -128,14 +131,14 @@ class Operands(NamedTuple):
 
 
 def any_along(mask: Tensor, dim: int) -> Tensor:
-    """Return ``mask.any(dim)``, outside of graphs by a maximum of bytes, which is many times faster."""
+    """Return ``mask.any(dim)``, computed outside of graphs as a maximum of bytes, which is many times faster."""
     if mask.shape[dim] and can_read_values():
         return mask.view(torch.uint8).amax(dim).bool()
     return mask.any(dim)
 
 
 def check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
-    """Refuse queries, keys and values that are not floating tensors of one dtype; autocast makes it one."""
+    """Raise an error unless queries, keys and values are floating tensors of one dtype; autocast makes it one."""
     given = {"query": query, "key": key, "value": value}
     for name, one in given.items():
         if not isinstance(one, Tensor) or not one.is_floating_point():

@@ -26,14 +26,14 @@ LEAST_KEYS, LEAST_SCORES = 512, 1 << 16
 
 
 class Plan(NamedTuple):
-    """How attention is computed.
+    """Plan of how attention is computed, and why.
 
     Attributes:
-        way: ``"dense"``, by all weights; ``"listed"``, by the candidates of each query; ``"blocks"``, by programs of a GPU;
-            ``"traced"``, by an operator of a graph, which chooses between these.
-        reason: what is the case, so that this way was chosen.
+        way: ``"dense"``, by all weights; ``"listed"``, by the candidates of each query; ``"blocks"``, by GPU programs;
+            ``"traced"``, by an operator of a compiled graph, which chooses between the latter two.
+        reason: why this way was chosen.
         threshold: threshold of the mapping, for the sparse ways.
-        otherwise: the way for many candidates, if lists are given up for it.
+        otherwise: the way to use instead of lists if there are many candidates; None to keep lists.
     """
 
     way: Way
@@ -43,7 +43,7 @@ class Plan(NamedTuple):
 
 
 def choose(operands: Operands, mapping: SparseMapping, method: Method, need_weights: bool) -> Plan:
-    """Return the plan; it is dense where the method ``"sparse"`` is impossible."""
+    """Return the plan of how to compute an attention; it is dense where the sparse method is impossible."""
     auto, query = method == "auto", operands.query
     if method == "dense":
         return Plan("dense", "the method is dense")
@@ -76,7 +76,7 @@ def choose(operands: Operands, mapping: SparseMapping, method: Method, need_weig
 
 
 def sparse_ways(operands: Operands, threshold: Threshold, auto: bool, need_weights: bool = False) -> tuple[Way, Way | None]:
-    """Return how a sparse method computes, and the way for many candidates, if lists are given up for it."""
+    """Return the way a sparse method computes, and the way to use instead if there are many candidates."""
     in_blocks = not need_weights and serves(operands, threshold)
     if in_blocks and not has_programs(operands):
         return "blocks", None

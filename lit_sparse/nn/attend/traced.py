@@ -31,10 +31,12 @@ _BACKWARD = (
 
 
 def attend_by_operator(operands: Operands, threshold: Threshold, only_few: bool) -> Tensor:
-    """Return the output (..., L, Ev), in blocks or by the candidates of each query.
+    """Return the attention output (..., L, Ev) in a compiled graph, by one opaque operator.
+
+    It computes in blocks or by the candidates of each query.
 
     Args:
-        operands: what :func:`lit_sparse.nn.attention` computes with.
+        operands: checked arguments of :func:`lit_sparse.nn.attention`.
         threshold: threshold of the mapping.
         only_few: whether to attend to all keys if the candidates are many.
     """

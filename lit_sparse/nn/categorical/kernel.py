@@ -33,12 +33,13 @@ NO_NAN = REDUCTION_FLAGS - {"nnan"}  # NaN keeps its meaning
 
 
 class Likelihood(NamedTuple):
-    """Log-likelihoods and their derivatives.
+    """Log-likelihoods of categorical variables, with their derivatives.
 
     Attributes:
         values: (R,) in nats, sums over the variables of a row.
-        slopes: (R, N, F) derivative in the features; None if not asked for.
-        layer_slopes: (R, F + 1, V) derivative of each row in the bias and in the columns of the weight; None if not asked for.
+        slopes: (R, N, F) derivative with respect to the features; None if not requested.
+        layer_slopes: (R, F + 1, V) derivative of each row with respect to the bias and the columns of the weight; None if
+            not requested.
     """
 
     values: Tensor
@@ -182,10 +183,14 @@ def _parts(h: Tensor, values: int) -> Iterator[slice]:
 
 @on_values
 def log_likelihood(features: Tensor, weight: Tensor, bias: Tensor, seen: Tensor, *, slopes: bool) -> Likelihood:
-    """Return ``sum_n log softmax(W h_n + b)[x_n]`` of each row, and its derivatives.
+    r"""Return the log-likelihood of categorical variables with shared linear logits for each row, and its derivatives.
 
-    A logit more than 87 below the largest one counts as 87 below it in float32. NaN, +inf, or a variable without a finite logit
-    makes its row NaN, and leaves other rows unchanged. There is no gradient.
+    .. math:: \sum_n \ln \operatorname{softmax}(W h_n + b)_{x_n}
+
+    where h_n are the features of variable n, x_n is its value, and W and b are shared by all variables.
+
+    A logit more than 87 below the largest one counts as 87 below it in float32. NaN, +inf, or a variable without a finite
+    logit makes its row NaN, and leaves other rows unchanged. There is no gradient.
 
     Args:
         features: (R, N, F) float32 or float64, h.

@@ -21,12 +21,14 @@ MOST_LOGITS = 2**22
 
 @ranges(features=Count(0, MOST_INPUTS), values=INPUTS)
 class SharedCategorical(nn.Linear):
-    """Log-likelihood of N categorical variables with V values, whose logits are a shared linear function of F features.
+    r"""Layer that computes the log-likelihood of N categorical variables whose logits share one linear layer.
 
-    ``log p(x) = sum over n of log softmax(W h_n + b)[x_n]``, for example for the grey levels of an image's pixels. One pass
-    computes the value and its derivative for a few variables at a time. It stores tensors of the size of the features and of
-    the layer, instead of N V probabilities per row. Second derivatives, transforms of ``torch.func``, forward mode and graphs
-    of ``torch.compile`` and ``torch.export`` use plain torch operations, which store the logits.
+    .. math:: \ln p(x) = \sum_n \ln \operatorname{softmax}(W h_n + b)_{x_n}
+
+    where h_n are the F features of variable n and x_n is one of its V values, for example the grey level of a pixel. One
+    pass computes the value and its derivative for a few variables at a time. It stores tensors of the size of the features
+    and of the layer, instead of N V probabilities per row. Second derivatives, transforms of ``torch.func``, forward mode
+    and graphs of ``torch.compile`` and ``torch.export`` use plain torch operations, which store the logits.
 
     Args:
         features: F, number of features per variable.
@@ -42,14 +44,14 @@ class SharedCategorical(nn.Linear):
         super().__init__(features, values)
 
     def forward(self, features: Tensor, values: Tensor) -> Tensor:  # type: ignore[override]
-        """Return the log-likelihood (R,) in nats, in float32 or float64.
+        """Return the log-likelihood (R,) of the values in nats, in float32 or float64.
 
         Args:
             features: (R, N, F).
             values: (R, N) int64 in 0 .. V - 1.
 
         Raises:
-            ConfigurationError: if the shapes do not fit, or the features are not floating.
+            ConfigurationError: if the shapes do not match, or the features are not floating.
         """
         _check_floating(features)
         if features.dim() != 3 or features.shape[2] != self.in_features or values.shape != features.shape[:2]:
@@ -64,7 +66,7 @@ class SharedCategorical(nn.Linear):
 
     @torch.no_grad()
     def mean(self, features: Tensor) -> Tensor:
-        """Return the expected values (R, N) of variables with these features (R, N, F); no gradient."""
+        """Return the expected values (R, N) of variables with given features (R, N, F), without a gradient."""
         _check_floating(features)
         h, weight, bias = _widened(features, self.weight, self.bias)
         levels = torch.arange(self.out_features, device=h.device, dtype=h.dtype)

@@ -23,7 +23,7 @@ State = dict[str, Tensor]
 
 
 def check_lengths(lengths: Tensor, size: int) -> None:
-    """Check lengths (B,) of rows that are padded to a size.
+    """Check that the lengths (B,) of padded rows are integers in 0 .. size.
 
     Raises:
         ConfigurationError: unless they are integers in 0 .. size; values on a GPU are not read.
@@ -39,7 +39,7 @@ def check_lengths(lengths: Tensor, size: int) -> None:
 
 @checked
 def length_mask(lengths: Tensor, size: int) -> Tensor:
-    """Return (B, size), True at the first ``lengths`` positions of each row.
+    """Return a boolean mask (B, size), True at the first ``lengths`` positions of each row.
 
     Raises:
         ConfigurationError: unless the lengths are integers in 0 .. size; values on a GPU are not read.
@@ -52,10 +52,12 @@ def length_mask(lengths: Tensor, size: int) -> Tensor:
 
 @ranges(width=FEATURES, layers=Count(most=MOST_LAYERS), dropout=Number(0.0, 1.0, open_high=True))
 class EncoderDecoder(nn.Module, ABC):
-    """Encoder and decoder with attention by any mapping: from embedded sources and target prefixes to hidden vectors.
+    """Base class of the encoder and decoder of a sequence-to-sequence model, with attention by any mapping.
+
+    It maps embedded sources and target prefixes to hidden vectors.
 
     :class:`~lit_sparse.models.Seq2Seq` adds the embeddings and the output layer. Training calls :meth:`decode` on complete
-    targets, and search calls :meth:`step` for one token at a time, with equal results.
+    targets, while a search calls :meth:`step` for one token at a time; the results are equal.
 
     Args:
         width: E, number of features of embeddings and hidden vectors.
@@ -71,11 +73,11 @@ class EncoderDecoder(nn.Module, ABC):
         self.width, self.layers, self.dropout = width, layers, dropout
 
     def bind(self, mapping: SparseMapping) -> Self:
-        """Set the mapping of the attention; to be called once, before other methods.
+        """Set the mapping of the attention; call it once, before other methods.
 
         Raises:
-            ConfigurationError: for a mapping that couples queries, which a decoder makes one at a time, or if a mapping is
-                already set.
+            ConfigurationError: for a mapping that couples queries, which a decoder processes one at a time, or if a mapping
+                is already set.
         """
         bound = dict(self.named_children()).get("mapping")
         if bound is not None:
@@ -94,27 +96,27 @@ class EncoderDecoder(nn.Module, ABC):
 
     @abstractmethod
     def encode(self, embedded: Tensor, lengths: Tensor) -> State:
-        """Encode sources.
+        """Return the memory of encoded sources, to which the decoder attends.
 
         Args:
             embedded: (B, S, E); entries beyond the length of a row are ignored.
             lengths: (B,) lengths of the sources; a row of length 0 gets no attention.
 
         Returns:
-            Memory that the decoder attends to, tensors (B, ...).
+            The memory, a tuple of tensors (B, ...).
         """
 
     def prepare(self, memory: State) -> State:
-        """Return the memory with precomputed values for all steps of a search."""
+        """Return the memory with values precomputed for all steps of a search."""
         return memory
 
     @abstractmethod
     def start(self, memory: State) -> State:
-        """Return the decoder's state before its first token."""
+        """Return the decoder's state before the first token."""
 
     @abstractmethod
     def step(self, embedded: Tensor, memory: State, state: State) -> tuple[Tensor, Tensor, State]:
-        """Decode one token of each target.
+        """Return the hidden vector after one more token of each target, with attention weights and the decoder's new state.
 
         Args:
             embedded: (B, E).
@@ -127,7 +129,7 @@ class EncoderDecoder(nn.Module, ABC):
 
     @abstractmethod
     def decode(self, embedded: Tensor, memory: State) -> tuple[Tensor, Tensor]:
-        """Decode complete targets.
+        """Return the hidden vectors and attention weights of complete targets.
 
         Args:
             embedded: (B, T, E).

@@ -18,16 +18,17 @@ __all__ = ["call_recurrent", "run_recurrent"]
 def run_recurrent(
     rnn: nn.GRU | nn.LSTM, inputs: Tensor, lengths: Tensor, start: Tensor | None = None
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Return the states of the last layer and the final states of all layers.
+    """Return a recurrent network's states over padded rows, of the last layer, and the final states of all layers.
 
     Args:
-        rnn: network with ``batch_first``.
+        rnn: recurrent network with ``batch_first``.
         inputs: (B, L, E).
         lengths: (B,) lengths of the rows; a length of 0 counts as 1.
-        start: (layers * directions, B, H) first states h; None for zeros.
+        start: (layers * directions, B, H) initial states h; None for zeros.
 
     Returns:
-        States (B, L, directions * H), zero beyond the lengths, and final h, for an LSTM also c, (layers * directions, B, H).
+        States (B, L, directions * H), zero beyond the lengths, and final h, for an LSTM also c, (layers * directions, B,
+        H).
     """
     check_lengths(lengths, inputs.shape[1])
     lengths = lengths.clamp_min(1)
@@ -40,12 +41,12 @@ def run_recurrent(
 
 
 def call_recurrent(rnn: nn.GRU | nn.LSTM, inputs: Any, start: Any = None) -> tuple[Any, Any]:
-    """Return the output of a network, in float32 if this processor has no instructions for the dtype of autocast.
+    """Return the output of a recurrent network, in float32 if the processor does not support autocast's dtype.
 
     Args:
-        rnn: network.
+        rnn: recurrent network.
         inputs: tensor or packed sequence.
-        start: first states, a tensor or a tuple of them; None for zeros.
+        start: initial states, a tensor or a tuple of them; None for zeros.
     """
     if not inputs.is_cuda and lacks_autocast_dtype():  # torch fails there
         with torch.autocast("cpu", enabled=False):

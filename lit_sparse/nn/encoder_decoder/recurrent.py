@@ -17,11 +17,12 @@ __all__ = ["RecurrentBody"]
 
 
 class RecurrentBody(EncoderDecoder):
-    """LSTMs or GRUs. At each step the decoder's top state h attends to the encoder's states s with the scores ``h^T W s``.
+    """Recurrent encoder and decoder, LSTMs or GRUs, with attention from the decoder's state to the encoder's states.
 
-    The hidden vector is ``tanh(V [c; h])``, where c is the attended mean. With input feeding it is part of the next step's
-    input. The defaults are the published architecture. Without input feeding a step does not depend on earlier attention, so
-    all steps are computed together, and training is several times faster.
+    At each step, the decoder's top state h attends to the encoder's states s with the scores ``h^T W s``. The hidden vector
+    is ``tanh(V [c; h])``, where c is the attended mean; with input feeding it is part of the next step's input. The
+    defaults are the architecture of the paper. Without input feeding, a step does not depend on earlier attention, so all
+    steps are computed together, and training is several times faster.
 
     Args:
         width: E, number of features of embeddings and hidden vectors.
@@ -30,14 +31,14 @@ class RecurrentBody(EncoderDecoder):
         cell: ``"lstm"`` or ``"gru"``.
         bidirectional: whether the encoder runs in both directions, each with half of the width.
         input_feeding: whether the hidden vector of a step is an input of the next.
-        scaled: whether to divide scores by the square root of the width. With Adam, unscaled scores grow within a few steps,
-            and sparse attention then stays on one position.
+        scaled: whether to divide scores by the square root of the width. With Adam, unscaled scores grow within a few
+            steps, and sparse attention then stays on one position.
 
     Raises:
         ConfigurationError: for an argument outside its range, or an odd width in both directions.
 
-    Source: Luong, Pham & Manning (2015), Effective Approaches to Attention-based Neural Machine Translation, sections 3.1, 3.3;
-    Niculae & Blondel (2017), A Regularized Framework for Sparse and Structured Neural Attention, appendix C.3.
+    Source: Luong, Pham & Manning (2015), Effective Approaches to Attention-based Neural Machine Translation, sections 3.1,
+    3.3; Niculae & Blondel (2017), A Regularized Framework for Sparse and Structured Neural Attention, appendix C.3.
 
     Example:
         >>> from lit_sparse.mappings import Sparsemax

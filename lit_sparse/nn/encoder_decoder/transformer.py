@@ -22,10 +22,12 @@ __all__ = ["TransformerBody"]
 
 @ranges(heads=FEATURES, feedforward=FEATURES)
 class TransformerBody(EncoderDecoder):
-    """Self-attention and cross-attention in residual layers, normalized before each part, with sinusoidal positions.
+    """Transformer encoder and decoder whose self-attention and cross-attention use any mapping.
+
+    Layers are residual, with layer normalization before each part and sinusoidal positions.
 
     Each attention has its own copy of the mapping, with its own parameters, as in ``LearnableEntmax(shape=(8, 1, 1))``. The
-    returned weights are those of the cross-attention, with the heads of all layers concatenated.
+    returned weights belong to the cross-attention, with the heads of all layers concatenated.
 
     Args:
         width: E, number of features of embeddings and hidden vectors.
@@ -37,8 +39,9 @@ class TransformerBody(EncoderDecoder):
     Raises:
         ConfigurationError: for an argument outside its range.
 
-    Source: Vaswani et al. (2017), Attention Is All You Need. Normalization first: Xiong et al. (2020), On Layer Normalization
-    in the Transformer Architecture. Sparse mappings: Correia, Niculae & Martins (2019), Adaptively Sparse Transformers.
+    Source: Vaswani et al. (2017), Attention Is All You Need. Normalization first: Xiong et al. (2020), On Layer
+    Normalization in the Transformer Architecture. Sparse mappings: Correia, Niculae & Martins (2019), Adaptively Sparse
+    Transformers.
 
     Example:
         >>> from lit_sparse.mappings import Entmax

@@ -22,19 +22,19 @@ __all__ = ["LinearFenchelYoungLoss"]
 
 @ranges(in_features=FEATURES, classes=INPUTS)
 class LinearFenchelYoungLoss(nn.Linear):
-    """Fenchel-Young loss of the scores ``W h + b`` of many classes, such as the words of a vocabulary.
+    """Output layer of many classes, such as the words of a vocabulary, together with its Fenchel-Young loss.
 
-    It equals ``FenchelYoungLoss(mapping)(linear(h), target)`` up to rounding, and never holds all scores (N, V). A sparse
-    mapping gives most classes a probability of exactly zero. Their scores are computed once, a range of classes at a time,
-    and the loss and its gradients take the scores of the support alone. If a row has too many candidates for the support, as
-    with flat scores, all of its scores are computed for a few rows at a time, and again for the gradients. So are the scores
-    of softmax, and those with both class weights and label smoothing.
+    The scores are ``W h + b``. The loss equals ``FenchelYoungLoss(mapping)(linear(h), target)`` up to rounding, without
+    storing all scores (N, V). A sparse mapping gives most classes a probability of exactly zero. Scores are computed once,
+    a range of classes at a time, and the loss and its gradients use only the scores of the support. If a row has too many
+    candidates for the support, as with flat scores, all of its scores are computed, a few rows at a time, and again for the
+    gradients. The same is done for softmax, and for class weights combined with label smoothing.
 
-    All is computed in float32 or float64, under autocast too. Second derivatives exist. ``torch.compile`` breaks its graph
-    here. Transforms of ``torch.func`` and forward mode use plain operations, which store the scores.
+    Everything is computed in float32 or float64, also under autocast. Second derivatives exist. ``torch.compile`` breaks
+    its graph here. Transforms of ``torch.func`` and forward mode use plain operations, which store the scores.
 
     Args:
-        mapping: Sparsemax, TopKSparsemax, Softmax, or Entmax with one alpha in 1.25 .. 2, which may be learnt.
+        mapping: Sparsemax, TopKSparsemax, Softmax, or Entmax with one alpha in 1.25 .. 2, which may be learned.
         in_features: F, number of features.
         classes: V, number of classes.
         bias: whether the scores have a bias.
@@ -85,13 +85,13 @@ class LinearFenchelYoungLoss(nn.Linear):
 
     @property
     def mapping(self) -> SparseMapping:
-        """Mapping from scores to probabilities."""
+        """The mapping from scores to probabilities."""
         return self.criterion.mapping
 
     @outside_graphs
     @override
     def forward(self, hidden: Tensor, target: Tensor) -> Tensor:  # type: ignore[override, unused-ignore]
-        """Return the loss.
+        """Return the loss of hidden vectors against class labels.
 
         Args:
             hidden: (N, F).
@@ -101,8 +101,8 @@ class LinearFenchelYoungLoss(nn.Linear):
             A scalar, or (N,) for ``reduction="none"``.
 
         Raises:
-            ConfigurationError: if the shapes do not fit or a label is not a class. If labels cannot be read (on a GPU, in a
-                graph, under a transform), the loss of such a label is NaN instead.
+            ConfigurationError: if the shapes do not match or a label is not a class. If labels cannot be read (on a GPU, in
+                a graph, under a transform), the loss of such a label is NaN instead.
         """
         self._check(hidden)
         labels, ignored = self.criterion.labels(target, hidden.shape[:1], self.out_features)
@@ -117,7 +117,7 @@ class LinearFenchelYoungLoss(nn.Linear):
 
     @torch.no_grad()
     def predict(self, hidden: Tensor) -> Tensor:
-        """Return the most probable class (N,) int64 of each row (N, F)."""
+        """Return the most probable class (N,) int64 of each hidden vector (N, F)."""
         hidden, weight, bias = self._widened(hidden)
         with torch.autocast(hidden.device.type, enabled=False):
             parts = torch.split(hidden, rows_at_a_time(self.out_features))
@@ -125,7 +125,7 @@ class LinearFenchelYoungLoss(nn.Linear):
 
     @torch.no_grad()
     def sample(self, hidden: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Return a random class (N,) int64 for each row (N, F), drawn with its probability."""
+        """Return a random class (N,) int64 for each hidden vector (N, F), sampled from its probabilities."""
         self._check(hidden)
         broken = (~hidden.isfinite()).any(1).nonzero().flatten().tolist()
         if broken:
@@ -138,11 +138,11 @@ class LinearFenchelYoungLoss(nn.Linear):
 
     @torch.no_grad()
     def probabilities(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the support of each row (N, F) as a list; no gradient.
+        """Return the classes of nonzero probability for each hidden vector (N, F), as lists, without a gradient.
 
         Returns:
-            Classes (N, C) int64 in increasing order, then -1; and their probabilities (N, C), then 0. C is the size of the
-            largest support, which is V for softmax.
+            Classes (N, C) int64 in increasing order, followed by -1, and their probabilities (N, C), followed by 0. C is
+            the size of the largest support, which is V for softmax.
         """
         hidden, weight, bias = self._widened(hidden)
         with torch.autocast(hidden.device.type, enabled=False):

@@ -36,7 +36,7 @@ LOW, HIGH = 1.25, 2.0
 
 
 class LabelLosses(NamedTuple):
-    """Losses against labels, and facts about the labels that have no gradient.
+    """Losses against class labels, and the labels' probabilities and ranks, without a gradient.
 
     Attributes:
         losses: (N,).
@@ -50,7 +50,7 @@ class LabelLosses(NamedTuple):
 
 
 def list_alpha(mapping: SparseMapping) -> float | None:
-    """Return the alpha in 1.25 .. 2 of the entmax that a mapping is for all rows; None for other mappings."""
+    """Return the alpha in 1.25 .. 2 if a mapping is entmax with that alpha for all rows; None for other mappings."""
     threshold = mapping.threshold()
     if threshold is None or (isinstance(threshold.alpha, Tensor) and threshold.alpha.numel() != 1):
         return None
@@ -63,10 +63,10 @@ def list_alpha(mapping: SparseMapping) -> float | None:
 def linear_losses(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, criterion: FenchelYoungLoss
 ) -> LabelLosses:
-    """Return the losses of scores ``W h + b``, one for each row.
+    """Return the Fenchel-Young losses (N,) of linear scores ``W h + b`` against class labels.
 
-    Transforms of ``torch.func``, forward mode, unusual tensors and mappings other than those of :func:`list_alpha` and softmax
-    use plain operations, which store the scores.
+    Transforms of ``torch.func``, forward mode, unusual tensors and mappings other than those of :func:`list_alpha` and
+    softmax use plain operations, which store the scores.
 
     Args:
         hidden: (N, F).
@@ -180,7 +180,9 @@ def _of_rows(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor
 
 
 def layer_losses(layer: nn.Module, hidden: Tensor, labels: Tensor, criterion: FenchelYoungLoss) -> LabelLosses:
-    """Return the losses of the scores (N, V) that a layer computes, all of them if it is not a linear layer without hooks.
+    """Return the Fenchel-Young losses (N,) of the scores that a layer computes, as :func:`linear_losses` does if possible.
+
+    All scores (N, V) are computed if it is not a linear layer without hooks.
 
     Args:
         layer: layer from hidden vectors to scores. Pruning uses hooks, for example.
@@ -205,9 +207,10 @@ def _of_scores(scores: Tensor, labels: Tensor, criterion: FenchelYoungLoss) -> L
 
 
 def needs_all_scores(*tensors: Tensor | None) -> bool:
-    """Return whether only plain operations serve: in a transform, a graph or forward mode, or for unusual tensors.
+    """Return whether only plain operations support these tensors or the present mode.
 
-    Such tensors are fake, distributed, on the meta device or batches of the legacy vmap.
+    That is so in transforms, graphs and forward mode, and for tensors that are fake, distributed, on the meta device or
+    batches of the legacy vmap.
     """
     if not can_read_values() or forward_mode_active():
         return True

@@ -16,7 +16,7 @@ ALL_SCORES, LEAST_ROWS = 1 << 23, 128
 
 
 def score_ranges(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Iterator[tuple[slice, slice, Tensor]]:
-    """Yield rows, classes and their scores ``W h + b``: all classes of some rows, then those of the next rows; no gradient.
+    """Yield parts of the scores ``W h + b``: all classes of some rows, in ranges, then the next rows; without a gradient.
 
     Args:
         hidden: (N, F) float32 or float64.
@@ -24,7 +24,7 @@ def score_ranges(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Iterato
         bias: (V,) of the same type, or None.
 
     Yields:
-        Rows, classes, and scores (rows, classes), which may be written to and are valid until the next ones.
+        Row slice, class slice, and scores (rows, classes), which may be written to and are valid until the next part.
     """
     hidden, weight, bias = hidden.detach(), weight.detach(), None if bias is None else bias.detach()
     for start in range(0, len(hidden), ROWS):

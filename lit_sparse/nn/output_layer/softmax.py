@@ -16,10 +16,14 @@ __all__ = ["log_partition"]
 def log_partition(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, gamma: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return ``gamma log sum exp(x / gamma)`` of scores ``x = W h + b`` and the label's score, both less the largest score.
+    r"""Return softmax's log-partition function of linear scores, and the score of the label, both minus the largest score.
 
-    A range of classes at a time, the forward pass sums exponentials, and the backward pass computes the scores again. Second
-    derivatives store all scores.
+    .. math:: \gamma \ln \sum_v e^{x_v / \gamma}, \qquad x = W h + b
+
+    where h is a hidden vector and gamma the temperature.
+
+    A range of classes at a time, the forward pass sums exponentials, and the backward pass computes the scores again.
+    Second derivatives store all scores.
 
     Args:
         hidden: (N, F) float32 or float64.

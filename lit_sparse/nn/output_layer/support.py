@@ -34,7 +34,7 @@ def find_support(
     alpha: float,
     narrow: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the support of each row of scores ``W h + b``, if it has few candidates; no gradient.
+    """Return the support of a mapping of linear scores ``W h + b`` for rows with few candidates, without a gradient.
 
     Args:
         hidden: (N, F) float32 or float64.
@@ -42,11 +42,11 @@ def find_support(
         bias: (V,), or None.
         mapping: mapping whose threshold has this alpha.
         alpha: number above 1.
-        narrow: ``hidden`` and ``weight`` before they were converted, which programs of a GPU multiply to choose candidates.
+        narrow: ``hidden`` and ``weight`` before their conversion, with which GPU programs choose candidates.
 
     Returns:
-        Places (N, C) int32 of the support in increasing order, then -1. Weights (N, C) there, then 0. Boolean (N,), True where
-        the support is listed. An invalid row has NaN, and the place of its first NaN or +inf.
+        Classes (N, C) int32 of the support in increasing order, followed by -1; their weights (N, C), followed by 0; and a
+        mask (N,), True where the support is listed. An invalid row has a NaN weight at its first NaN or +inf.
     """
     if hidden.numel() and multiplies(hidden.device, hidden.dtype):
         given = narrow if narrow is not None and narrow[0].dtype == narrow[1].dtype else (hidden, weight)
@@ -64,14 +64,14 @@ def find_support(
 def list_support(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, mapping: SparseMapping, alpha: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the places and weights of :func:`find_support` for all rows, however large their support is.
+    """Return classes and weights of the support of linear scores for all rows, however large it is; see :func:`find_support`.
 
     Args:
         hidden: (N, F).
         weight: (V, F).
         bias: (V,), or None.
         mapping: any mapping along rows onto the simplex.
-        alpha: the alpha of the entmax that the mapping is; None for any other.
+        alpha: the alpha of an entmax mapping; None for any other mapping.
     """
     listed = torch.zeros(len(hidden), dtype=torch.bool, device=hidden.device)
     lists = []

@@ -33,7 +33,7 @@ __all__ = ["RunOf"]
 
 @dataclass(frozen=True)
 class RunOf:
-    """A cell of a study with a seed. Its configs are read once, when its settings are asked for.
+    """Run of a study: one cell with one seed, its settings, files and commands.
 
     Attributes:
         workspace: the study with its schedule and folders.
@@ -47,38 +47,38 @@ class RunOf:
 
     @property
     def place(self) -> str:
-        """The run in messages, and its path in the study's folder."""
+        """Name of the run in messages, which is also its path in the study's folder."""
         return f"{self.name}/seed_{self.seed}"
 
     @property
     def log(self) -> Path:
-        """File with the output of its commands."""
+        """Path of the log file with the output of the run's commands."""
         return self.workspace.folder / f"{self.place}.log"
 
     @property
     def folder(self) -> Path:
-        """Its run folder."""
+        """Path of the run folder."""
         return self.workspace.folder / self.place / "0"
 
     @property
     def cell(self) -> Cell:
-        """Its cell."""
+        """The cell that this run belongs to."""
         return self.workspace.study.cells[self.name]
 
     @cached_property
     def change(self) -> Change:
-        """What the study, the cell and the schedule change."""
+        """All changes of the config by the study, the cell and the schedule."""
         return self.workspace.study.change_of(self.name, self.workspace.schedule)
 
     @cached_property
     def settings(self) -> Any:
-        """What decides its numbers, as JSON has it."""
+        """All settings that determine the run's numbers, as JSON data."""
         workspace = self.workspace
         return json.loads(json.dumps(workspace.study.settings(self.name, workspace.schedule, workspace.extra), default=str))
 
     @property
     def begun(self) -> Any:
-        """The settings that it was begun with, or None."""
+        """Settings with which the run was started, or None if it was not."""
         return read_json(self._begun, self.workspace.output)
 
     @property
@@ -86,34 +86,34 @@ class RunOf:
         return self.workspace.folder / f"{self.place}.json"
 
     def checkpoint(self, which: str = "last") -> Path:
-        """Return a checkpoint."""
+        """Return the path of the run's best or last checkpoint."""
         return self.folder / CHECKPOINTS / f"{which}.ckpt"
 
     def continued(self) -> list[str]:
-        """Return the options that continue a killed training, none if it begins anew."""
+        """Return the command-line options that resume an interrupted training; none if it starts anew."""
         return ["--ckpt_path", "last"] if self.checkpoint().is_file() else []
 
     def logged(self, folder: Path | None = None) -> list[dict[str, float]]:
-        """Return what its training logged, or a test in a folder of its own."""
+        """Return the logged values of the run's training, or of a test in a folder of its own."""
         return logged(folder or self.folder)
 
     @property
     def trained(self) -> bool:
-        """Whether it was trained to its end."""
+        """Whether training was completed."""
         return self.checkpoint().is_file() and (self.folder / "finished").is_file()
 
     @property
     def usable(self) -> bool:
-        """Whether it was trained to its end with the settings of now."""
+        """Whether training was completed with the present settings."""
         return self.trained and self.begun in (None, self.settings)
 
     @property
     def finished(self) -> bool:
-        """Whether all its rows are stored, or it is trained and hidden."""
+        """Whether all rows of the run are stored or, for a hidden cell, training was completed."""
         return self.trained if self.cell.hidden else not self.missing()
 
     def missing(self) -> list[dict[str, Any]]:
-        """Return the points of the cell's grid that have no row."""
+        """Return the points of the cell's grid for which no row is stored."""
         rows = self.workspace.rows.read()
         stored = [row for row in rows if row["cell"] == self.name and row["seed"] == str(self.seed)]
         return [
@@ -123,14 +123,14 @@ class RunOf:
         ]
 
     def sources(self) -> list[RunOf]:
-        """Return the runs whose checkpoints it needs."""
+        """Return the runs whose checkpoints this run needs."""
         return [replace(self, name=other) for other in dict.fromkeys(self.cell.checkpoints.values())]
 
     def begin(self) -> None:
-        """Store the settings that it begins with.
+        """Store the settings with which the run is started.
 
         Raises:
-            JobFailedError: if it was begun with others.
+            JobFailedError: if it was started with other settings before.
         """
         begun = self.begun
         if begun is not None and begun != self.settings and (self.trained or self.checkpoint().is_file()):
@@ -143,7 +143,7 @@ class RunOf:
                 json.dump(self.settings, file)
 
     def run(self, threads: int, held: Sequence[int]) -> None:
-        """Train and test it, or call its function, as far as this is not done."""
+        """Train and test the run, or call its function, as far as that is not done."""
         if self.cell.function is not None:
             self._call(threads, held)
             return
@@ -153,10 +153,10 @@ class RunOf:
             self._store(threads, held)
 
     def train(self, threads: int, held: Sequence[int], stops: Callable[[], bool] | None = None) -> None:
-        """Train it to its end, from its last checkpoint if there is one, or until ``stops`` returns True.
+        """Train to the end, from the last checkpoint if there is one, or until ``stops`` returns True.
 
         Raises:
-            JobFailedError: if it fails.
+            JobFailedError: if training fails.
         """
         folder = self.folder
         forget_job(self.log)
@@ -181,12 +181,12 @@ class RunOf:
             raise JobFailedError(f"{self.folder} has no last checkpoint at its end; see {self.log}")
 
     def command(self, command: str) -> list[str]:
-        """Return a command with the config and options of the cell: the study's, not those that a run folder holds."""
+        """Return a ``lit-sparse`` command with the config and options of the cell, as the study has them now."""
         program = [sys.executable, "-m", "lit_sparse"]
         return [*program, command, *self._options(), "--output_dir", str(self.workspace.folder), "--name", self.place]
 
     def printing(self) -> list[str]:
-        """Return the command that prints its config."""
+        """Return the command that prints the run's config."""
         return [*self.command("fit"), "--print_config"]
 
     def _options(self) -> list[str]:
@@ -201,7 +201,7 @@ class RunOf:
         return [*words, "--trainer.enable_progress_bar", "false", *self.workspace.extra]
 
     def filled(self, value: Any) -> str:
-        """Return an option's value as a word of a command, with the paths of inputs.
+        """Return an option's value as a word of a command, with the paths of the study's inputs filled in.
 
         Raises:
             ConfigurationError: if an input is missing.
@@ -215,7 +215,7 @@ class RunOf:
         return text
 
     def check_options(self) -> None:
-        """Refuse options that cannot be given to it.
+        """Raise an error for options that this run cannot have.
 
         Raises:
             ConfigurationError: if an input is missing, or a function would get options of a training.
@@ -270,7 +270,7 @@ class RunOf:
 
     @staticmethod
     def measures(name: str) -> bool:
-        """Return whether a number that a test logged belongs to the row."""
+        """Return whether a value that a test logged belongs to the row of results."""
         return "test/" in name
 
     def _append(self, rows: Sequence[Mapping[str, Any]], seconds: float | None) -> None:
@@ -309,10 +309,10 @@ class RunOf:
         return self.folder / "scores.json"
 
     def read_scores(self) -> dict[str, Any]:
-        """Return the numbers that :meth:`call_functions` stored.
+        """Return the numbers that :meth:`call_functions` stored in a file.
 
         Raises:
-            ConfigurationError: if the file has no such numbers.
+            ConfigurationError: if the file does not hold such numbers.
         """
         scores = self.workspace.study.scores
         found = read_json(self._scores, self.workspace.output) or {}
@@ -326,7 +326,7 @@ class RunOf:
         return found
 
     def call_functions(self) -> None:
-        """Call the function of the cell at each point of its grid that has no row, and store what it returns; or its scores."""
+        """Call the cell's function at each point of its grid without a row, or its scores, and store the results."""
         if self.cell.function is None:
             checkpoint = self.checkpoint(self.workspace.study.checkpoint)
             found = {score: _function(path)(checkpoint) for score, path in self.workspace.study.scores.items()}

@@ -21,7 +21,7 @@ __all__ = ["Cluster", "forget_job"]
 
 
 class Cluster:
-    """A cluster, and the options of its jobs.
+    """A cluster such as SLURM, with the options of its jobs.
 
     Args:
         text: name of a cluster of submitit, ``slurm`` or ``local``, and options of its jobs, separated by commas, such as
@@ -50,7 +50,7 @@ class Cluster:
             raise ConfigurationError(f"Jobs cannot be submitted to {text!r}: {error}") from error
 
     def start(self, arguments: Sequence[str], log: Path) -> Process:
-        """Submit a command whose output is appended to a file."""
+        """Submit a command as a job, with its output appended to a file."""
         import submitit
 
         ticket = uuid.uuid4().hex
@@ -94,7 +94,7 @@ def _execute(arguments: list[str], log: str, ticket: str, folder: str) -> int:
 
 
 def forget_job(log: Path) -> None:
-    """Wait for a job that an earlier command has left; one that has not begun will not begin."""
+    """Wait for a job that an interrupted command has left, and cancel it if it has not started."""
     if _lock(log).is_file() or _ticket(log).is_file():
         _ticket(log).unlink(missing_ok=True)
         with locked(_lock(log)):

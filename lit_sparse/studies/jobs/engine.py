@@ -24,10 +24,10 @@ __all__ = ["Runner"]
 
 @dataclass
 class Runner(Workspace):
-    """Runs what is not finished of a study.
+    """Runs the unfinished runs of a study, several at a time.
 
     Args:
-        jobs: number of cells at a time.
+        jobs: number of runs at a time.
     """
 
     jobs: int = 1
@@ -37,11 +37,11 @@ class Runner(Workspace):
         return (ProgramRun if self.study.program else RunOf)(self, name, seed)
 
     def run(self, cells: Sequence[str] | None = None, seeds: Sequence[int] | None = None) -> list[str]:
-        """Run what is not finished; return the messages of what failed.
+        """Run all unfinished runs; return the messages of those that failed.
 
         Args:
-            cells: names of cells; by default all. The name of a cell with a grid stands for all points.
-            seeds: seeds in place of those of the study.
+            cells: names of cells; by default all. The name of a cell with a grid stands for all points of the grid.
+            seeds: seeds to use in place of the study's.
         """
         known = dict.fromkeys(part for name in self.study.cells for part in (written(name), name))
         check_names(cells or (), known, f"--cells of {self.study.path}")
@@ -83,17 +83,17 @@ class Runner(Workspace):
         return failed + run_all([partial(self.run_cell, run.name, run.seed, source=source) for run in held], self.jobs)
 
     def run_cell(self, name: str, seed: int, threads: int, *, source: bool = False, held: list[RunOf] | None = None) -> None:
-        """Run one cell with one seed, unless it is finished.
+        """Run a cell with one seed, unless that is finished.
 
         Args:
             name: name of the cell.
-            seed: its seed.
+            seed: seed of the run.
             threads: number of threads of its commands.
-            source: whether others need its checkpoint: it is trained again if its run is gone.
-            held: receives the run if another process runs it; None to wait for that process.
+            source: whether other runs need its checkpoint, so that it is trained again if its run folder is gone.
+            held: list that receives the run if another process works on it; None to wait for that process.
 
         Raises:
-            JobFailedError: if it fails, or was begun with other settings.
+            JobFailedError: if the run fails, or was started with other settings.
         """
         run = self.of(name, seed)
         path = self.folder / f"{run.place}.lock"
@@ -118,11 +118,11 @@ class Runner(Workspace):
             say(f"{run.place}: finished, {(time.monotonic() - began) / 60:.1f} min")
 
     def changed(self, cells: Iterable[str] | None = None) -> list[str]:
-        """Return a message for each cell, by default of all, with rows that were made with other settings."""
+        """Return a message for each cell whose rows were made with other settings than the present ones."""
         return [text for name in (self.study.cells if cells is None else cells) if (text := self._changed(name))]
 
     def settings_of(self, name: str, rows: Iterable[Mapping[str, str]]) -> dict[str, Any]:
-        """Return the settings that rows of a cell were made with; empty if neither the study nor a run folder has them now."""
+        """Return the settings with which rows of a cell were made; empty if they are no longer known."""
         made = {row["settings"]: self.of(name, int(row["seed"])) for row in rows}
         found = [self.of(name, 0).settings, *(run.begun for run in made.values())]
         return next((settings for settings in found if settings and digest(settings) in made), {})

@@ -19,7 +19,7 @@ SUMMARY = re.compile(r"(first|last|sum|min|max|count|argmax|argmin)\((.+)\)")
 
 
 def logged_by_program(folder: Path, pattern: str = Study.metric_files, within: Path | None = None) -> list[dict[str, float]]:
-    """Return what a program logged: each process has a file, and repeats the steps after the checkpoint it continued from."""
+    """Return the values that a program logged in one file per process, without steps repeated after a resume."""
     found: list[dict[str, float]] = []
     for path in by_age(folder, pattern):
         lines = read_lines(path, within or folder)
@@ -46,7 +46,7 @@ def kind_and_name(value: str) -> tuple[str, str]:
 
 
 def summarized(lines: Sequence[Mapping[str, float]], value: str) -> float | None:
-    """Return the last logged value of a name, or a summary of all of them; None if nothing was logged."""
+    """Return the last logged value of a name, or a summary such as ``min(NAME)``; None if nothing was logged."""
     kind, name = kind_and_name(value)
     found = [(line.get("epoch", 0.0) + 1, line[name]) for line in lines if name in line]
     if not found:

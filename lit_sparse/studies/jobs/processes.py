@@ -37,7 +37,7 @@ __all__ = [
 
 
 def say(text: str, stream: TextIO | None = None) -> None:
-    """Print text at once, by default to standard output; nothing goes to a terminal that is closed."""
+    """Print text immediately, by default to standard output; a closed terminal is ignored."""
     stream = sys.stdout if stream is None else stream
     try:
         print(text, file=stream, flush=True)
@@ -47,11 +47,11 @@ def say(text: str, stream: TextIO | None = None) -> None:
 
 
 class JobFailedError(LitSparseError):
-    """A command failed, or is not the one that was begun."""
+    """Error for a command that failed, or a run that was started with other settings."""
 
 
 class JobInterruptedError(JobFailedError):
-    """A command was interrupted by Ctrl-C or SIGTERM."""
+    """Error for a command that was interrupted by Ctrl-C or SIGTERM."""
 
 
 #: Path -> lock between the threads of this process, on systems without locks of files.
@@ -65,9 +65,10 @@ _INTERRUPTED = threading.Event()
 
 
 def try_lock(path: Path) -> IO[str] | None:
-    """Return the open file whose lock this process holds now, or None if another process holds it.
+    """Return an open file whose lock this process now holds, or None if another process holds it.
 
-    A command that inherits the file keeps the lock when this process is killed, so no second command works on the same cell.
+    A command that inherits the file keeps the lock when this process is killed, so no second command works on the same
+    cell.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     file = open_to_append(path)
@@ -84,11 +85,11 @@ def try_lock(path: Path) -> IO[str] | None:
 
 @contextmanager
 def locked(path: Path, waiting: Callable[[], None] | None = None) -> Iterator[tuple[int, ...]]:
-    """Hold the lock of a file, and give the file descriptors that a command inherits to hold it, too.
+    """Hold the lock of a file within a context, and provide the file descriptors with which a command inherits it.
 
     Args:
         path: file of the lock.
-        waiting: is called once if another process holds the lock, before this one waits.
+        waiting: function that is called once before waiting, if another process holds the lock.
     """
     while (file := try_lock(path)) is None:
         if waiting is not None:
@@ -100,18 +101,18 @@ def locked(path: Path, waiting: Callable[[], None] | None = None) -> Iterator[tu
 
 
 def descriptors(file: IO[str]) -> tuple[int, ...]:
-    """Return what a command inherits to hold the lock of a file."""
+    """Return the file descriptors that a command must inherit to hold the lock of a file."""
     return () if fcntl is None else (file.fileno(),)
 
 
 class Process(Protocol):
-    """A running command."""
+    """Protocol of a running command."""
 
     def wait(self, timeout: float) -> int:
-        """Return the exit status, or raise subprocess.TimeoutExpired."""
+        """Return the exit status of the command, or raise subprocess.TimeoutExpired."""
 
     def terminate(self) -> None:
-        """End the command."""
+        """Terminate the command."""
 
 
 def call(
@@ -122,18 +123,18 @@ def call(
     stops: Callable[[], bool] | None = None,
     start: Callable[[Sequence[str], Path], Process] | None = None,
 ) -> None:
-    """Run a command with its output appended to a file; it inherits some open files.
+    """Run a command with its output appended to a file, and wait for its end.
 
     Args:
         arguments: the command.
-        log: path of the file.
-        threads: number of its threads.
-        inherited: descriptors of open files.
-        stops: is called now and then; True ends the command by SIGTERM.
-        start: function that starts the command elsewhere; by default it runs on this machine.
+        log: path of the log file.
+        threads: number of the command's threads.
+        inherited: file descriptors that the command inherits.
+        stops: function that is called periodically; if it returns True, the command gets SIGTERM.
+        start: function that starts the command elsewhere, such as on a cluster; by default it runs on this machine.
 
     Raises:
-        JobFailedError: if it fails.
+        JobFailedError: if the command fails.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with open_to_append(log) as output:
@@ -172,7 +173,7 @@ def _wait(process: Process, stops: Callable[[], bool] | None) -> tuple[int, bool
 
 @contextmanager
 def naming_failure(place: str) -> Iterator[None]:
-    """Print at once that a command failed; the others go on, and its message comes at the end."""
+    """Print immediately, within a context, that a command failed; its message follows when all commands have ended."""
     try:
         yield
     except JobInterruptedError:
@@ -183,10 +184,10 @@ def naming_failure(place: str) -> Iterator[None]:
 
 
 def run_all(tasks: Sequence[Callable[[int], None]], at_once: int) -> list[str]:
-    """Run tasks, some at a time, each with its share of the cores; return the messages of those that failed.
+    """Run tasks, several at a time, each with its share of the cores; return the messages of those that failed.
 
-    The environment variable ``OMP_NUM_THREADS`` gives each another number of threads. At SIGTERM, commands on this machine get
-    it, too.
+    The environment variable ``OMP_NUM_THREADS`` overrides the number of threads of each task. SIGTERM is passed on to
+    commands on this machine.
     """
     asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
     threads = int(asked) if asked.isdigit() and int(asked) else max(1, (os.cpu_count() or 1) // at_once)

@@ -16,15 +16,18 @@ __all__ = ["ProgramRun"]
 
 
 class ProgramRun(RunOf):
-    """A run of a LightningCLI of the user. Training writes to ``fit``, tests to ``test/NUMBER``."""
+    """Run of a study whose program is a user's LightningCLI; it trains in ``fit`` and tests in ``test/NUMBER``."""
 
     def checkpoint(self, which: str = "last") -> Path:
-        """Return the newest checkpoint, or the newest that matches a pattern."""
+        """Return the path of the newest checkpoint, or of the newest one that matches a pattern."""
         pattern = self.workspace.study.checkpoint_files if which == "last" else which
         return _newest(self.folder / "fit", pattern) or self.folder / "fit" / str(pattern)
 
     def train(self, threads: int, held: Sequence[int], stops: Callable[[], bool] | None = None) -> None:
-        """Train it; see :meth:`RunOf.train`. Its files are older than those to come, also where a clock was set back."""
+        """Train to the end; see :meth:`RunOf.train`.
+
+        Existing files get earlier times than new ones, even if a clock was set back.
+        """
         times = {path: path.lstat() for path in self.folder.glob("**/*") if path.is_file()}
         ahead = max((found.st_mtime_ns for found in times.values()), default=0) - time.time_ns()
         for path, found in times.items() if ahead > 0 else ():
@@ -32,7 +35,7 @@ class ProgramRun(RunOf):
         super().train(threads, held, stops)
 
     def continued(self) -> list[str]:
-        """Return the options that continue a killed training from a checkpoint before which everything was logged."""
+        """Return the options that resume an interrupted training from a checkpoint before which everything was logged."""
         checkpoint, metrics = self.checkpoint(), _newest(self.folder / "fit", self.workspace.study.metric_files)
         if metrics is None or not checkpoint.is_file():
             return []
@@ -45,12 +48,12 @@ class ProgramRun(RunOf):
         return ["--ckpt_path", str(checkpoint.resolve())] if whole else []
 
     def logged(self, folder: Path | None = None) -> list[dict[str, float]]:
-        """Return what was logged; see :func:`logged_by_program`."""
+        """Return the logged values of the training, or of a test in a folder of its own; see :func:`logged_by_program`."""
         return logged_by_program(folder or self.folder / "fit", self.workspace.study.metric_files)
 
     @property
     def trained(self) -> bool:
-        """Whether it was trained to its end."""
+        """Whether training was completed."""
         return (self.folder / "finished").is_file()
 
     def _check_end(self) -> None:
@@ -68,7 +71,7 @@ class ProgramRun(RunOf):
             )
 
     def command(self, command: str) -> list[str]:
-        """Return a command with the config and options of the cell, by which the program writes into the run's folder."""
+        """Return a command of the program with the config and options of the cell, which writes to the run's folder."""
         study, folder = self.workspace.study, self.folder / command
         folder = folder / str(len(numbered(folder))) if command == "test" else folder
         options = ["--trainer.default_root_dir", "{folder}"]
@@ -78,12 +81,12 @@ class ProgramRun(RunOf):
         return [*study.command, command, *words]
 
     def printing(self) -> list[str]:
-        """Return the command that prints its config, without its folder."""
+        """Return the command that prints the run's config, without its folder."""
         return [*self.workspace.study.command, "fit", *self._options(), "--print_config"]
 
     @staticmethod
     def measures(name: str) -> bool:
-        """Return whether a number that a test logged belongs to the row."""
+        """Return whether a value that a test logged belongs to the row of results."""
         return name.rpartition("/")[2] not in ("epoch", "step")
 
 

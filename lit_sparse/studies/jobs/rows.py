@@ -24,16 +24,16 @@ Row = dict[str, str]
 
 
 class Rows:
-    """The rows of a study.
+    """Rows of a study's results in a CSV file, to which each finished run is appended.
 
     Args:
         path: path of the CSV file.
-        lock: path of a file that processes lock while they write.
-        cells: names of cells, in the order of their rows.
-        last: names of columns that come last.
-        numbers: names of columns of numbers.
-        lists: names of columns of several numbers.
-        unique: names of columns in which no two different rows of a cell agree.
+        lock: path of a lock file that a process holds while it writes.
+        cells: names of cells, which determine the order of rows.
+        last: names of the last columns.
+        numbers: names of columns that hold numbers.
+        lists: names of columns whose cells hold several numbers.
+        unique: names of columns that together identify a row of a cell.
     """
 
     def __init__(
@@ -52,10 +52,10 @@ class Rows:
         self.last, self.numbers, self.lists, self.unique = last, numbers, lists, unique
 
     def read(self) -> list[Row]:
-        """Return all rows without repetition; a last line that a killed process left unfinished is dropped.
+        """Return all rows without repetition, except a last line that an interrupted process left unfinished.
 
         Raises:
-            ConfigurationError: if the file is not such a table, or contradicts itself.
+            ConfigurationError: if the file is not such a table, or holds contradicting rows.
         """
         needed, numbers = ("cell", "seed", *self.last, *self.lists), (*self.numbers, "seconds")
         rows = read_table(self.path, self.path.parent, needed=needed, integers=["seed"], numbers=numbers, lists=self.lists)
@@ -78,12 +78,12 @@ class Rows:
         return found
 
     def append(self, rows: Sequence[Mapping[str, object]], keys: Sequence[str], *, replace: bool = False) -> None:
-        """Add rows, except those whose ``keys`` are there already, and sort all by cell and seed.
+        """Add rows to the file, except rows whose ``keys`` already exist, and sort all by cell and seed.
 
         Args:
-            rows: column -> value.
+            rows: rows as dicts, column -> value.
             keys: columns that identify a row.
-            replace: whether rows with the same keys are removed before.
+            replace: whether existing rows with the same keys are replaced.
         """
         with locked(self.lock):
             before, texts = self.read(), [{name: shown(value) for name, value in row.items()} for row in rows]
@@ -111,12 +111,12 @@ def _write(path: Path, rows: Iterable[Row], names: Sequence[str]) -> None:
 
 
 def shown(value: object) -> str:
-    """Return a value as a cell of the file; numbers have nine digits."""
+    """Return a value as text for the CSV file; numbers have nine digits."""
     return format(value, ".9g") if isinstance(value, float) else "" if value is None else str(value)
 
 
 def provenance(settings: str, seconds: float | None) -> dict[str, str]:
-    """Return the values of the columns :data:`PROVENANCE`; seconds are None where they were not measured."""
+    """Return the values of the columns on a row's origin: settings, versions, machine, and seconds, or None if not measured."""
     packages = {"lit-sparse": __version__, **{name: _version(name) for name in ("torch", "pytorch-lightning")}}
     return {
         "settings": settings,

@@ -15,14 +15,14 @@ __all__ = ["Workspace"]
 
 @dataclass
 class Workspace:
-    """A study with a schedule, and where its runs and rows are.
+    """Places and options with which a study is run: its schedule, folders, inputs and cluster.
 
     Args:
         study: the study.
         schedule: name of the schedule; None for a study without schedules.
         output: folder of all runs.
-        results: folder of rows and tables.
-        inputs: name -> path.
+        results: folder of the rows and tables of results.
+        inputs: name -> path of each input.
         extra: options of every ``lit-sparse`` command.
         cluster: cluster that runs the commands; None for this machine.
     """
@@ -56,7 +56,7 @@ class Workspace:
         self.curves = Rows(self.results / f"{self.name}_curves.csv", lock, cells, last=(), numbers=numbers, unique=points)
 
     def stored(self) -> tuple[list[Row], list[Row], list[Row]]:
-        """Return the rows of the study's cells, and the curves and samples of their runs.
+        """Return the stored rows of the study's cells, and the curves and samples of its runs.
 
         Raises:
             ConfigurationError: if a file is damaged.

@@ -31,13 +31,13 @@ FEW = 20
 
 
 def draw(study: Study, figure: Figure, rows: Sequence[Row], curves: Sequence[Row], path: Path) -> bool:
-    """Draw a figure to a PNG file; return False if there is nothing to draw.
+    """Draw a figure of a study to a PNG file; return False if there is nothing to draw.
 
     Args:
         study: the study.
         figure: the figure.
         rows: rows of the study.
-        curves: logged values of its runs, a row an epoch.
+        curves: logged values of its runs, one row per epoch.
         path: path of the file.
     """
     canvas = canvas_of(study, figure, rows, curves)
@@ -47,7 +47,7 @@ def draw(study: Study, figure: Figure, rows: Sequence[Row], curves: Sequence[Row
 
 
 def write_png(canvas: Any, path: Path, description: str | None = None, **look: Any) -> None:
-    """Write a matplotlib figure to a PNG file, the same one for the same figure."""
+    """Write a matplotlib figure to a PNG file, which is identical for the same figure."""
     with result_file(path, "wb") as file:
         canvas.savefig(file, format="png", dpi=110, metadata={"Software": None, "Description": description}, **look)
 
@@ -55,13 +55,13 @@ def write_png(canvas: Any, path: Path, description: str | None = None, **look: A
 def svg_of(
     study: Study, figure: Figure, rows: Sequence[Row], curves: Sequence[Row], looks: dict[str, int] | None = None
 ) -> str:
-    """Return a figure as an SVG element with text, the same one for the same rows; empty if there is nothing to draw.
+    """Return a figure of a study as an SVG element, identical for the same rows; empty if there is nothing to draw.
 
     Args:
         study: the study.
         figure: the figure.
         rows: rows of the study.
-        curves: logged values of its runs, a row an epoch.
+        curves: logged values of its runs, one row per epoch.
         looks: see :func:`canvas_of`.
     """
     canvas = canvas_of(study, figure, rows, curves, looks)
@@ -79,15 +79,15 @@ def _svg(canvas: Any) -> str:
 def canvas_of(
     study: Study, figure: Figure, rows: Sequence[Row], curves: Sequence[Row], looks: dict[str, int] | None = None
 ) -> Any:
-    """Return a drawn figure of the panels that have values, or None if none has.
+    """Return the matplotlib figure of the panels that have values, or None if none has.
 
     Args:
         study: the study.
         figure: the figure.
         rows: rows of the study.
-        curves: logged values of its runs, a row an epoch.
-        looks: title of a line -> number of its color and style, to which new titles are added; such a figure has no legend, and
-            the elements of line N have ids that begin with ``runN-``. None for a legend.
+        curves: logged values of its runs, one row per epoch.
+        looks: title of a line -> index of its color and style, to which new titles are added. Such a figure has no legend,
+            and the elements of line N have ids that begin with ``runN-``. None for a legend.
     """
     if figure.least is not None:
         rows = least(study, rows, study.columns[figure.least])
@@ -118,7 +118,7 @@ def canvas_of(
 
 
 def draw_front(points: Sequence[Sequence[float]], best: Sequence[bool], labels: Sequence[str], path: Path) -> None:
-    """Draw two values of each trial, and the front of those that no other trial beats in both.
+    """Draw two values of each trial of a sweep, and the Pareto front of trials that no other trial dominates.
 
     Args:
         points: two values of each trial.
@@ -136,10 +136,10 @@ def draw_front(points: Sequence[Sequence[float]], best: Sequence[bool], labels: 
 
 
 def history_svg(values: Sequence[tuple[int, float]], metric: str, mode: str) -> str:
-    """Return an SVG element with the value of each trial of a sweep, and the best so far.
+    """Return an SVG element that shows the value of each trial of a sweep, and the best value so far.
 
     Args:
-        values: number and value of each trial.
+        values: index and value of each trial.
         metric: name of the value.
         mode: ``"min"`` or ``"max"``.
     """
@@ -174,7 +174,7 @@ def _placed(study: Study, rows: Sequence[Row], x: str) -> Sequence[Row]:
 
 
 def series(rows: Sequence[Row], panel: Panel) -> Points:
-    """Return x -> middle, low and high of what a panel shows of one cell."""
+    """Return x -> middle, low and high of a cell's values in a panel."""
     found: dict[float, list[list[float]]] = {}
     needed = [panel.value, *panel.band_keys, *([] if panel.cumulative else [panel.x])]
     for seed in dict.fromkeys(row["seed"] for row in rows):

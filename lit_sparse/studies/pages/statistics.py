@@ -32,7 +32,7 @@ POINTS = 4000
 
 
 def trimmed(sample: Sequence[float], cut: int = 4) -> list[float]:
-    """Return a sample without its ``cut`` smallest and largest values, in order; whole, if fewer than three would be left.
+    """Return a sorted sample without its ``cut`` smallest and largest values, or untrimmed if fewer than three would remain.
 
     Example:
         >>> trimmed([5.0, 1.0, 3.0, 9.0, 4.0], cut=1)
@@ -43,7 +43,7 @@ def trimmed(sample: Sequence[float], cut: int = 4) -> list[float]:
 
 
 def superiority(a: Sequence[float], b: Sequence[float]) -> float:
-    """Return Mann & Whitney's estimate U / (n m) of P(A < B), ties by half.
+    """Return Mann & Whitney's estimate U / (n m) of the probability P(A < B), counting ties by half.
 
     Example:
         >>> superiority([1, 2], [2, 3])
@@ -55,9 +55,9 @@ def superiority(a: Sequence[float], b: Sequence[float]) -> float:
 def gaussian_superiority(a: Sequence[float], b: Sequence[float]) -> float:
     r"""Return the minimum-variance unbiased estimate of P(A < B) for independent Gaussians of unknown means and variances.
 
-    By the theorem of Rao and Blackwell it is the probability of a first observation of A below one of B, given means and sums
-    of squares of both samples. Given these, an observation is ``mean + spread w`` with ``spread = (n - 1) / sqrt(n) s``, and
-    ``(1 + w) / 2`` has a beta distribution with both parameters ``n / 2 - 1``.
+    By the Rao-Blackwell theorem, it is the probability that the first observation of A is below the first of B, given the
+    means and sums of squares of both samples. Given these, an observation is ``mean + spread w`` with ``spread = (n - 1) /
+    sqrt(n) s``, and ``(1 + w) / 2`` has a beta distribution with both parameters ``n / 2 - 1``.
 
     Args:
         a: n >= 3 numbers.
@@ -83,15 +83,15 @@ def gaussian_superiority(a: Sequence[float], b: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Results of the tests for some samples.
+    """Result of the tests that compare several samples.
 
     Attributes:
-        normality: name -> statistic and p-value of Shapiro & Wilk.
-        levene: statistic and p-value.
-        kruskal: statistic and p-value.
-        ranks: name -> mean rank, the smallest for the best.
+        normality: name -> statistic and p-value of the Shapiro-Wilk test.
+        levene: statistic and p-value of Levene's test of equal variances.
+        kruskal: statistic and p-value of the Kruskal-Wallis test.
+        ranks: name -> mean rank; the smallest is the best.
         differences: pair of names -> critical difference of their mean ranks.
-        groups: maximal groups of names that do not differ, the best first.
+        groups: maximal groups of names whose ranks do not differ significantly, best first.
     """
 
     normality: dict[str, tuple[float, float]]
@@ -103,14 +103,14 @@ class Comparison:
 
 
 def compare(samples: Mapping[str, Sequence[float]], level: float = 0.05) -> Comparison:
-    """Compare at least two samples of at least three numbers each, small ones being good.
+    """Return a comparison by ranks of at least two samples of at least three numbers each, where smaller is better.
 
     Args:
         samples: name -> numbers.
-        level: of significance, of all pairs together.
+        level: significance level for all pairs together.
 
     Raises:
-        ValueError: for fewer samples, or too small ones.
+        ValueError: for fewer or smaller samples.
     """
     small = [name for name, sample in samples.items() if len(sample) < LEAST]
     if len(samples) < 2 or small:
@@ -155,12 +155,12 @@ def _groups(names: Sequence[str], ranks: Mapping[str, float], differences: Mappi
 
 
 def critical_difference_diagram(axis: Any, comparison: Comparison, level: float = 0.05) -> None:
-    """Draw mean ranks along a line, with a bar over those that do not differ.
+    """Draw the mean ranks of samples along a line, with a bar over each group that does not differ significantly.
 
     Args:
         axis: a matplotlib axis.
-        comparison: of :func:`compare`.
-        level: of significance that it was made with.
+        comparison: result of :func:`compare`.
+        level: significance level of the comparison.
 
     Source: Demsar (2006), Statistical comparisons of classifiers over multiple data sets, for samples that are not paired.
     """
@@ -185,7 +185,7 @@ def critical_difference_diagram(axis: Any, comparison: Comparison, level: float 
 
 
 def ranks_of(study: Study, rows: Sequence[Row]) -> tuple[dict[str, list[float]], Comparison | None]:
-    """Return the trimmed samples of the cells, and their comparison; None with fewer than two large enough samples."""
+    """Return the trimmed samples of a study's cells, and their comparison; None with fewer than two large enough samples."""
     assert study.ranks is not None
     column = study.columns[study.ranks.column]
     found = {study.title_of(name): numbers([row for row in rows if row["cell"] == name], column) for name in study.cells}
@@ -194,7 +194,7 @@ def ranks_of(study: Study, rows: Sequence[Row]) -> tuple[dict[str, list[float]],
 
 
 def ranks_page(study: Study, rows: Sequence[Row]) -> list[str]:
-    """Return the lines of the comparison by ranks: normality, mean ranks, groups, and probabilities of superiority."""
+    """Return the lines of a study's comparison by ranks, in markdown."""
     samples, found = ranks_of(study, rows)
     if found is None:
         return []
@@ -218,7 +218,7 @@ def ranks_page(study: Study, rows: Sequence[Row]) -> list[str]:
 
 
 def draw_ranks(study: Study, rows: Sequence[Row], path: Path) -> bool:
-    """Draw the diagram of critical differences; return False with too few samples."""
+    """Draw the critical difference diagram of a study to a file; return False with too few samples."""
     found = ranks_of(study, rows)[1]
     if found is None:
         return False

@@ -26,7 +26,7 @@ BOOTSTRAP = (
 
 
 def numbers(rows: Iterable[Row], column: Column) -> list[float]:
-    """Return a column's numbers of some rows; empty cells are left out."""
+    """Return the numbers of a column in some rows, without empty cells."""
     found = [row[column.value] for row in rows if row.get(column.value)]
     return [column.factor * float(value) + column.offset for value in found]
 
@@ -47,7 +47,7 @@ def cell_text(values: Sequence[float], column: Column) -> str:
 
 
 def summary(values: Sequence[float], column: Column) -> float:
-    """Return the number that a column shows of several seeds, and is compared by."""
+    """Return the number by which a column summarizes several seeds, and by which cells are compared."""
     if len(values) == 1 or column.show == "mean":
         return float(pd.Series(values).mean(skipna=False))
     return float(_by_size(values, column).agg({"min": "min", "max": "max"}.get(column.show, "median")))
@@ -59,11 +59,11 @@ def _by_size(values: Iterable[float], column: Column) -> pd.Series:
 
 
 def markdown(lines: Sequence[Sequence[str]], left: int = 1) -> list[str]:
-    """Return the lines of a table in markdown; the first one is its head.
+    """Return the lines of a markdown table; the first given line is the header.
 
     Args:
         lines: cells of each line.
-        left: number of columns that are aligned to the left.
+        left: number of left-aligned columns.
     """
     shown = [[" ".join(cell.replace("|", r"\|").splitlines()) for cell in line] for line in lines]
     texts = ["|" + "".join(f" {cell} |" if cell else " |" for cell in line) for line in shown]
@@ -72,14 +72,14 @@ def markdown(lines: Sequence[Sequence[str]], left: int = 1) -> list[str]:
 
 
 def machines(rows: Iterable[Row]) -> list[str]:
-    """Return the different machines and versions of torch that rows come from, the most frequent first."""
+    """Return the distinct machines and torch versions on which rows were made, the most frequent first."""
     built = ((row.get("machine", ""), word) for row in rows for word in row.get("versions", "").split())
     texts = [f"{machine}, {word}" for machine, word in built if word.startswith("torch=")]
     return [name for name, _ in Counter(texts).most_common()]
 
 
 def by_cell(study: Study, rows: Sequence[Row], names: Sequence[str], keys: Sequence[str] = ()) -> list[list[str]]:
-    """Return a table with a line for each cell; ``keys`` of the rows are shown as they are.
+    """Return a table of results with one line per cell, and the given keys as further columns.
 
     Columns without values are left out. The best line is in bold unless the rows come from several machines or versions.
     """
@@ -110,9 +110,11 @@ def by_cell(study: Study, rows: Sequence[Row], names: Sequence[str], keys: Seque
 
 
 def bootstrap_table(study: Study, rows: Sequence[Row], samples: Sequence[Row]) -> list[list[str]]:
-    """Return a table of the differences between each cell and the best one, for the seed of median value.
+    """Return a table of the differences between each cell and the best one, by the paired bootstrap.
 
-    Cells of other machines or versions of torch than most are left out.
+    Each cell is represented by the seed with the median value.
+
+    Cells run on other machines or torch versions than most are left out.
     """
     from lit_sparse.metrics.bleu import compare_resampled
 
@@ -150,9 +152,9 @@ def selected(rows: Iterable[Row], where: Mapping[str, Sequence[object]]) -> list
 
 
 def least(study: Study, rows: Sequence[Row], column: Column) -> list[Row]:
-    """Return the rows of each cell at the point of its grid where the median of a column is least.
+    """Return the rows of each cell at the point of its grid where the median of a column is smallest.
 
-    A cell with one point keeps it, also without numbers of the column.
+    A cell with a single point keeps it, even without numbers in the column.
     """
     kept = []
     for name in dict.fromkeys(map(written, study.cells)):
@@ -181,7 +183,7 @@ def _ordered(values: Iterable[str]) -> list[str]:
 
 
 def head(key: str, value: str) -> str:
-    """Return a value as the head of a column; a number with its key."""
+    """Return the header text for a column of a pivot table: a value, with its key if it is a number."""
     return f"{key} {value}" if value.replace(".", "", 1).isdigit() else value
 
 
@@ -192,7 +194,7 @@ def seeds_text(rows: Iterable[Row]) -> str:
 
 
 def pivot(study: Study, rows: Sequence[Row], table: Table, column: Column) -> list[list[str]]:
-    """Return a table of one column over two keys of the rows. Lines and columns with fewer seeds than the table say so."""
+    """Return a table of one column's values over two keys of the rows."""
 
     def values(key: str) -> list[str]:
         there = [row.get(key, "") for row in rows]
@@ -215,11 +217,11 @@ def pivot(study: Study, rows: Sequence[Row], table: Table, column: Column) -> li
 
 
 def page(study: Study, rows: Sequence[Row], samples: Sequence[Row] = (), ranks: Sequence[str] = ()) -> list[str]:
-    """Return the lines of a study's page in markdown: its tables and notes.
+    """Return the lines of a study's page of results in markdown: its tables and notes.
 
     Args:
         study: the study.
-        rows: its rows.
+        rows: rows of the study.
         samples: scores of resampled test inputs.
         ranks: lines of the comparison by ranks.
     """

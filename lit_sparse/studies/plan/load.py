@@ -25,13 +25,13 @@ ABOVE = re.compile(r"above [-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
 def load_study(path: str | Path) -> Study:
-    """Read a study file.
+    """Return the study that a YAML file describes.
 
     Args:
         path: path of a YAML file.
 
     Raises:
-        ConfigurationError: if there is no such file, a key in it is unknown, or a value has another type.
+        ConfigurationError: if the file does not exist, a key in it is unknown, or a value has a wrong type.
     """
     path = Path(path)
     content = read_yaml(path)
@@ -41,7 +41,7 @@ def load_study(path: str | Path) -> Study:
 
 
 def study_of(content: dict[str, Any], path: Path) -> Study:
-    """Return the study of a file's content; see :func:`load_study`."""
+    """Return the study described by a YAML file's content; see :func:`load_study`."""
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(Study, skip={"path"})
     try:
@@ -191,10 +191,10 @@ def _check_values(study: Study) -> None:
 
 
 def check_names(asked: Iterable[str], known: Collection[str], where: str) -> None:
-    """Refuse names that are not known.
+    """Raise an error if some names are not among the known ones.
 
     Raises:
-        ConfigurationError: with the names there are.
+        ConfigurationError: if a name is unknown; the message lists the known ones.
     """
     for name in asked:
         if name not in known:

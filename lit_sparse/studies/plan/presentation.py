@@ -12,20 +12,20 @@ Scalar: TypeAlias = str | int | float | bool | None
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table: ``factor * value + offset`` of the rows of a cell.
+    """Column of a results table, ``factor * value + offset``, summarized over the seeds of a cell.
 
     Attributes:
         value: name of a number in the rows: ``test/NAME``, ``SCORE/NAME``, or the last value of a logged ``train/NAME`` or
-            ``val/NAME``. ``first``, ``sum``, ``min``, ``max``, ``count``, ``argmin`` and ``argmax`` (the epoch, from 1) of a
-            logged value are written as in ``sum(train/decoder_calls_total)``.
-        title: heading.
-        factor: factor.
-        offset: added to it.
-        form: format of a number.
+            ``val/NAME``. ``first``, ``sum``, ``min``, ``max``, ``count``, ``argmin`` and ``argmax`` (the epoch, from 1) of
+            a logged value are written as in ``sum(train/decoder_calls_total)``.
+        title: header of the column.
+        factor: factor of the value.
+        offset: number added to the scaled value.
+        form: format string of a number.
         show: how the seeds are summarized: ``mean`` (with the standard deviation), ``median``, ``min``, ``max``, ``range``
             (median, least to most), or ``above X``, the number of seeds above X.
-        published: key of the published values in the study's file of such, a column for each cell.
-        best: ``min`` or ``max`` if the best line is set in bold.
+        published: key of the column's published values in the study's CSV file of published values.
+        best: ``min`` or ``max`` to set the best line in bold.
     """
 
     value: str
@@ -40,18 +40,19 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A table: a line for each cell, or one value over two keys of the rows.
+    """Table of results with one line per cell, or a pivot table of one value over two keys of the rows.
 
     Attributes:
-        title: heading.
-        columns: names of columns; by default all.
-        value: name of the column that is shown over ``lines`` and ``across``, for each value of ``by``.
-        lines: key of the rows.
-        across: key of the rows, or ``cell``.
-        by: key of the rows.
-        where: key of the rows -> values; other rows are left out.
-        keys: keys of the rows that are shown in the line of a cell.
-        least: column; each cell is shown at the point of its grid where the column's median over the seeds is least.
+        title: heading of the table.
+        columns: names of the columns to show; by default all.
+        value: for a pivot table, name of the column shown over ``lines`` and ``across``, in one table per value of ``by``.
+        lines: key of the rows with a line for each value.
+        across: key of the rows with a column for each value, or ``cell``.
+        by: key of the rows with a table for each value.
+        where: key of the rows -> values to include; other rows are left out.
+        keys: keys of the rows that are shown as columns.
+        least: name of a column; each cell is shown at the point of its grid where the column's median over the seeds is
+            smallest.
     """
 
     title: str = ""
@@ -67,19 +68,19 @@ class Table:
 
 @dataclass(frozen=True)
 class Panel:
-    """A panel of a figure: a column's value for each cell, against epochs or against a key of the rows.
+    """Panel of a figure: a value for each cell, against epochs or against a key of the rows.
 
     Attributes:
         value: name of a logged value, or of a number in the rows.
-        label: label of the axis.
-        x: ``epoch``, ``step``, ``cumulative NAME`` for the sum of a logged value up to an epoch, a key of the rows, or a
-            number in the rows, whose median over the seeds of a cell is drawn.
+        label: label of the vertical axis.
+        x: horizontal axis: ``epoch``, ``step``, ``cumulative NAME`` for the sum of a logged value up to an epoch, a key of
+            the rows, or a number in the rows, whose median over the seeds of a cell is drawn.
         x_label: label of the horizontal axis; by default x.
         factor: factor of the value.
-        offset: added to it.
-        log: whether the axis of the value is logarithmic; ``x`` for the other axis, ``both`` for both.
-        band: quantiles of the seeds between which an area is filled; two names of logged values draw theirs.
-        limits: limits of the axis.
+        offset: number added to the scaled value.
+        log: whether the vertical axis is logarithmic; ``x`` for the horizontal axis, ``both`` for both.
+        band: two quantiles over the seeds, or names of two logged values, between which the area is filled.
+        limits: limits of the vertical axis.
     """
 
     value: str
@@ -94,26 +95,27 @@ class Panel:
 
     @property
     def cumulative(self) -> str:
-        """Name of the logged value whose sum is x, or an empty string."""
+        """Name of the logged value whose cumulative sum is the horizontal axis, or an empty string."""
         return self.x.removeprefix("cumulative ") if self.x.startswith("cumulative ") else ""
 
     @property
     def band_keys(self) -> list[str]:
-        """Names of the logged values that the band is between, or none for quantiles."""
+        """Names of the two logged values between which the band is drawn; none if it is drawn between quantiles."""
         return [end for end in self.band if isinstance(end, str)]
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of some panels next to each other, in a row for each value of ``by``.
+    """Figure with panels side by side, in a row for each value of ``by``.
 
     Attributes:
         panels: the panels.
-        by: key of the rows.
+        by: key of the rows with a row of panels for each value.
         lines: key of the rows with a line for each value, by default the titles of the cells; None for one line.
-        suffix: end of the file's name.
-        where: key of the rows -> values; other rows are left out.
-        least: column; each cell is drawn at the point of its grid where the column's median over the seeds is least.
+        suffix: suffix of the file's name.
+        where: key of the rows -> values to include; other rows are left out.
+        least: name of a column; each cell is drawn at the point of its grid where the column's median over the seeds is
+            smallest.
         alt: description of the figure for screen readers.
     """
 
@@ -128,12 +130,12 @@ class Figure:
 
 @dataclass(frozen=True)
 class Ranks:
-    """A comparison of the cells by ranks.
+    """Comparison of a study's cells by ranks over the seeds.
 
     Attributes:
-        column: column that is compared.
+        column: name of the compared column.
         trim: number of best and worst seeds of each cell that are left out.
-        level: level of significance.
+        level: significance level.
     """
 
     column: str
@@ -143,10 +145,10 @@ class Ranks:
 
 @dataclass(frozen=True)
 class Compare:
-    """A comparison of each cell with the best one by a paired bootstrap.
+    """Comparison of each cell with the best one by a paired bootstrap.
 
     Attributes:
-        column: column that is compared.
+        column: name of the compared column.
         samples: name of the scores of resampled test inputs.
     """
 

@@ -27,15 +27,15 @@ RESERVED = ("cell", "seed", *PROVENANCE)
 
 @dataclass(frozen=True)
 class Change:
-    """A config and changes of it.
+    """Config of a study's runs, and changes of it: overlays, options, arguments and grids.
 
     Attributes:
         config: path of a config, relative to the study file, or name of a config of the package.
-        overlays: paths or names of configs that follow it.
-        options: option of the command line -> value, such as ``trainer.max_epochs: 2``.
-        arguments: arguments of a function that differ.
-        grid: option, or argument of a function -> values; a cell is run at each combination.
-        seeds: seeds in place of those of the study.
+        overlays: paths or names of configs that are applied after it.
+        options: command-line option -> value, such as ``trainer.max_epochs: 2``.
+        arguments: arguments of the cell's function.
+        grid: option, or argument of a function -> values; a cell is run at each combination of values.
+        seeds: seeds to use in place of the study's.
     """
 
     config: str | None = None
@@ -48,11 +48,11 @@ class Change:
 
 @dataclass(frozen=True)
 class Schedule(Change):
-    """Changes of all runs.
+    """Variant of a study that changes all its runs, such as a shorter training.
 
     Attributes:
-        published: column -> key of the published values, in place of the column's own.
-        cells: names of the cells to run if no others are asked for; by default all.
+        published: column -> key of the published values to use in place of the column's own.
+        cells: names of the cells to run by default; all if not given.
     """
 
     published: dict[str, str] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Schedule(Change):
 
 @dataclass(frozen=True)
 class CellChange(Change):
-    """A config and changes of it, and what was published for them.
+    """Config and changes of a cell, and the published values for them.
 
     Attributes:
         published: column -> published value.
@@ -72,16 +72,16 @@ class CellChange(Change):
 
 @dataclass(frozen=True)
 class Cell(CellChange):
-    """A line of a table: a config with changes, or a function, run with each seed.
+    """Cell of a study, one line of its table: a config with changes, or a function, run with each seed.
 
     Attributes:
         title: text in tables and figures; by default the cell's name.
-        function: path of a function ``f(seed, **arguments)`` that returns a dictionary of numbers or a list of such, used in
-            place of a config.
-        checkpoints: option -> name of the cell whose last checkpoint of the same seed is its value.
-        schedules: schedule -> changes of this cell.
-        hidden: whether the cell is only trained, for the checkpoints of others.
-        labels: column -> text or number, a column of tables and a key of the rows.
+        function: path of a function ``f(seed, **arguments)`` that returns a dict of numbers or a list of such dicts, used
+            in place of a config.
+        checkpoints: option -> name of the cell whose last checkpoint with the same seed becomes the option's value.
+        schedules: name of a schedule -> changes of this cell.
+        hidden: whether the cell is only trained, to give other cells its checkpoints.
+        labels: column -> text or number; further columns of tables, which are also keys of the rows.
     """
 
     title: str = ""
@@ -93,35 +93,38 @@ class Cell(CellChange):
 
     @property
     def points(self) -> list[dict[str, Scalar]]:
-        """The combinations of the grid."""
+        """All combinations of the values of the cell's grid."""
         return [dict(zip(self.grid, values, strict=True)) for values in product(*self.grid.values())]
 
 
 @dataclass(frozen=True)
 class Study(Change):
-    """A study; what it changes holds for all cells, then that of a cell, of the schedule, and of a cell for the schedule.
+    """A study: a grid of runs as data, with its configs, options, seeds, columns, figures and published values.
+
+    Changes are applied in this order: the study's, the cell's, the schedule's, and the cell's for the schedule.
 
     Attributes:
         title: heading of its tables.
         cells: name -> cell.
-        source: where the published values stand.
-        program: command of a LightningCLI that is run in place of ``lit-sparse``, such as ``[python, -m, torchgeo]``; files are
-            relative to the study file.
+        source: source of the published values.
+        program: command of a LightningCLI that is run in place of ``lit-sparse``, such as ``[python, -m, torchgeo]``; files
+            are relative to the study file.
         metric_files: pattern of the ``metrics.csv`` files in a program's folder.
-        checkpoint_files: pattern of the checkpoints in a program's folder, from whose newest file a killed training is
-            continued; None to begin it anew.
-        seed_options: options that a seed sets; of a program, by default ``seed_everything`` alone.
-        schedules: schedule -> changes of all runs; the first one is the default. Files of the schedule "" have no suffix.
+        checkpoint_files: pattern of the checkpoints in a program's folder, from whose newest file an interrupted training
+            is resumed; None to start anew.
+        seed_options: options that are set to the seed; for a program, by default ``seed_everything`` alone.
+        schedules: schedule -> changes of all runs; the first one is the default. Files for the schedule "" have no suffix.
         inputs: name -> description of a path that ``--input NAME=PATH`` gives; options refer to it as ``{NAME}``.
-        published: path of a CSV file of published values, relative to the study file: a column ``key`` and one for each cell.
-        tests: test -> options of ``lit-sparse test``; the numbers of one that is not called ``test`` begin with its name. A
-            column or table with ``{test}`` in it stands for one of each test.
-        scores: score -> path of a function ``f(checkpoint)`` that returns a dictionary of numbers; their names begin with it.
-        checkpoint: which checkpoint is tested, ``best`` or ``last``; of a program ``last``, or a pattern.
+        published: path of a CSV file of published values, relative to the study file: a column ``key`` and one for each
+            cell.
+        tests: name -> options of ``lit-sparse test``; the numbers of a test with another name than ``test`` get that name
+            as a prefix. A column or table with ``{test}`` in it is repeated for each test.
+        scores: name -> path of a function ``f(checkpoint)`` that returns a dict of numbers, which get the name as a prefix.
+        checkpoint: which checkpoint is tested, ``best`` or ``last``; for a program ``last``, or a pattern.
         columns: name -> column.
         tables: tables; by default one with a line for each cell.
         figures: figures.
-        series: keys of rows besides those of grids, where a function returns several rows, such as ``iterations``.
+        series: further keys of rows, where a function returns several rows, such as ``iterations``.
         ranks: comparison of the cells by ranks.
         compare: comparison with the best cell by a paired bootstrap.
         notes: sentences below the tables.
@@ -150,7 +153,7 @@ class Study(Change):
     path: Path = Path()
 
     def file(self, path: str) -> str:
-        """Return the file of a path that is relative to the study file, or of a config of the package.
+        """Return the path of a file relative to the study file, or of a config of the package.
 
         Raises:
             ConfigurationError: if there is no such file.
@@ -162,19 +165,22 @@ class Study(Change):
 
     @property
     def command(self) -> list[str]:
-        """The program, with the paths of files beside the study file, links as they are: an environment begins at one."""
+        """Words of the program's command, with paths resolved relative to the study file.
+
+        Links are not followed, since a virtual environment begins at one.
+        """
         folder = self.path.parent
         words = [str((folder / word).absolute()) if (folder / word).is_file() else word for word in self.program]
         return [sys.executable if words[0] == "python" else words[0], *words[1:]]
 
     def seeds_of(self, name: str, schedule: str | None) -> list[int]:
-        """Return the seeds of a cell."""
+        """Return the seeds with which a cell is run."""
         cell = self.cells[name]
         changes = (cell.schedules.get(schedule or ""), self.schedules.get(schedule or ""), cell, self)
         return next((change.seeds for change in changes if change is not None and change.seeds is not None), [0])
 
     def change_of(self, name: str, schedule: str | None) -> Change:
-        """Return the changes of a cell: the study's, the cell's, the schedule's, and the cell's for this schedule."""
+        """Return all changes of a cell: the study's, the cell's, the schedule's, and the cell's for this schedule."""
         cell = self.cells[name]
         changes = [self, cell, self.schedules.get(schedule or ""), cell.schedules.get(schedule or "")]
         found = [change for change in changes if change is not None]
@@ -187,9 +193,9 @@ class Study(Change):
         )
 
     def scheduled(self, schedule: str | None) -> Study:
-        """Return the study with the grids and published values of a schedule.
+        """Return the study with the grids and published values of a schedule, and one cell per point of each grid.
 
-        A cell of a config becomes one cell for each point of its grid, with the point's values as labels. Hidden cells have no
+        A cell with a config becomes one cell per point of its grid, with the point's values as labels. Hidden cells have no
         grid.
         """
         cells: dict[str, Cell] = {}
@@ -215,7 +221,7 @@ class Study(Change):
         return replace(self, cells=cells, columns=self.columns | columns)
 
     def published_value(self, cell: str, column: str) -> str | None:
-        """Return the published value of a cell in a column, or None."""
+        """Return the published value of a cell in a column, or None if there is none."""
         if column in self.cells[cell].published:
             return str(self.cells[cell].published[column])
         key = self.columns[column].published
@@ -226,35 +232,35 @@ class Study(Change):
 
     @property
     def keys(self) -> list[str]:
-        """The columns that identify a row, but for series."""
+        """Columns that identify a row, without the keys of series."""
         return ["cell", "seed", *dict.fromkeys(key for cell in self.cells.values() for key in cell.grid)]
 
     @property
     def row_keys(self) -> list[str]:
-        """The columns that identify a row, of a series too."""
+        """Columns that identify a row, including the keys of series."""
         return [*self.keys, *self.series]
 
     def stores(self, key: str) -> bool:
-        """Return whether a column of the rows is a key, not a measured number."""
+        """Return whether a column of the rows is a key rather than a measured number."""
         return key in self.row_keys or any(key in cell.labels for cell in self.cells.values())
 
     def over_training(self, panel: Panel) -> bool:
-        """Return whether a panel draws logged values over training, which are stored apart from the rows."""
+        """Return whether a panel draws logged values over training, which are stored separately from the rows."""
         return not self.stores(panel.x) and (panel.x in ("epoch", "step") or bool(panel.cumulative))
 
     @property
     def numbers(self) -> set[str]:
-        """Columns of the rows and curves that have numbers."""
+        """Names of the columns of rows and curves that hold numbers."""
         panels = [panel for figure in self.figures for panel in figure.panels]
         drawn = {key for panel in panels for key in (panel.value, panel.cumulative or panel.x, *panel.band_keys)}
         return {"seconds", "epoch", "step"} | drawn | {column.value for column in self.columns.values()}
 
     def title_of(self, name: str) -> str:
-        """Return the title of a cell."""
+        """Return the title of a cell in tables and figures."""
         return self.cells[name].title or name
 
     def settings(self, name: str, schedule: str | None, extra: list[str]) -> dict[str, Any]:
-        """Return what decides the numbers of a cell, besides the seed: the content of its configs, options and arguments."""
+        """Return all settings that determine a cell's numbers besides the seed: configs, options and arguments."""
         cell, change = self.cells[name], self.change_of(name, schedule)
         if cell.function is not None:
             return {"function": cell.function, "arguments": change.arguments}
@@ -274,7 +280,7 @@ class Study(Change):
 
 
 def written(name: str) -> str:
-    """Return the name of a cell in the study file, for a point of its grid."""
+    """Return the name that a cell has in the study file, given the name of a point of its grid."""
     return name.partition("/")[0]
 
 
@@ -288,10 +294,10 @@ def _short(point: Mapping[str, Scalar]) -> dict[str, Scalar]:
 
 
 def changes(begun: Any, asked: Any) -> list[str]:
-    """Return the keys in which two settings differ, with both values."""
+    """Return the keys in which two settings differ, with both values, as text."""
     return [f"{key}: {old}, now {new}" for key, old, new in differences(begun, asked)]
 
 
 def digest(settings: Mapping[str, Any]) -> str:
-    """Return ten characters that tell settings apart."""
+    """Return a hash of settings, ten characters long."""
     return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:10]

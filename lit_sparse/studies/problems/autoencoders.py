@@ -52,25 +52,25 @@ def front(
     batch_size: int = 128,
     lr: float = 3e-3,
 ) -> dict[str, float]:
-    """Train an auto-encoder, and return how much it explains with how many active units.
+    """Train a sparse auto-encoder on a sentence encoder's activations; return its explained variance and active units.
 
     Args:
         seed: seed of the initial weights and of the order of the data.
-        mapping: a name of ``MAPPINGS``.
-        k: number of active units, on average or aimed at.
+        mapping: name of the mapping, a key of ``MAPPINGS``.
+        k: number of active units, on average or as a target.
         width: number of units.
         model: folder of the sentence encoder.
         layer: module whose activations are reconstructed.
         path: folder of SNLI.
-        folder: folder of the activations.
+        folder: folder where activations are stored.
         max_texts: number of sentences for training.
         steps: number of updates; the learning rate falls to zero in the second half.
         batch_size: number of activations per update.
         lr: learning rate of Adam.
 
     Returns:
-        ``explained_variance``, ``l0``, its deviation ``l0_std``, ``dead_fraction``, and ``recovered``, the fraction of
-        :func:`ranking_loss` that is left when reconstructions replace the activations.
+        ``explained_variance``, ``l0``, its standard deviation ``l0_std``, ``dead_fraction``, and ``recovered``, the
+            fraction of :func:`ranking_loss` that is recovered with reconstructions in place of the activations.
     """
     train, held_out = activations_of(model, layer, path, folder, max_texts)
     torch.manual_seed(seed)
@@ -105,7 +105,7 @@ def front(
 
 @cache
 def activations_of(model: str, layer: str, path: str, folder: str, max_texts: int) -> tuple[Tensor, Tensor]:
-    """Return activations (N, D) of training sentences and of others."""
+    """Return activations (N, D) of training sentences and of held-out sentences."""
     columns = ["premise", "hypothesis"]
     data = ActivationDataModule(model, layer, folder=folder, path=path, val="dev", columns=columns, max_texts=max_texts)
     data.setup("fit")
@@ -116,7 +116,7 @@ def activations_of(model: str, layer: str, path: str, folder: str, max_texts: in
 
 @cache
 def encoder_of(model: str, path: str) -> tuple[Any, list[int], Callable[[], float]]:
-    """Return the sentence encoder, its special tokens, and its loss on pairs of the test split."""
+    """Return the sentence encoder, its special tokens, and a function that returns its loss on pairs of the test split."""
     files = SavedFiles(model, {}, None)
     encoder, words = files.model("AutoModel").eval(), files.tokenizer(tokenizer_of)
     names = ("premise", "hypothesis", "label")
@@ -134,13 +134,15 @@ def encoder_of(model: str, path: str) -> tuple[Any, list[int], Callable[[], floa
 
 
 def sentence_vectors(encoder: Any, inputs: Any) -> Tensor:
-    """Return the means (B, D) of the token states of an encoder of transformers, of norm 1."""
+    """Return sentence vectors (B, D): the means of a transformers encoder's token states, with norm 1."""
     states, mask = encoder(**inputs).last_hidden_state, inputs["attention_mask"].unsqueeze(-1)
     return nnf.normalize((states * mask).sum(1) / mask.sum(1), dim=-1)
 
 
 def ranking_loss(first: Tensor, second: Tensor, ranks: Tensor) -> Tensor:
-    """Return the log of 1 + the sum of exponentials of how much more similar lower-ranked pairs are than higher-ranked ones.
+    """Return the ranking loss CoSENT, which is low if higher-ranked pairs are more similar than lower-ranked ones.
+
+    It is the log of 1 plus the sum, over such pairs of pairs, of the exponential of the difference in similarity.
 
     A premise with the hypothesis of another pair has the lowest rank.
 

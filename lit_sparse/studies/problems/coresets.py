@@ -47,7 +47,7 @@ Resample = Callable[[Tensor, Tensor, torch.Generator], Tensor]
 
 
 class Problem(ABC):
-    """One draw of a problem: a seed decides data and vectors, as far as they are random."""
+    """Base class of problems on which coresets are compared: data and vectors for a seed, and the posterior of any weights."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -55,24 +55,24 @@ class Problem(ABC):
     @cached_property
     @abstractmethod
     def vectors(self) -> Tensor:
-        """(N, S) float64."""
+        """Vectors (N, S) float64 of the examples."""
 
     @abstractmethod
     def posterior(self, weights: Tensor) -> GaussianPosterior:
-        """The posterior of weights (N,)."""
+        """The posterior distribution given weights (N,) of the examples."""
 
     @cached_property
     def full(self) -> GaussianPosterior:
-        """The posterior of all examples."""
+        """The posterior distribution given all examples."""
         return self.posterior(torch.ones(len(self.vectors), dtype=torch.float64))
 
     @abstractmethod
     def resample(self) -> Resample:
-        """Give the vectors at a coreset's posterior, for SparseVI."""
+        """Return a function that computes vectors at a coreset's posterior, for SparseVI."""
 
 
 class GaussianMean(Problem):
-    """A normal mean in 200 dimensions, 600 draws: theta ~ N(0, I), x ~ N(theta, I); exact vectors."""
+    """Problem of a normal mean in 200 dimensions, with 600 samples x ~ N(theta, I), prior N(0, I), and exact vectors."""
 
     def __init__(self, seed: int, features: int = 200, size: int = 600) -> None:
         super().__init__(seed)
@@ -99,7 +99,10 @@ class GaussianMean(Problem):
 
 
 class Radial(Problem):
-    """Radial basis regression of log prices on 1,000 places of a map; exact vectors, or those of the publication's code."""
+    """Problem of radial basis regression of log prices at 1,000 places of a map.
+
+    Vectors are exact, or as in the paper's code.
+    """
 
     def __init__(self, seed: int, path: Path, *, exact: bool = True) -> None:
         super().__init__(seed)
@@ -151,7 +154,10 @@ class Radial(Problem):
 
 
 class Regression(Problem):
-    """Logistic or Poisson regression with a standard normal prior; vectors at 500 draws of the Laplace posterior."""
+    """Problem of logistic or Poisson regression with a standard normal prior.
+
+    Vectors are log-likelihoods at 500 samples of the Laplace posterior.
+    """
 
     def __init__(self, seed: int, likelihood: Likelihood, data: RegressionDataModule, draws: int = 500) -> None:
         super().__init__(seed)
@@ -177,7 +183,7 @@ class Regression(Problem):
 
 
 class Rows(TableDataModule):
-    """The training rows of a file, all of them and in their order."""
+    """Data module of all rows of a file for training, in their order."""
 
     def setup(self, stage: str | None = None) -> None:
         tables = self.load()
@@ -240,7 +246,7 @@ SELECTORS: dict[str, Callable[[int], CoresetSelector]] = {
 
 @lru_cache(maxsize=1)
 def make(problem: str, seed: int, folder: str) -> Problem:
-    """Return a draw of a problem."""
+    """Return a problem by name, for a seed."""
     return PROBLEMS[problem](seed, Path(folder))
 
 
@@ -264,15 +270,15 @@ def _sparse_vi(problem: str, seed: int, folder: str, largest: int) -> list[Cores
 def compare(
     seed: int, *, folder: str, problem: str, selector: str, k: int, max_iter: int = 300, largest: int = 30
 ) -> dict[str, float]:
-    """Select a coreset, and compare its posterior with that of all examples.
+    """Select a coreset of a problem, and return how far its posterior is from the posterior of all examples.
 
     Args:
-        seed: seed of the data, as far as they are drawn, and of the vectors.
+        seed: seed of the data, if they are random, and of the vectors.
         folder: folder of the data.
-        problem: name in :data:`PROBLEMS`.
-        selector: name in :data:`SELECTORS`.
-        k: largest size of the coreset.
-        max_iter: largest number of iterations of the thresholding selectors.
+        problem: name of the problem, a key of ``PROBLEMS``.
+        selector: name of the selector, a key of ``SELECTORS``.
+        k: maximum size of the coreset.
+        max_iter: maximum number of iterations of the thresholding selectors.
         largest: size up to which SparseVI runs; its coresets of all sizes are from one run.
 
     Returns:

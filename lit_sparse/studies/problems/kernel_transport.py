@@ -1,4 +1,4 @@
-"""Entropic transport between two measures on the line by kernel SGD."""
+"""Entropic transport between two measures on the real line, by kernel SGD."""
 
 from __future__ import annotations
 
@@ -27,43 +27,48 @@ def ascend(
     step_size: float,
     iterations: int | Sequence[int],
 ) -> list[dict[str, float]]:
-    """Run kernel SGD from N(0, 1) to the mixture of N(-1, 0.25) and N(1.5, 0.16) in halves, cost (x - y)^2, eps 0.1.
+    """Run kernel SGD on a one-dimensional transport problem, and return the gap to the optimum after some iterations.
+
+    The source is N(0, 1), the target a mixture of N(-1, 0.25) and N(1.5, 0.16) with equal weights, the cost is
+    (x - y)^2, and eps is 0.1.
 
     Args:
         seed: seed of the samples.
-        objective: ``safe`` for the safe semi-dual, ``dual`` for the dual.
-        rho: rho of the safe semi-dual.
+        objective: ``safe`` for the safe Kullback-Leibler divergence, ``dual`` for the usual one.
+        rho: inverse of the bound on the plan's density; unused for ``dual``.
         width: width of the kernel ``exp(-d^2 / (2 width^2))``.
-        step_size: C of the step sizes.
-        iterations: numbers of iterations after which the gap is measured; one number N stands for some up to N.
+        step_size: C, the initial learning rate.
+        iterations: numbers of iterations after which the gap is measured; a single N stands for numbers up to
+            N that are evenly spaced on a logarithmic scale.
 
     Returns:
-        ``iterations``, ``gap`` (the optimum minus S(u), both by quadrature on 601 points; infinite after an overflow), and the
-        number of ``overflows``.
+        ``iterations``, ``gap`` (the optimum minus S(u), both by quadrature on 601 points; infinite after an overflow), and
+        the number of ``overflows``.
 
-    Source: Gladin et al. (2025), LogSumExp approximation, section 3.1 and appendix B.
+    Source: Gladin, Kroshnin, Zhu & Dvurechensky (2025), Improved Stochastic Optimization of LogSumExp, arXiv:2509.24894,
+    section 3.1 and appendix B.
     """
     stops = marks(iterations) if isinstance(iterations, int) else list(iterations)
     potentials = KernelPotentials(width, step_size, capacity=stops[-1]).build(1)
     index = torch.arange(stops[-1])
     x, y = SOURCE.sample(2 * seed, index), TARGET.sample(2 * seed + 1, index)
-    found, done, broken = [], 0, 0
+    results, done, overflows = [], 0, 0
     for stop in stops:
-        if not broken:
-            broken = potentials.ascend(x[done:stop], y[done:stop], eps=EPS, rho=rho, objective=objective)[1]
+        if not overflows:
+            overflows = potentials.ascend(x[done:stop], y[done:stop], eps=EPS, rho=rho, objective=objective)[1]
         done = stop
-        found.append({"iterations": stop, "gap": math.inf if broken else gap(potentials), "overflows": broken})
-    return found
+        results.append({"iterations": stop, "gap": math.inf if overflows else gap(potentials), "overflows": overflows})
+    return results
 
 
 def marks(last: int) -> list[int]:
-    """Return numbers of iterations at equal distances of their logarithms."""
+    """Return numbers of iterations up to the last, evenly spaced on a logarithmic scale."""
     return sorted({max(10, round(last ** (k / 40))) for k in range(8, 41)} | {last})
 
 
 @cache
 def optimum() -> tuple[Tensor, dict[str, Any], float]:
-    """Return the points of the grid, the weights of both measures, and the optimum."""
+    """Return the grid points, the weights of both measures, and the optimal semi-dual value."""
     points, source = grid_measure(SOURCE.log_prob, -6.0, 6.0)
     weights: dict[str, Any] = {"source_weights": source, "target_weights": grid_measure(TARGET.log_prob, -6.0, 6.0)[1]}
     u, v = sinkhorn_potentials(points, points, eps=EPS, **weights)
@@ -71,6 +76,6 @@ def optimum() -> tuple[Tensor, dict[str, Any], float]:
 
 
 def gap(potentials: KernelPotentials) -> float:
-    """Return the optimum minus S(u)."""
+    """Return the optimal semi-dual value minus the value S(u) of some potentials."""
     points, weights, best = optimum()
     return best - semi_dual_value(potentials.source_potential(points), points, points, eps=EPS, **weights)

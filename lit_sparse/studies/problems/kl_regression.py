@@ -20,21 +20,24 @@ RHO, LAM, MOMENTUM = 1e-3, 1.0, 0.9
 def california(
     seed: int, *, path: str, link: str | None, batch_size: int, lr: float, epochs: int = 50, every: int = 10
 ) -> list[dict[str, float]]:
-    """Train on California housing with the order of the data of ``CaliforniaHousingDataModule(seed=seed)``.
+    """Train linear regression by KL-DRO on California housing, and return its objective after some epochs.
+
+    The order of the data is as in ``CaliforniaHousingDataModule(seed=seed)``.
 
     Args:
         seed: seed of the order.
         path: path of the CSV file.
         link: link of :class:`~lit_sparse.risks.SafeKLDRO`, or None for log-sum-exp of each batch.
         batch_size: number of examples in a batch.
-        lr: step size.
+        lr: learning rate.
         epochs: number of epochs.
         every: number of epochs between two results; the first, second and fifth epoch are also returned.
 
     Returns:
         ``epoch`` and ``objective``, lam log mean exp of the squared errors of all examples, in float64.
 
-    Source: Improved Stochastic Optimization of LogSumExp, section 3.2 and figure 3.
+    Source: Gladin, Kroshnin, Zhu & Dvurechensky (2025), Improved Stochastic Optimization of LogSumExp, arXiv:2509.24894,
+    section 3.2 and figure 3.
     """
     x, y = load(path)
     theta = least_squares(x, y).clone().requires_grad_()
@@ -54,7 +57,7 @@ def california(
 
 @cache
 def load(path: str) -> tuple[Tensor, Tensor]:
-    """Return standardized features with an intercept (N, 9), and targets (N,)."""
+    """Return the standardized features of California housing with an intercept (N, 9), and the targets (N,)."""
     data = CaliforniaHousingDataModule(path=path, use_all=True)
     data.setup()
     batch = data.fetch("train", 0, torch.arange(data.size("train")))
@@ -62,13 +65,13 @@ def load(path: str) -> tuple[Tensor, Tensor]:
 
 
 def log_mean_exp(theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Return the objective of all data at parameters (D,), in float64."""
+    """Return the KL-DRO objective of all data at parameters (D,), in float64."""
     losses = (x.double() @ theta.double() - y.double()).square()
     return LAM * (torch.logsumexp(losses / LAM, 0) - math.log(len(y)))
 
 
 def least_squares(x: Tensor, y: Tensor) -> Tensor:
-    """Return the solution (D,), as RobustRegressor begins with it."""
+    """Return the least-squares solution (D,), from which training starts."""
     found: Tensor = torch.linalg.lstsq(x.double(), y.double().unsqueeze(1), driver="gelsd").solution[:, 0].float()
     return found
 
@@ -80,7 +83,7 @@ def _objective(losses: Tensor, dual: Tensor, link: str | None) -> Tensor:
 
 
 def optimum(seed: int, *, path: str) -> dict[str, float]:
-    """Return the least objective, by Newton's method with all data, in float64."""
+    """Return the minimum of the KL-DRO objective, by Newton's method on all data, in float64."""
     x, y = (part.double() for part in load(path))
     theta = least_squares(x, y).double()
     for _ in range(200):

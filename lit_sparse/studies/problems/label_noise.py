@@ -17,14 +17,15 @@ __all__ = ["LabelNoiseCurves"]
 
 
 class LabelNoiseCurves(pl.Callback):
-    """Log the robust loss, the accuracy by noisy labels and the test accuracy by true labels, after every so many steps.
+    """Log curves of a classifier trained with noisy labels: robust loss, accuracy on noisy labels, and clean test accuracy.
 
     Args:
-        every: number of steps between two measurements.
-        train_examples: number of training images for the robust loss, kappa = beta = 1.
-        val_examples: number of images of validation.
+        every: number of steps between measurements.
+        train_examples: number of training images on which the robust loss is measured, with kappa = beta = 1.
+        val_examples: number of validation images.
 
-    Source: Improved Stochastic Optimization of LogSumExp, equation 20 and figure 4.
+    Source: Gladin, Kroshnin, Zhu & Dvurechensky (2025), Improved Stochastic Optimization of LogSumExp, arXiv:2509.24894,
+    equation 20 and figure 4.
     """
 
     def __init__(self, every: int = 5000, train_examples: int = 5000, val_examples: int = 2000) -> None:
@@ -59,13 +60,13 @@ class LabelNoiseCurves(pl.Callback):
 
 @torch.no_grad()
 def accuracy(model: Any, batch: dict[str, Tensor]) -> float:
-    """Return the share of images whose label is found."""
+    """Return the fraction of images whose label is predicted."""
     found = torch.cat([model(pixels).argmax(1) for pixels in batch["pixels"].to(model.device).split(1000)])  # type: ignore[no-untyped-call]
     return float((found == batch["label"].to(model.device)).double().mean())
 
 
 def robust_loss(model: Any, batch: dict[str, Tensor]) -> float:
-    """Return ``log mean exp`` of the losses of perturbed images minus their cost, kappa = beta = 1."""
+    """Return ``log mean exp`` of the losses of perturbed images minus their transport cost, with kappa = beta = 1."""
     risk = UnbalancedOTDRO(1.0, 1.0, 0.1)
     losses = []
     for pixels, label in zip(batch["pixels"].split(1000), batch["label"].split(1000), strict=True):  # type: ignore[no-untyped-call]

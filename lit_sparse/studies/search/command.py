@@ -44,7 +44,7 @@ def _yaml(text: str) -> Any:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command."""
+    """Return the argument parser of ``lit-sparse sweep``."""
     found = argparse.ArgumentParser(
         prog="lit-sparse sweep",
         description="Search over the values of a config, or over the options of a program, by Optuna.",
@@ -107,7 +107,7 @@ def _write(sweep: Sweep) -> list[Path]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run a sweep; the exit status is 1 if a trial failed."""
+    """Run the command ``lit-sparse sweep``; the exit status is 1 if a trial failed."""
     words = list(arguments)
     place = words.index("--") if "--" in words else len(words)
     options = parser().parse_args(words[:place])

@@ -14,7 +14,7 @@ __all__ = ["distribution_of", "import_optuna", "matching", "pruner_of", "sampler
 
 
 def import_optuna() -> Any:
-    """Return Optuna.
+    """Return the module ``optuna``, imported when it is first used.
 
     Raises:
         MissingExtraError: if it is not installed.
@@ -28,7 +28,7 @@ def import_optuna() -> Any:
 
 
 def distribution_of(key: str, values: Any) -> Any:
-    """Return Optuna's distribution of an option's values.
+    """Return Optuna's distribution for the values of an option, a list or a range.
 
     Raises:
         ConfigurationError: unless the values are a list, or a range.
@@ -50,7 +50,7 @@ def distribution_of(key: str, values: Any) -> Any:
 
 
 def matching(values: Any, stored: Any) -> list[Any]:
-    """Return the value of an option's space that a stored one equals, in a list, or an empty list."""
+    """Return a list with the value of an option's space that equals a stored value, or an empty list."""
     if isinstance(values, list):
         return [value for value in values if type(value) is type(stored) and value == stored]
     low, high, step = values["low"], values["high"], values.get("step")
@@ -62,7 +62,7 @@ def matching(values: Any, stored: Any) -> list[Any]:
 
 
 def sampler_of(given: Any, space: Mapping[str, Any]) -> Any:
-    """Return a sampler of Optuna by its name, or by a class and its arguments, as ``Sweep`` takes them."""
+    """Return an Optuna sampler given by name, or by class path and arguments; see :class:`Sweep`."""
     samplers = import_optuna().samplers
     if given == "grid":
         found = samplers.GridSampler(space)
@@ -72,7 +72,7 @@ def sampler_of(given: Any, space: Mapping[str, Any]) -> Any:
 
 
 def pruner_of(given: Any) -> Any:
-    """Return a pruner of Optuna, as :func:`sampler_of`; None for one that prunes nothing."""
+    """Return an Optuna pruner given by name, or by class path and arguments; None for no pruning."""
     names = {"median": "MedianPruner", "hyperband": "HyperbandPruner"}
     return _part(import_optuna().pruners.BasePruner, "--prune", names, given or "NopPruner")
 

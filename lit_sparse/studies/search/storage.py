@@ -48,35 +48,37 @@ ENDS, ENDED = 6, (1, 2, 3)
 
 
 class JournalLock:
-    """Lock of a journal that ends with its process; Optuna's own is a link that a killed process leaves.
+    """Lock of a sweep's journal file that is released when its process ends, even if it is killed.
+
+    Optuna's own lock is a link that a killed process leaves behind.
 
     Args:
-        path: file of the lock.
+        path: path of the lock file.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def acquire(self) -> bool:
-        """Wait for the lock, and hold it."""
+        """Wait for the lock, and acquire it."""
         held = locked(self._path)
         held.__enter__()
         self._held = held
         return True
 
     def release(self) -> None:
-        """Release it."""
+        """Release the lock."""
         self._held.__exit__(None, None, None)
 
 
 def read_journal(journal: Path) -> Iterator[dict[str, Any]]:
-    """Yield the entries of a journal, none if there is no file.
+    """Yield the entries of a sweep's journal file after a check; none if there is no file.
 
-    It is checked that the journal fits into memory, is read in time proportional to its length, and can be appended to.
+    The check ensures that the journal fits into memory, is read in time proportional to its length, and can be appended to.
 
     Raises:
-        ConfigurationError: with its largest size, its most frequent entry, or if its last line is cut off, or it changes a
-            finished trial, which Optuna ignores.
+        ConfigurationError: if the journal is too large, its last line is cut off, or it changes a finished trial, which
+            Optuna ignores.
     """
     if not journal.is_file():
         return
@@ -109,14 +111,14 @@ def read_journal(journal: Path) -> Iterator[dict[str, Any]]:
 
 
 def stored_study(folder: Path, storage: str | None) -> Any:
-    """Return the Optuna study of a sweep for reading; nothing is made or changed.
+    """Return a sweep's Optuna study for reading; nothing is created or changed.
 
     Args:
         folder: folder of the sweep.
         storage: URL of its database; None for the journal in its folder.
 
     Raises:
-        ConfigurationError: if what is stored is refused, or the file of a database does not exist.
+        ConfigurationError: if the stored data fail a check, or the file of a database does not exist.
     """
     optuna = import_optuna()
     if storage is None:  # Optuna's own class would make or change the file
@@ -132,14 +134,14 @@ def stored_study(folder: Path, storage: str | None) -> Any:
 
 
 def check_database(storage: str, *, new: bool = True) -> None:
-    """Check that a database of SQLite has Optuna's own tables, which compute nothing, and fits into memory.
+    """Check that an SQLite database has exactly Optuna's tables, without triggers or views, and fits into memory.
 
     Args:
-        storage: URL of the database; others than SQLite's are not checked.
-        new: whether its file may not exist.
+        storage: URL of the database; only SQLite is checked.
+        new: whether the file may be missing.
 
     Raises:
-        ConfigurationError: naming what it has, or if the URL has a second one in it.
+        ConfigurationError: if it has anything else, or the URL contains a second one.
     """
     url = import_module("sqlalchemy").make_url(storage)
     if url.get_backend_name() != "sqlite":

@@ -51,22 +51,25 @@ PROGRAM = ("program", "metric_files", "checkpoint_files", "options")
 
 @dataclass
 class Sweep:
-    """A search over values of a config, or of the options of a program. It opens its storage when the study is asked for.
+    """Hyperparameter search by Optuna over values of a config, or over the options of a program.
+
+    The storage is opened when :attr:`study` is first accessed.
 
     Args:
-        configs: a config and its overlays.
-        space: option -> values, or ``low`` and ``high`` with ``log`` or ``step``.
-        metrics: one or two logged values, such as ``val/nelbo`` or ``min(val/nelbo)``.
+        configs: paths of a config and its overlays.
+        space: option -> list of values, or a range by ``low`` and ``high``, with ``log`` or ``step``.
+        metrics: one or two logged values to optimize, such as ``val/nelbo`` or ``min(val/nelbo)``.
         directions: ``minimize`` or ``maximize`` for each.
         folder: folder of the sweep.
         storage: URL of an Optuna storage; None for a file in the folder.
         sampler: ``tpe``, ``random``, ``grid``, or a class of ``optuna.samplers`` as ``class_path`` and ``init_args``.
-        prune: ``median``, ``hyperband``, or a class of ``optuna.pruners``: it stops trials that are worse than others; None
-            for none.
+        prune: ``median``, ``hyperband``, or a class of ``optuna.pruners``, to stop trials that are worse than others; None
+            for no pruning.
         cluster: cluster that runs the trials; None for this machine.
-        folds: number of folds of the training and validation data; a trial has one run for each, and their mean values.
-        extra: options of every training.
-        base: study without cells, whose program, if it has one, runs the trials with its options.
+        folds: number of folds of the training and validation data; a trial has one run for each, and the mean of their
+            values.
+        extra: options of every training run.
+        base: study without cells, whose options, and program if it has one, are used for all trials.
 
     Raises:
         ConfigurationError: if options contradict each other.
@@ -104,12 +107,12 @@ class Sweep:
 
     @property
     def place(self) -> str:
-        """The storage in messages."""
+        """Name of the storage in messages."""
         return repr(self.storage or str(self.folder))
 
     @property
     def grid_size(self) -> int:
-        """Number of combinations of the values of a grid."""
+        """Number of combinations of the values, for a grid search."""
         return math.prod(map(len, self.space.values()))
 
     @cached_property
@@ -119,10 +122,10 @@ class Sweep:
 
     @cached_property
     def study(self) -> Any:
-        """The Optuna study, made or opened when it is first asked for, and checked.
+        """The Optuna study, created or opened at the first access, and checked.
 
         Raises:
-            ConfigurationError: if the storage cannot be reached, or the sweep was begun with other settings.
+            ConfigurationError: if the storage cannot be reached, or the sweep was started with other settings.
             MissingExtraError: without Optuna.
         """
         options = {
@@ -201,11 +204,11 @@ class Sweep:
             )
 
     def params(self, trial: Any, *, whole: bool = True) -> dict[str, Any]:
-        """Return the values of a stored trial by option; whoever can write to the storage may have changed them.
+        """Return the values of a stored trial by option, after a check, since others may have written to the storage.
 
         Args:
             trial: trial of the storage.
-            whole: whether it has to have a value for each option of the space.
+            whole: whether the trial must have a value for each option of the space.
 
         Raises:
             ConfigurationError: if a name or a value is not in the declared space.
@@ -224,9 +227,9 @@ class Sweep:
         return {key: found[key] for key in self.space if key in found}
 
     def run(self, trials: int, jobs: int = 1) -> list[str]:
-        """Run trials until there are so many, some at a time; return the messages of those that failed.
+        """Run trials, several at a time, until the sweep has a given number; return the messages of those that failed.
 
-        At the end it waits for trials that another process works on, such as the training that a killed sweep has left.
+        At the end, it waits for trials that other processes work on, such as a training run left by a killed sweep.
         """
         failed: list[str] = []
         _ = self.study  # refused before anything runs
@@ -311,7 +314,7 @@ class Sweep:
         return self.folder / f"trial_{number}" / "lock"
 
     def runner(self, number: int, folds: int | None = None) -> Runner:
-        """Return what trains a trial: a study with one cell, or with one for each fold."""
+        """Return a runner that trains a trial: of a study with one cell, or with one for each fold."""
         folds = self.folds if folds is None else folds
         params = self.params(self._trial(number))
         paths = [str(Path(path).resolve()) for path in self.configs]
@@ -368,7 +371,7 @@ class Sweep:
         say(f"{name}: {', '.join(texts)}")
 
     def config(self, number: int) -> str:
-        """Return the config of a trial, without a fold, from the configs of the sweep and not from its run folder."""
+        """Return the config of a trial, without a fold, from the sweep's configs rather than the trial's run folder."""
         runner = self.runner(number, folds=1)
         command = runner.of(next(iter(runner.study.cells)), 0).printing()
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -52,7 +52,7 @@ def any_in(flag: tl.tensor) -> tl.tensor:
 def load_block(
     x: tl.tensor, first: tl.tensor, size: tl.tensor, entries: tl.tensor, block: tl.constexpr, width: tl.constexpr
 ) -> tl.tensor:
-    """Load rows ``first .. first + block - 1`` of (size, entries), with zeros outside."""
+    """Load rows ``first .. first + block - 1`` of a matrix (size, entries) as a tile, with zeros outside."""
     row = first + tl.arange(0, block)
     column = tl.arange(0, width)
     inside = (row < size)[:, None] & (column < entries)[None, :]
@@ -61,7 +61,7 @@ def load_block(
 
 @compiled
 def store_block(x: tl.tensor, tile: tl.tensor, first: tl.tensor, size: tl.tensor, entries: tl.tensor) -> None:
-    """Store a tile in rows ``first ..`` of (size, entries)."""
+    """Store a tile to the rows from ``first`` on of a matrix (size, entries)."""
     row = first + tl.arange(0, tile.shape[0])
     column = tl.arange(0, tile.shape[1])
     inside = (row < size)[:, None] & (column < entries)[None, :]
@@ -70,7 +70,7 @@ def store_block(x: tl.tensor, tile: tl.tensor, first: tl.tensor, size: tl.tensor
 
 @compiled
 def finite(tile: tl.tensor) -> tl.tensor:
-    """Return a tile with zeros in place of NaN and infinities, whose products with zero would be NaN."""
+    """Return a tile with NaN and infinities replaced by zeros, so that products with zero are zero."""
     return tl.where(tl.abs(tile.to(tl.float32)) < HUGE, tile, 0.0)
 
 
@@ -104,7 +104,7 @@ def score_block(
 
 @compiled
 def weigh(z: tl.tensor, threshold: tl.tensor, eps: tl.tensor, power: tl.constexpr) -> tl.tensor:
-    """Return the tiles of the weights, not divided by their mass, and of their derivatives; 0 where z is not above."""
+    """Return tiles of the unnormalized weights and of their derivatives; 0 where z is not above the threshold."""
     u = eps * (z - threshold[:, None])
     above = u > 0
     u = tl.where(above, u, 0.0)
@@ -123,9 +123,9 @@ def weigh(z: tl.tensor, threshold: tl.tensor, eps: tl.tensor, power: tl.constexp
 
 @compiled
 def newton_step(mass: tl.tensor, decline: tl.tensor, eps: tl.tensor, power: tl.constexpr) -> tl.tensor:
-    """Return the step of a threshold (rows,) to where the ``eps``-th power of the mass would be 1 if it were linear.
+    """Return the Newton step of thresholds (rows,) towards a mass of 1, for the ``eps``-th power of the mass.
 
-    That is a convex function, so the step never leads beyond the root, from either side, up to rounding.
+    That power is convex in the threshold, so the step never leads beyond the root, up to rounding.
     """
     some = mass > 0
     mass = tl.where(some, mass, 1.0)
@@ -141,7 +141,7 @@ def newton_step(mass: tl.tensor, decline: tl.tensor, eps: tl.tensor, power: tl.c
 
 @compiled
 def still_live(x: tl.tensor, z: tl.tensor, threshold: tl.tensor) -> tl.tensor:
-    """Return whether a block may have weights: a score above its threshold, or an allowed pair of an invalid query."""
+    """Return whether a block may have nonzero weights: a score above its threshold, or an allowed pair of an invalid query."""
     return any_in((x != -HUGE) & ~(z <= threshold[:, None]))
 
 
@@ -175,7 +175,7 @@ def attend_blocks(
     operand: tl.constexpr,
     precision: tl.constexpr,
 ) -> None:
-    """Write the output and the statistics of a block of queries, and which blocks of keys are live."""
+    """Triton program that computes the attention output and statistics of a block of queries, and marks nonzero blocks."""
     row_blocks = tl.cdiv(length, rows)
     column_blocks = tl.cdiv(size, columns)
     block = tl.program_id(0) % row_blocks
@@ -279,7 +279,7 @@ def derivatives(
     eps: tl.tensor,
     power: tl.constexpr,
 ) -> tl.tensor:
-    """Return the tiles of the weights and of their derivatives, NaN at the allowed pairs of invalid queries."""
+    """Return tiles of the attention weights and of their derivatives, NaN at the allowed pairs of invalid queries."""
     weight, decline = weigh((x - top[:, None]) * inverse_gamma, threshold, eps, power)
     broken = (threshold != threshold)[:, None] & (x != -HUGE)
     weight = tl.where(broken, float("nan"), weight * inverse[:, None])
@@ -318,10 +318,11 @@ def differentiate_queries(
     operand: tl.constexpr,
     precision: tl.constexpr,
 ) -> None:
-    """Write the gradient in a block of queries, and the mean slope of each.
+    """Triton program that computes the gradient in a block of queries, and the mean slope of each query.
 
-    With the derivatives s of the weights and their slopes d, the gradient in the scores is ``s (d - mean) / gamma`` with the
-    mean ``sum s d / sum s``. The sums run in one pass, with d counted from its mean by the weights, which is near.
+    With the derivatives s of the weights and their slopes d, the gradient in the scores is ``s (d - mean) / gamma`` with
+    the mean ``sum s d / sum s``. Both sums are computed in one pass, with d relative to its mean under the weights, which
+    is close to this mean.
     """
     row_blocks = tl.cdiv(length, rows)
     column_blocks = tl.cdiv(size, columns)
@@ -403,7 +404,7 @@ def differentiate_keys(
     operand: tl.constexpr,
     precision: tl.constexpr,
 ) -> None:
-    """Write the gradients in a block of keys and their values, of all heads of queries that share them."""
+    """Triton program that computes the gradients in a block of keys and values, over all query heads that share them."""
     row_blocks = tl.cdiv(length, rows)
     column_blocks = tl.cdiv(size, columns)
     block = tl.program_id(0) % column_blocks

@@ -31,7 +31,7 @@ FIXED, FREE, TIED = tl.constexpr(-1), tl.constexpr(0), tl.constexpr(1)  # labels
 
 @compiled
 def scaled(z: tl.tensor, gamma: tl.tensor) -> tl.tensor:
-    """Return scores over gamma, at most the highest number, and 0 in place of those below."""
+    """Return scores over gamma, clipped to 0 below and to the largest float above."""
     return tl.minimum(tl.maximum(z / over(gamma), 0.0), HIGHEST)
 
 
@@ -46,7 +46,7 @@ def clipped_sums(
     inside: tl.tensor,
     long: tl.constexpr,
 ) -> tl.tensor:
-    """Return the sums (rows,) of ``min((z - base + delta)_+, 1)``, and how many of positive scores are in [0, 1)."""
+    """Return the sums (rows,) of ``min((z - base + delta)_+, 1)``, and how many terms of positive scores are in [0, 1)."""
     mass = tl.zeros_like(base)
     count = tl.zeros_like(base)
     for start in range(0, d, z.shape[1] * z.shape[2]):
@@ -75,10 +75,10 @@ def map_budget(
     width: tl.constexpr,
     long: tl.constexpr,
 ) -> None:
-    """Project rows of ``x / gamma``, ``gamma = high + low``; ``width`` is float64.
+    """Triton program that computes budget sparsemax of rows of ``x / gamma``, where ``gamma = high + low``, in float64.
 
-    A bracketed search ends where no number is between, or the sum is k. From the upper end, where the scores above can only
-    reach 1, Newton's method adds ``delta``. The labels say how y depends on x: not at all, on its own score, on all tied ones.
+    A bracketed search for the threshold ends where the sum is k or no float lies between the ends. From the upper end,
+    Newton's method adds ``delta``. The labels tell how y depends on x: not at all, on its own score, or on all tied ones.
     """
     row, inside, d, at = rows_of(n, units, unit, rows)
     k = parameter_of(k, row, inside, single, 1.0, width)
@@ -148,7 +148,10 @@ def budget_jacobian(
     width: tl.constexpr,
     long: tl.constexpr,
 ) -> None:
-    """Multiply rows of ``v`` by the Jacobian at ``y`` times ``scale = high + low``: tied entries lose their mean."""
+    """Triton program that multiplies rows of ``v`` by the Jacobian of budget sparsemax at ``y`` times ``high + low``.
+
+    Tied entries lose their mean.
+    """
     _row, inside, d, at = rows_of(n, units, unit, rows)
     scale = tl.zeros([rows], width) + high + low
     out += at

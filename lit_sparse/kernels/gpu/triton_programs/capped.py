@@ -32,7 +32,7 @@ ENOUGH = tl.constexpr(40.0)  # beyond this, a sigmoid differs from its limit by 
 
 @compiled
 def sigmoid(u: tl.tensor) -> tl.tensor:
-    """Return ``1 / (1 + exp(-u))`` and its derivative."""
+    """Return the sigmoid ``1 / (1 + exp(-u))`` and its derivative."""
     near = tl.exp(-tl.abs(u))
     inverse = 1.0 / (1.0 + near)
     return tl.where(u < 0, near * inverse, inverse), near * inverse * inverse
@@ -40,7 +40,7 @@ def sigmoid(u: tl.tensor) -> tl.tensor:
 
 @compiled
 def tile_sums(z: tl.tensor, origin: tl.tensor, factor: tl.tensor, tau: tl.tensor, logistic: tl.constexpr) -> tl.tensor:
-    """Return sums (rows,) over a tile of ``u = (z - origin) factor - tau``: of sigmoids and derivatives, or exp(u) and ones."""
+    """Return sums (rows,) over a tile of ``u = (z - origin) factor - tau``: of sigmoid and derivative, or of exp(u) and 1."""
     u = (z - over(origin)) * over(factor) - over(tau)
     if logistic:
         share, slope = sigmoid(u)
@@ -62,7 +62,7 @@ def row_sums(
     logistic: tl.constexpr,
     long: tl.constexpr,
 ) -> tl.tensor:
-    """Return the sums of :func:`tile_sums` over rows, of which z is the first tile."""
+    """Return the sums of :func:`tile_sums` over whole rows, of which z is the first tile."""
     share, slope = tile_sums(z, origin, factor, tau, logistic)
     if long:
         size: tl.constexpr = z.shape[1] * z.shape[2]
@@ -90,10 +90,10 @@ def map_capped(
     width: tl.constexpr,
     long: tl.constexpr,
 ) -> None:
-    """Map rows of ``x * scale`` by capped softmax, ``scale = high + low``.
+    """Triton program that computes capped softmax of rows of ``x * scale``, where ``scale = high + low``.
 
-    With m allowed entries, ``y = sigmoid(z - tau) / (rho m)`` sums to one. Newton's method runs on the logarithm of the sum,
-    within a bracket. Scores far apart count from the score at which hard caps would end.
+    With m allowed entries, ``y = sigmoid(z - tau) / (rho m)`` sums to one. Newton's method runs on the logarithm of the
+    sum, within a bracket. If scores are far apart, they are taken relative to the score at which hard caps would end.
     """
     row, inside, d, at = rows_of(n, units, unit, rows)
     rho = parameter_of(rho, row, inside, single, 0.5, width)
@@ -168,9 +168,9 @@ def capped_jacobian(
     width: tl.constexpr,
     long: tl.constexpr,
 ) -> None:
-    """Multiply rows of ``v`` by the Jacobian at ``y`` times ``scale = high + low``: ``c (v - sum c v / sum c)``.
+    """Triton program that multiplies rows of ``v`` by the Jacobian of capped softmax at ``y`` times ``high + low``.
 
-    With m allowed entries, ``c = y (1 - rho m y)``.
+    The product is ``c (v - sum c v / sum c)`` with ``c = y (1 - rho m y)`` for m allowed entries.
     """
     row, inside, d, at = rows_of(n, units, unit, rows)
     limit = parameter_of(rho, row, inside, single, 0.5, width)

@@ -28,15 +28,15 @@ from lit_sparse.kernels.gpu.triton_programs.tiles import (
 
 __all__ = ["apply_jacobian", "map_entmax"]
 
-FLAT = tl.constexpr(1e-12)  # an alpha - 1 at which entmax is softmax to all digits
-FARTHEST = tl.constexpr(1e30)  # an eps (z - t) that, for eps < 0, has no weight
+FLAT = tl.constexpr(1e-12)  # size of alpha - 1 below which entmax equals softmax to all digits
+FARTHEST = tl.constexpr(1e30)  # for eps < 0, weights are zero from this eps (z - t) on
 
 
 @compiled
 def eps_of(
     alpha: tl.tensor, row: tl.tensor, inside: tl.tensor, single: tl.constexpr, known: tl.constexpr, width: tl.constexpr
 ) -> tl.tensor:
-    """Return alpha - 1 (rows,): of each row, or the ``single`` one; 1/2, without a look, if it is ``known``."""
+    """Return alpha - 1 (rows,), of each row or, if ``single``, of all; 1/2 without reading it if alpha is ``known``."""
     if known:
         return (row * 0).to(width) + 0.5
     return (parameter_of(alpha, row, inside, single, 1.5, tl.float64) - 1.0).to(width)
@@ -44,7 +44,10 @@ def eps_of(
 
 @compiled
 def exp_minus_one(u: tl.tensor) -> tl.tensor:
-    """Return ``exp(u) - 1`` to all digits: the quotient gives back what rounding took from the power."""
+    """Return ``exp(u) - 1`` without cancellation.
+
+    Kahan's quotient ``(p - 1) u / log(p)``, p = exp(u), cancels the rounding error of p.
+    """
     power = tl.exp(u)
     near = power == 1.0
     far = tl.where(power > 0, (power - 1.0) * (u / tl.log(tl.where(near, 2.0, power))), -1.0)
@@ -53,14 +56,14 @@ def exp_minus_one(u: tl.tensor) -> tl.tensor:
 
 @compiled
 def deformed(z: tl.tensor, t: tl.tensor, eps: tl.tensor, halves: tl.tensor, squares: tl.constexpr) -> tl.tensor:
-    """Return the tiles ``y = [1 + eps (z - t)]_+^(1 / eps)`` and ``y^(1 - eps)``, which is minus its derivative in t.
+    """Return tiles of the weights ``y = [1 + eps (z - t)]_+^(1 / eps)`` and of ``y^(1 - eps)``, minus y's derivative in t.
 
     Args:
         z: tile of scores, none above 0.
         t: (rows,), not below 0.
         eps: (rows,) alpha - 1, > -1 and not 0.
         halves: whether all eps are 1/2.
-        squares: whether that is known when this is compiled.
+        squares: whether that is known at compile time.
     """
     m = over(eps) * (z - over(t))
     if squares:  # noqa: SIM114 - the compiler decides this, the program the next
@@ -74,7 +77,7 @@ def deformed(z: tl.tensor, t: tl.tensor, eps: tl.tensor, halves: tl.tensor, squa
         m = tl.where(positive, m, 0.0)
         base = 1.0 + m
         inverse = 1.0 / base
-        logarithm = tl.log(base) + (m - (base - 1.0)) * inverse  # with what rounding took from 1 + m
+        logarithm = tl.log(base) + (m - (base - 1.0)) * inverse  # corrected for the rounding of 1 + m
         y = tl.where(positive, tl.exp(logarithm * over(1.0 / eps)), 0.0)
         slope = y * inverse
     return y, slope
@@ -94,7 +97,10 @@ def deformed_sums(
     squares: tl.constexpr,
     long: tl.constexpr,
 ) -> tl.tensor:
-    """Return the sums (rows,) of both over a row; a long one is ``(x - top) * factor``."""
+    """Return the sums (rows,) over a row of ``y = [1 + eps (z - t)]_+^(1 / eps)`` and ``y^(1 - eps)``.
+
+    A long row is ``(x - top) * factor``.
+    """
     if long:
         mass = tl.zeros_like(t).to(tl.float64)
         decline = tl.zeros_like(t).to(tl.float64)
@@ -128,11 +134,13 @@ def solve_entmax(
     passes: tl.constexpr,
     long: tl.constexpr,
 ) -> tl.tensor:
-    """Return the root t (rows,) of ``sum y = 1``, where ``live``; a long row is ``(x - top) * factor``.
+    """Return the entmax thresholds t (rows,), roots of ``sum y = 1``, where ``live``.
 
-    Newton's method runs on ``(sum y)^eps``, for eps <= 1 a norm, convex in t and nearly linear; it starts from ``t`` and keeps
-    between 0 and ``highest``. It ends with a step of at most ``tolerance``, and leaves the square of that, or, for eps > 1/2,
-    its power of ``1 / eps``.
+    A long row is ``(x - top) * factor``.
+
+    Newton's method is applied to ``(sum y)^eps``, for eps <= 1 a norm, convex in t and nearly linear. It starts from ``t``,
+    stays between 0 and ``highest``, and ends with a step of at most ``tolerance``; the remaining error is its square or,
+    for eps > 1/2, its power ``1 / eps``.
     """
     lower = tl.zeros_like(t)
     upper = highest
@@ -148,8 +156,8 @@ def solve_entmax(
         good = (ahead >= lower) & (ahead <= upper) & (i <= NEWTON_PASSES)
         ahead = tl.where(good, ahead, 0.5 * (lower + upper))
         step = tl.abs(ahead - t)
-        t = tl.where(live, ahead, t)  # a row that is done rests: its neighbours must not change it
-        size = tl.maximum(1.0 - eps * t, 1.0)  # what the step is relative to, for eps < 0
+        t = tl.where(live, ahead, t)  # finished rows do not move, so that results do not depend on other rows
+        size = tl.maximum(1.0 - eps * t, 1.0)  # scale of the step, for eps < 0
         live = live & (step > tolerance * size) & (upper - lower > 1e-15 * upper)
         i += 1
     return t
@@ -174,10 +182,10 @@ def map_entmax(
     width: tl.constexpr,
     long: tl.constexpr,
 ) -> None:
-    """Map rows of ``x * scale`` by alpha-entmax, ``scale = high + low``.
+    """Triton program that computes alpha-entmax of rows of ``x * scale``, where ``scale = high + low``.
 
-    There is one ``alpha`` per row, or a ``single`` one. With ``squares`` it is 1.5 and not read. ``part`` selects the rows:
-    0 for all, 1 for those with an alpha <= 2 or an invalid alpha, 2 for those with alpha > 2.
+    There is one ``alpha`` per row, or a ``single`` one. With ``squares``, alpha is 1.5 and is not read. ``part`` selects
+    the rows: 0 for all, 1 for those with an alpha <= 2 or an invalid alpha, 2 for those with alpha > 2.
     """
     row, inside, d, at = rows_of(n, units, unit, rows)
     eps = eps_of(alpha, row, inside, single, squares, width)
@@ -228,10 +236,10 @@ def map_entmax(
 def weights_of(
     y: tl.tensor, eps: tl.tensor, halves: tl.tensor, least: tl.tensor, ceiling: tl.constexpr, power: tl.constexpr
 ) -> tl.tensor:
-    """Return ``s = y^(1 - eps)`` on the support of y, 0 elsewhere, and NaN where y is; and the same relative to a largest s.
+    """Return ``s = y^(1 - eps)`` on the support of y, 0 elsewhere, NaN where y is NaN; and s relative to the largest one.
 
-    For eps > 1 the smallest y of the row, ``least``, has the largest s, which may be too large for its type: s is cut off at
-    ``exp(ceiling)``. Else both are s.
+    For eps > 1, the smallest y of the row, ``least``, has the largest s, which may overflow, so s is clipped at
+    ``exp(ceiling)``. Otherwise both results are s.
     """
     support = y != 0
     if power == "zero":
@@ -254,7 +262,7 @@ def weights_of(
 
 @compiled
 def moments(weight: tl.tensor, relative: tl.tensor, v: tl.tensor, origin: tl.tensor) -> tl.tensor:
-    """Return the sums (rows,) of the relative weights and of the weighted v minus its origin, over nonzero weights."""
+    """Return the sums (rows,), over nonzero weights, of the relative weights and of the weighted ``v - origin``."""
     return total(relative), total(tl.where(weight != 0, (v - over(origin)) * weight, 0.0))
 
 
@@ -268,7 +276,10 @@ def centered(
     scale: tl.tensor,
     power: tl.constexpr,
 ) -> tl.tensor:
-    """Return ``(weight (v - origin) - relative share) * scale``, 0 without weight; without an origin ``weight (v - share)``."""
+    """Return ``(weight (v - origin) - relative share) * scale``, or ``weight (v - share) * scale`` without an origin.
+
+    It is 0 where the weight is 0.
+    """
     if power == "any":
         result = (weight * (v - over(origin)) - relative * over(share)) * over(scale)
     else:
@@ -278,7 +289,7 @@ def centered(
 
 @compiled
 def least_of(y: tl.tensor, v: tl.tensor, least: tl.tensor, origin: tl.tensor) -> tl.tensor:
-    """Return the smallest y above 0 (rows,) and the v of one place where it stands, given both for the tiles before."""
+    """Return the smallest y > 0 (rows,) of all tiles so far, and the v at one place where it occurs."""
     smallest = minima(tl.where(y > 0, y, HUGE))
     holds = tl.where(y == over(smallest), 1, 0)
     first = (holds > 0) & (place_in(holds) == 1)
@@ -306,10 +317,10 @@ def apply_jacobian(
     width: tl.constexpr,
     long: tl.constexpr,
 ) -> None:
-    """Multiply rows of ``v`` by the Jacobian of alpha-entmax at ``y`` times ``scale``: ``s (v - sum s v / sum s)``.
+    """Triton program that multiplies rows of ``v`` by the Jacobian of alpha-entmax at ``y`` times ``high + low``.
 
-    ``s = y^(2 - alpha)`` is y to the ``power`` "zero" (projection onto the simplex), "half", or "any": of ``alpha``, which is
-    one of each row, or a ``single`` one. ``scale = high + low``.
+    The product is ``s (v - sum s v / sum s)`` with ``s = y^(2 - alpha)``. The ``power`` of y is "zero" (projection onto the
+    simplex), "half", or "any", which reads ``alpha``, one per row or a ``single`` one.
     """
     row, inside, d, at = rows_of(n, units, unit, rows)
     eps = eps_of(alpha, row, inside, single, power != "any", width)

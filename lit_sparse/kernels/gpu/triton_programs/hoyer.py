@@ -32,7 +32,7 @@ MOST = tl.constexpr(3.4028234663852886e38)
 
 @compiled
 def sums_above(z: tl.tensor, tau: tl.tensor) -> tl.tensor:
-    """Return the number (rows,) of entries above tau, their mean, and the sum of squared distances from it."""
+    """Return the number (rows,) of entries above tau, their mean, and the sum of squared distances from the mean."""
     above = z > over(tau)
     count = total(tl.where(above, 1.0, 0.0).to(z.dtype))
     mean = total(tl.where(above, z, 0.0)) / tl.maximum(count, 1.0)
@@ -42,10 +42,11 @@ def sums_above(z: tl.tensor, tau: tl.tensor) -> tl.tensor:
 
 @compiled
 def solve_hoyer(z: tl.tensor, ratio: tl.tensor, live: tl.tensor) -> tl.tensor:
-    """Return the threshold (rows,) where ``live``, for fewer than ratio^2 entries at the maximum 0, and more of all.
+    """Return the thresholds (rows,) of the Hoyer projection where ``live``.
 
-    A set that holds the support gives, in closed form, a threshold on the left of the root; Newton's method leads there from
-    the right.
+    Fewer than ratio^2 entries attain the maximum 0, and there are more than ratio^2 in all.
+
+    A superset of the support gives, in closed form, a threshold below the root; Newton's method leads there from above.
     """
     tau = tl.where(live, -HUGE, ratio * 0)
     square = ratio * ratio
@@ -96,7 +97,7 @@ def project_hoyer(
     width: tl.constexpr,
     long: tl.constexpr,
 ) -> None:
-    """Project rows onto a Hoyer sparseness and an l2 norm; no row may be long."""
+    """Triton program that projects rows onto a Hoyer sparseness and an l2 norm; rows must fit into one tile."""
     row, inside, d, at = rows_of(n, units, unit, rows)
     sparseness = parameter_of(sparseness, row, inside, single, 0.5, width)
     norm = parameter_of(norm, row, inside, single_norm, 1.0, width)
@@ -162,7 +163,10 @@ def hoyer_jacobian(
     width: tl.constexpr,
     long: tl.constexpr,
 ) -> None:
-    """Multiply rows of ``v`` by the Jacobian of the projection of x at its result ``y``; no row may be long."""
+    """Triton program that multiplies rows of ``v`` by the Jacobian of the Hoyer projection at its result ``y``.
+
+    Rows must fit into one tile.
+    """
     _row, inside, d, at = rows_of(n, units, unit, rows)
     out += at
     point = load(y + at, 0, d, inside, 0.0, depth, groups, width)

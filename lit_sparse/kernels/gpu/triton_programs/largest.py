@@ -27,16 +27,16 @@ __all__ = ["chosen_of", "keep_chosen", "kth_largest", "order_of", "threshold_har
 
 @compiled
 def swapped(bits: tl.tensor) -> tl.tensor:
-    """Turn the bits of floats into integers that order as they do, and back."""
+    """Turn the bits of floats into integers of the same order, and back."""
     sign: tl.constexpr = bits.dtype.primitive_bitwidth - 1
     return bits ^ ((bits >> sign) & ((1 << sign) - 1))
 
 
 @compiled
 def order_of(value: tl.tensor, kind: tl.constexpr) -> tl.tensor:
-    """Return integers that order as floats do, by their ``kind``: "value", "magnitude", or "positive".
+    """Return integer keys that order as the floats do, by their ``kind``: "value", "magnitude", or "positive".
 
-    The latter two are -1 for what must not be chosen: -inf, and in "positive" what is not above 0.
+    The latter two are -1 for entries that must not be chosen: -inf and, for "positive", entries <= 0.
     """
     bits = value.to(tl.int64 if value.dtype == tl.float64 else tl.int32, bitcast=True)
     if kind == "value":
@@ -52,7 +52,7 @@ def order_of(value: tl.tensor, kind: tl.constexpr) -> tl.tensor:
 
 @compiled
 def value_of(key: tl.tensor) -> tl.tensor:
-    """Return the float that has an order by its value."""
+    """Return the float whose key of the kind "value" is ``key``."""
     bits = swapped(key)
     return bits.to(tl.float64 if bits.dtype == tl.int64 else tl.float32, bitcast=True)
 
@@ -68,7 +68,7 @@ def number_from(
     kind: tl.constexpr,
     long: tl.constexpr,
 ) -> tl.tensor:
-    """Return how many entries (rows,) order at ``least`` (rows,) or above."""
+    """Return how many entries (rows,) have a key >= ``least`` (rows,)."""
     count = total((key >= over(least)).to(tl.int32))
     if long:
         size: tl.constexpr = z.shape[1] * z.shape[2]
@@ -88,7 +88,7 @@ def smallest_from(
     kind: tl.constexpr,
     long: tl.constexpr,
 ) -> tl.tensor:
-    """Return the smallest order (rows,) of an entry that is at ``least`` (rows,) or above."""
+    """Return the smallest key (rows,) that is >= ``least`` (rows,)."""
     most: tl.constexpr = (1 << (key.dtype.primitive_bitwidth - 1)) - 1
     found = minima(tl.where(key >= over(least), key, most))
     if long:
@@ -111,20 +111,21 @@ def kth_largest(
     kind: tl.constexpr,
     long: tl.constexpr,
 ) -> tl.tensor:
-    """Return the order (rows,) of the k-th largest entries, and how many of the entries that are tied with it are among the k.
+    """Return the k-th largest key (rows,), and how many of the entries with this key are among the k largest.
 
-    It is found bit by bit, until k entries are at or above the bound, or it is known. Of fewer than k, it is the smallest.
+    It is found bit by bit, until exactly k entries reach the bound, or all bits are known. If there are fewer than k
+    entries, it is the smallest.
 
     Args:
-        key: orders of the row, or of the first tile of a long one.
-        x: as in all programs.
-        z: tile of that shape and of the type to compute in.
+        key: keys of the row, or of the first tile of a long row.
+        x: scores, as in :mod:`~lit_sparse.kernels.gpu.triton_programs.tiles`.
+        z: tile of that shape and of the dtype to compute in.
         k: at least 1.
-        live: (rows,) where it is to be found.
-        d: as in all programs, and so are the others.
-        inside: likewise.
-        kind: likewise of :func:`order_of`.
-        long: likewise.
+        live: (rows,) whether to search.
+        d: length of a row.
+        inside: (rows,) which rows exist.
+        kind: kind of key; see :func:`order_of`.
+        long: whether a row does not fit into one tile.
     """
     sign: tl.constexpr = key.dtype.primitive_bitwidth - 1
     bit = maxima(key * 0 + 1)
@@ -142,7 +143,7 @@ def kth_largest(
 
 @compiled
 def chosen_of(key: tl.tensor, least: tl.tensor, left: tl.tensor) -> tl.tensor:
-    """Return which entries of a tile are above ``least`` (rows,), or among the first ``left`` (rows,) that are equal to it."""
+    """Return which entries of a tile are chosen: keys above ``least`` (rows,), and the first ``left`` (rows,) equal to it."""
     tied = (key == over(least)).to(tl.int32)
     return (key > over(least)) | ((tied > 0) & (place_in(tied) <= over(left)))
 
@@ -163,7 +164,7 @@ def threshold_hard(
     width: tl.constexpr,
     long: tl.constexpr,
 ) -> None:
-    """Keep the k largest entries of rows by their ``kind``, and say in ``chosen`` which these are."""
+    """Triton program that keeps the k largest entries of rows, by their ``kind``, and marks them in ``chosen``."""
     _row, inside, d, at = rows_of(n, units, unit, rows)
     x += at
     y += at
@@ -194,7 +195,7 @@ def keep_chosen(
     width: tl.constexpr,
     long: tl.constexpr,
 ) -> None:
-    """Keep the chosen entries of rows of ``v``, NaN where ``y`` is; others are zero."""
+    """Triton program that keeps the chosen entries of rows of ``v``, and sets the others to zero; NaN where ``y`` is NaN."""
     _row, inside, d, at = rows_of(n, units, unit, rows)
     out += at
     v += at
@@ -220,7 +221,7 @@ def keep(
     inside: tl.tensor,
     kind: tl.constexpr,
 ) -> tl.tensor:
-    """Store a tile and which of its entries are chosen; return how many ties are left."""
+    """Store a tile with only its chosen entries, and which these are; return how many ties are left."""
     key = order_of(tile, kind)
     kept = chosen_of(key, least, left) & (key >= 0)
     kept = (kept & ~over(invalid)) | (over(invalid) & (tile != -HUGE))

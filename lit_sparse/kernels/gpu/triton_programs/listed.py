@@ -27,7 +27,7 @@ def multiply_listed(
     block: tl.constexpr,
     width: tl.constexpr,
 ) -> None:
-    """Write products of rows (R, E) with the rows of a matrix (B, S, E) that they list, 0 past the end of a list."""
+    """Triton program that computes products of rows (R, E) with the matrix rows (B, S, E) they list; 0 past a list's end."""
     pair = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     place = tl.load(places + pair, mask=pair < n, other=-1)
     row = pair // capacity
@@ -56,7 +56,7 @@ def sum_listed(
     block: tl.constexpr,
     width: tl.constexpr,
 ) -> None:
-    """Write sums of the rows of a matrix (B, S, E) that rows list, times their weights (R, C), where these are not zero."""
+    """Triton program that sums the matrix rows (B, S, E) listed by each row, times their nonzero weights (R, C)."""
     row = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     entry = tl.program_id(1) * width + tl.arange(0, width)
     origin = tl.load(blocks + row, mask=row < n, other=0) * size
@@ -87,9 +87,9 @@ def scatter_listed(
     block: tl.constexpr,
     width: tl.constexpr,
 ) -> None:
-    """Write, at a place of a matrix (B, S, E), the sum of the rows (R, E) that list it, times their weights there.
+    """Triton program that sums, for each place of a matrix (B, S, E), the rows (R, E) that list it, times their weights.
 
-    ``order`` has the slots of all lists by place, ``starts`` where each place begins.
+    ``order`` holds the slots of all lists sorted by place, ``starts`` where each place begins.
     """
     entry = tl.program_id(1) * width + tl.arange(0, width)
     total = tl.zeros([width], weights.dtype.element_ty)

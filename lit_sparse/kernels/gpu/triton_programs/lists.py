@@ -67,9 +67,9 @@ def score_tile(
     operand: tl.constexpr,
     precision: tl.constexpr,
 ) -> tl.tensor:
-    """Return scores (rows, columns) or products of queries and keys, -inf where a pair is not allowed.
+    """Return a tile (rows, columns) of attention scores, or of query-key products, -inf where a pair is not allowed.
 
-    ``whole``: all of the columns exist, and no query is before them in a causal mask, or has them outside its range.
+    ``whole`` tells that all columns exist and that causal masks and ranges allow them for every query.
     """
     column = tl.arange(0, columns)
     entry = tl.arange(0, width)
@@ -142,11 +142,10 @@ def begin(
     width: tl.constexpr,
     operand: tl.constexpr,
 ) -> tl.tensor:
-    """Return what a program for the block of queries with a number works with.
+    """Return what a program needs for a block of queries: its head, rows, queries, pointers, and ranges of columns.
 
-    These are its head, its rows, its queries with zeros outside, where keys, mask and bias of the head begin, the ranges of the
-    rows, and four columns: the first and the last of the tiles that any query may see by its position, and of the tiles that
-    all see.
+    Queries outside are zero; pointers are to the head's keys, mask and bias. The four columns are the first and the last of
+    the tiles that any query may see by its position, and of the tiles that all queries see.
     """
     blocks = tl.cdiv(length, rows)
     head = (number // blocks).to(tl.int64)
@@ -181,7 +180,7 @@ def begin(
 
 @compiled
 def range_of(ranges: tl.tensor, row: tl.tensor, length: tl.tensor, range_row: tl.tensor, range_column: tl.tensor) -> tl.tensor:
-    """Return the first key that each query (rows,) may see and the one after the last, 0 for both outside."""
+    """Return the first key that each query (rows,) may see, and one past the last; 0 for queries that do not exist."""
     place = ranges + row.to(tl.int64) * range_row
     low = tl.load(place, mask=row < length, other=0)
     return low, tl.load(place + range_column, mask=row < length, other=0)
@@ -189,7 +188,7 @@ def range_of(ranges: tl.tensor, row: tl.tensor, length: tl.tensor, range_row: tl
 
 @compiled
 def norm_of(q: tl.tensor, row: tl.tensor, length: tl.tensor, entries: tl.constexpr, width: tl.constexpr) -> tl.tensor:
-    """Return the norms (rows,) of queries, as :func:`begin` returns them."""
+    """Return the Euclidean norms (rows,) of queries, as :func:`begin` returns them."""
     if width < entries:
         square = tl.zeros([q.shape[0]], tl.float32)
         entry = tl.arange(0, width)
@@ -206,10 +205,10 @@ def norm_of(q: tl.tensor, row: tl.tensor, length: tl.tensor, entries: tl.constex
 def bound_of(
     peaks: tl.tensor, eps: tl.tensor, unit: tl.tensor, scale: tl.tensor, margin: tl.tensor, power: tl.constexpr
 ) -> tl.tensor:
-    """Return the bounds (rows,) of queries with peaks (rows, columns), which count in ``scale``.
+    """Return lower bounds (rows,) on the scores with weight, from group maxima ``peaks`` (rows, columns) of each query.
 
-    With the weights ``u^p``, p = 1 / eps and ``u = 1 - s + eps (z - top) / gamma``, Newton's method on the p-norm of u, which
-    is convex in s, stays below the root. ``unit`` is ``scale / gamma``.
+    With the weights ``u^p``, p = 1 / eps and ``u = 1 - s + eps (z - top) / gamma``, Newton's method on the p-norm of u,
+    which is convex in s, stays below the root. ``unit`` is ``scale / gamma``.
     """
     top = tl.max(peaks, 1)
     searching = (top > -HUGE) & (top < HUGE)
@@ -282,10 +281,11 @@ def bound_scores(
     operand: tl.constexpr,
     precision: tl.constexpr,
 ) -> None:
-    """Write the bounds of a block of queries.
+    """Triton program that computes lower bounds on the scores with weight, for a block of queries.
 
-    ``norms`` (B,) are at least the norms of the keys. ``rounding``, times these and the norm of a query, is as far as two ways
-    to compute a product can be apart. The largest product and one that is compared with the bound may both be.
+    ``norms`` (B,) are upper bounds of the keys' norms. ``rounding``, times these and the norm of a query, bounds the
+    difference between two ways to compute a product, which can affect both the largest product and the one compared with
+    the bound.
     """
     head, row, q, key, mask, bias, low, high, tiles, last, whole_first, whole_last = begin(
         tl.program_id(0), query, key, mask, mask_places, bias, bias_places, ranges, range_places,
@@ -346,7 +346,7 @@ def mark_scores(
     operand: tl.constexpr,
     precision: tl.constexpr,
 ) -> None:
-    """Mark the scores of a block of queries that are not at most their bounds."""
+    """Triton program that marks the scores of a block of queries that exceed their bounds."""
     head, row, q, key, mask, bias, low, high, tiles, last, whole_first, whole_last = begin(
         tl.program_id(0) + block, query, key, mask, mask_places, bias, bias_places, ranges, range_places,
         range_row, range_column, length, size, share, masked, biased, ranged, causal, entries, rows, columns, width, operand,
@@ -368,7 +368,7 @@ def mark_scores(
 
 @compiled
 def number_of_bits(word: tl.tensor) -> tl.tensor:
-    """Return how many bits of each word are set."""
+    """Return the number of set bits of each word."""
     word = word.to(tl.uint32, bitcast=True)
     word = word - ((word >> 1) & 0x55555555)
     word = (word & 0x33333333) + ((word >> 2) & 0x33333333)
@@ -399,7 +399,10 @@ def write_lists(
     part: tl.constexpr,
     step: tl.constexpr,
 ) -> None:
-    """Write the lists of ``part`` queries, and how many keys are marked; an invalid query lists the first of them."""
+    """Triton program that writes the lists of ``part`` queries from their marks, and the number of marked keys.
+
+    An invalid query lists only its first marked key.
+    """
     row_blocks = tl.cdiv(length, rows)
     local = tl.program_id(0) // (rows // part)
     line = tl.program_id(0) % (rows // part) * part + tl.arange(0, part)

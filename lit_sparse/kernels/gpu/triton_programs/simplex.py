@@ -42,7 +42,7 @@ def excess_over(
 ) -> tl.tensor:
     """Return ``sum (z - point)_+`` and the number of its positive terms, each (rows,); a long row is ``x - top``.
 
-    If ``some`` of a long row take part, these are what orders above ``least``, and ``left`` ties with it.
+    If only ``some`` entries of a long row take part, these have keys above ``least``, or are among the first ``left`` ties.
     """
     if long:
         mass = tl.zeros_like(point).to(tl.float64)
@@ -83,11 +83,13 @@ def solve_projection(
     passes: tl.constexpr,
     long: tl.constexpr,
 ) -> tl.tensor:
-    """Find the root tau of ``sum (z - tau)_+ = gamma``, where ``live``; a long row is ``x - top``.
+    """Return the simplex projection's threshold tau (rows,), the root of ``sum (z - tau)_+ = gamma``, where ``live``.
 
-    ``tau`` is not above the root. It is the threshold of ``count`` entries; if as many are above it, they are the support.
-    ``some`` is as in :func:`excess_over`. ``halve`` starts at half of tau, which is closer to the root for most rows and never
-    much worse.
+    A long row is ``x - top``.
+
+    The initial ``tau`` is not above the root. It is the threshold of ``count`` entries; if as many are above it, they are
+    the support. ``some`` is as in :func:`excess_over`. ``halve`` starts at half of tau, which is closer to the root for
+    most rows and never much worse.
 
     Returns:
         tau, its count, and the rounding error of tau, which lets a long float32 row still sum to one.
@@ -117,7 +119,10 @@ def solve_projection(
 
 @compiled
 def projection(z: tl.tensor, tau: tl.tensor, rest: tl.tensor, gamma: tl.tensor, invalid: tl.tensor) -> tl.tensor:
-    """Return ``(z - tau - rest)_+ / gamma``; tau and rest are not added first, for rounding would take rest."""
+    """Return the projected tile ``(z - tau - rest)_+ / gamma``, where ``tau + rest`` is a threshold in two parts.
+
+    The parts are subtracted one after the other, because rounding their sum would lose the rest.
+    """
     excess = z - over(tau)
     y = tl.where(excess > 0, tl.maximum(excess - over(rest), 0.0) * over(1.0 / gamma), 0.0)
     return marked(z, y, invalid)
@@ -140,7 +145,7 @@ def project_simplex(
     width: tl.constexpr,
     long: tl.constexpr,
 ) -> None:
-    """Project rows of ``x / gamma`` onto the simplex, ``gamma = high + low``.
+    """Triton program that projects rows of ``x / gamma`` onto the simplex, where ``gamma = high + low``.
 
     If ``some``, only their k largest entries take part, ties going to the lowest index.
     """

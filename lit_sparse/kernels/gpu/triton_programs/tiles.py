@@ -20,13 +20,13 @@ HUGE = tl.constexpr(float("inf"))
 
 @compiled
 def over(value: tl.tensor) -> tl.tensor:
-    """Return a value for each row (rows,) as (rows, 1, 1)."""
+    """Return values (rows,) as (rows, 1, 1), to broadcast them over tiles."""
     return value[:, None, None]
 
 
 @compiled
 def rows_of(n: tl.tensor, units: tl.tensor, unit: tl.constexpr, rows: tl.constexpr) -> tl.tensor:
-    """Return the numbers (rows,) of this program's rows, which of them exist, their length, and where each begins."""
+    """Return the row indices (rows,) of this program, which of them exist, the row length, and each row's memory offset."""
     d = units * unit
     row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)  # wide enough for any offset
     return row, row < n, d, over(row) * d
@@ -34,7 +34,7 @@ def rows_of(n: tl.tensor, units: tl.tensor, unit: tl.constexpr, rows: tl.constex
 
 @compiled
 def total(tile: tl.tensor) -> tl.tensor:
-    """Return the sums (rows,) of a tile; first over depth, which is within threads."""
+    """Return the sums (rows,) of a tile."""
     return tl.sum(tl.sum(tile, 1), 1)
 
 
@@ -52,7 +52,7 @@ def minima(tile: tl.tensor) -> tl.tensor:
 
 @compiled
 def place_in(flag: tl.tensor) -> tl.tensor:
-    """Return how many of a flag (a tile of 0 and 1) are set from the first column to each."""
+    """Return the cumulative sum along the columns of a tile of zeros and ones."""
     before = tl.sum(flag, 2)
     before = tl.cumsum(before, 1) - before
     return tl.cumsum(flag, 2) + before[:, :, None]
@@ -66,7 +66,7 @@ def any_of(flag: tl.tensor) -> tl.tensor:
 
 @compiled
 def columns(start: tl.tensor, depth: tl.constexpr, groups: tl.constexpr) -> tl.tensor:
-    """Return the indices (1, depth, groups) of the columns that begin at ``start``."""
+    """Return the column indices (1, depth, groups) of the tile that begins at column ``start``."""
     return start + (tl.arange(0, depth) * groups)[None, :, None] + tl.arange(0, groups)[None, None, :]
 
 
@@ -81,20 +81,20 @@ def load(
     groups: tl.constexpr,
     width: tl.constexpr,
 ) -> tl.tensor:
-    """Load a tile from column ``start`` on, ``nothing`` standing where there is none."""
+    """Load the tile that begins at column ``start``, with ``nothing`` where no entry exists."""
     column = columns(start, depth, groups)
     return tl.load(x + column, mask=over(inside) & (column < d), other=nothing).to(width)
 
 
 @compiled
 def load_scores(x: tl.tensor, start: tl.tensor, d: tl.tensor, inside: tl.tensor, like: tl.tensor) -> tl.tensor:
-    """Load scores as a tile of the shape and type of another."""
+    """Load a tile of scores with the shape and dtype of another tile."""
     return load(x, start, d, inside, -HUGE, like.shape[1], like.shape[2], like.dtype)
 
 
 @compiled
 def store(y: tl.tensor, tile: tl.tensor, start: tl.tensor, d: tl.tensor, inside: tl.tensor) -> None:
-    """Store a tile from column ``start`` on."""
+    """Store the tile that begins at column ``start``."""
     column = columns(start, tile.shape[1], tile.shape[2])
     if y.dtype.element_ty == tl.bfloat16:  # there is no other way to it from float64 in the interpreter
         tile = tile.to(tl.float32)
@@ -105,7 +105,7 @@ def store(y: tl.tensor, tile: tl.tensor, start: tl.tensor, d: tl.tensor, inside:
 def parameter_of(
     values: tl.tensor, row: tl.tensor, inside: tl.tensor, single: tl.constexpr, other: tl.constexpr, width: tl.constexpr
 ) -> tl.tensor:
-    """Return a parameter (rows,) of each row, or the ``single`` one; ``other`` for rows that do not exist."""
+    """Return a parameter (rows,), of each row or a ``single`` one for all; ``other`` for rows that do not exist."""
     if single:
         row = row * 0
     return tl.load(values + row, mask=inside, other=other).to(width)
@@ -113,13 +113,13 @@ def parameter_of(
 
 @compiled
 def nan_to_inf(tile: tl.tensor) -> tl.tensor:
-    """Count NaN and +inf as one invalid case."""
+    """Return a tile with NaN replaced by +inf, so that one comparison finds both."""
     return tl.where(tile == tile, tile, HUGE)
 
 
 @compiled
 def peaks_of(z: tl.tensor, x: tl.tensor, d: tl.tensor, inside: tl.tensor, long: tl.constexpr) -> tl.tensor:
-    """Return the maxima of groups of a row's entries as a tile, a NaN counting as +inf."""
+    """Return a tile with the maxima of groups of a row's entries; a NaN counts as +inf."""
     peaks = nan_to_inf(z)
     if long:
         size: tl.constexpr = z.shape[1] * z.shape[2]
@@ -138,5 +138,5 @@ def top_of(z: tl.tensor, x: tl.tensor, d: tl.tensor, inside: tl.tensor, long: tl
 
 @compiled
 def marked(z: tl.tensor, y: tl.tensor, invalid: tl.tensor) -> tl.tensor:
-    """Return the result ``y`` of scores ``z``; rows that are ``invalid`` (rows,) get NaN at their allowed entries."""
+    """Return the results ``y`` of scores ``z``, with NaN at the allowed entries of rows that are ``invalid`` (rows,)."""
     return tl.where(over(invalid), tl.where(z == -HUGE, 0.0, float("nan")), y)

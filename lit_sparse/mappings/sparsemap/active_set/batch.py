@@ -37,12 +37,12 @@ Guess: TypeAlias = Callable[[Array], tuple[Array, Array] | None]
 
 
 class Start(NamedTuple):
-    """Structures to start from; without any, the best one for the scores.
+    """Initial structures and probabilities of the active-set method; without any, the best structure for the scores.
 
     Attributes:
         structures: float64 (B, n, d); n may be 0.
         probs: float64 (B, n), their probabilities; those of 0 are left out.
-        extra: float64 (B, n), what other potentials add to them.
+        extra: float64 (B, n), scores that potentials add to them.
     """
 
     structures: Any
@@ -51,15 +51,15 @@ class Start(NamedTuple):
 
 
 class Solution(NamedTuple):
-    """The distributions over structures, arrays or tensors.
+    """Sparse distributions over structures, one per row, as arrays or tensors.
 
     Attributes:
         marginals: float64 (B, d).
         structures: uint8 (B, S, d), of which only the first ``sizes`` of a row are written.
-        probs: float64 (B, S), of which only as many.
-        sizes: int64 (B,), of the supports.
+        probs: float64 (B, S), likewise written up to ``sizes``.
+        sizes: int64 (B,), sizes of the supports.
         gaps: float64 (B,), duality gaps.
-        done: uint8 (B,): whether the gap is as small as asked for.
+        done: uint8 (B,), whether the gap meets the tolerance.
     """
 
     marginals: Any
@@ -71,7 +71,7 @@ class Solution(NamedTuple):
 
 
 def solution_shapes(d: int, capacity: int) -> Solution:
-    """Return the shape and type of each part of the solution of a row."""
+    """Return the shape and dtype of each part of a row's :class:`Solution`."""
     return Solution(
         marginals=((d,), "float64"),
         structures=((capacity, d), "uint8"),
@@ -88,7 +88,7 @@ def _arrays(shapes: tuple[Any, ...], *rows: int) -> list[Array]:
 
 @compile_rows(inline="source")
 def copy_out(row: Any, solution: Any, work: Any, n: Any) -> None:
-    """Write what a workspace holds to one row of the solution."""
+    """Copy the result in a workspace to one row of the solution."""
     d = work.vectors.shape[1]
     solution.sizes[row] = n
     for i in range(d):
@@ -103,7 +103,7 @@ def copy_out(row: Any, solution: Any, work: Any, n: Any) -> None:
 def solve_block(
     first: Any, stop: Any, solution: Any, scores: Any, oracle: Any, start: Any, max_iter: Any, tol: Any, work: Any
 ) -> None:
-    """Solve rows ``first .. stop - 1`` in one workspace; see :func:`solve_batch`."""
+    """Solve SparseMAP for rows ``first .. stop - 1`` in one workspace; see :func:`solve_batch`."""
     d, vectors = scores.shape[1], work.vectors
     for row in range(first, stop):
         link = row if len(oracle.links) > 1 else 0
@@ -141,13 +141,13 @@ def _solve_part(first: int, stop: int, solution: Solution, scores: Array, *probl
 
 
 def solve_batch(scores: Array, oracle: CompiledOracle, start: Start, max_iter: int, tol: float) -> Solution:
-    """Solve a batch with a compiled oracle on as many threads as torch uses.
+    """Solve SparseMAP for a batch with a compiled oracle, on as many threads as torch uses.
 
     Args:
         scores: float64 (B, d), -inf where an entry is forbidden; a row with NaN or +inf comes back as NaN.
-        oracle: which structures to search, and with what; its links are an array.
+        oracle: the compiled oracle of a structure, with its potentials as an array.
         start: structures to start from.
-        max_iter: most structures that may be looked for.
+        max_iter: maximum number of calls of the oracle for a row.
         tol: error of the marginals to reach, in Euclidean distance.
     """
     size, d = scores.shape
@@ -159,21 +159,24 @@ def solve_batch(scores: Array, oracle: CompiledOracle, start: Start, max_iter: i
 
 @compile_rows(inline="source")
 def of_row(work: Any, row: Any) -> Any:
-    """Return the workspace of one row of many."""
+    """Return the part of a batched workspace that belongs to one row."""
     vectors, matrix, factor = work.vectors[row], work.matrix[row], work.factor[row]
     return Workspace(vectors, matrix, factor, work.lists[row], work.slots[row], work.scratch[row], work.back[row])
 
 
 @compile_rows()
 def begin_block(first: Any, stop: Any, work: Any, sizes: Any, scores: Any, start: Any) -> None:
-    """Set up the workspaces of rows ``first .. stop - 1``."""
+    """Initialize the workspaces of rows ``first .. stop - 1``."""
     for row in range(first, stop):
         sizes[row] = begin(of_row(work, row), scores[row], start.structures[row], start.probs[row], start.extra[row])
 
 
 @compile_rows()
 def advance_block(first: Any, stop: Any, work: Any, sizes: Any, newest: Any, alive: Any, residual: Any, stuck: Any) -> None:
-    """Advance the rows ``alive[first] .. alive[stop - 1]``; the last three are aligned with ``alive``, others with rows."""
+    """Advance the rows ``alive[first] .. alive[stop - 1]`` to the optimal probabilities on their supports.
+
+    The last three arguments are aligned with ``alive``, the others with all rows.
+    """
     for k in range(first, stop):
         mine = of_row(work, alive[k])
         sizes[alive[k]], stuck[k] = advance(mine, sizes[alive[k]], newest[alive[k]])
@@ -185,7 +188,7 @@ def advance_block(first: Any, stop: Any, work: Any, sizes: Any, newest: Any, ali
 def compare_block(
     first: Any, stop: Any, work: Any, sizes: Any, alive: Any, found: Any, extra: Any, gaps: Any, small: Any, tol: Any
 ) -> None:
-    """Compare ``found[k]`` with the support of row ``alive[k]``, for k in ``first .. stop - 1``."""
+    """Compute the duality gap that ``found[k]`` gives for row ``alive[k]``, for k in ``first .. stop - 1``."""
     for k in range(first, stop):
         mine = of_row(work, alive[k])
         for i in range(found.shape[1]):
@@ -195,7 +198,7 @@ def compare_block(
 
 @compile_rows()
 def admit_block(first: Any, stop: Any, work: Any, sizes: Any, newest: Any, alive: Any, found: Any, extra: Any) -> None:
-    """Let ``found[k]`` into the support of row ``alive[k]``, for k in ``first .. stop - 1``."""
+    """Add ``found[k]`` to the support of row ``alive[k]``, for k in ``first .. stop - 1``."""
     for k in range(first, stop):
         mine = of_row(work, alive[k])
         for i in range(found.shape[1]):
@@ -205,22 +208,23 @@ def admit_block(first: Any, stop: Any, work: Any, sizes: Any, newest: Any, alive
 
 @compile_rows()
 def copy_block(first: Any, stop: Any, work: Any, sizes: Any, solution: Any) -> None:
-    """Write the solutions of rows ``first .. stop - 1``."""
+    """Copy the results of rows ``first .. stop - 1`` from their workspaces to the solution."""
     for row in range(first, stop):
         copy_out(row, solution, of_row(work, row), sizes[row])
 
 
 def solve_with_oracle(scores: Array, oracle: Oracle, guess: Guess, start: Start, max_iter: int, tol: float) -> Solution:
-    """Solve a batch with an oracle in Python: all rows advance together, and leave when they are finished.
+    """Solve SparseMAP for a batch with an oracle in Python: all rows advance together and drop out when they are finished.
 
     Args:
         scores: float64 (B, d), finite, or -inf where an entry is forbidden.
-        oracle: takes residuals (b, d) and to which rows they belong (b,), and returns the best structures for them, float64
-            (b, d), and what other potentials add to each (b,).
-        guess: returns structures in the same way that need not be the best ones, or None. It is asked first, and the oracle
-            only in rows where that is no improvement, so that the gaps are always the oracle's.
+        oracle: called with residuals (b, d) and the rows they belong to (b,), returns the best structures for them,
+            float64 (b, d), and the score that potentials add to each (b,).
+        guess: a cheaper function like the oracle, whose structures need not be the best ones, or None. It is called
+            first, and the oracle only for rows where the guess does not improve, so that the gaps are always the
+            oracle's.
         start: structures to start from.
-        max_iter: most structures that may be looked for.
+        max_iter: maximum number of calls of the oracle for a row.
         tol: error of the marginals to reach, in Euclidean distance.
     """
     size, d = scores.shape

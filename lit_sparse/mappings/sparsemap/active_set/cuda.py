@@ -42,7 +42,7 @@ def solve_rows(
     max_iter: Any,
     tol: Any,
 ) -> None:
-    """Solve one row a thread."""
+    """GPU program that solves SparseMAP, one row per thread."""
     row = cuda.grid(1)
     if row < scores.shape[0]:
         solution = Solution(marginals, structures, probs, sizes, gaps, done)
@@ -52,9 +52,10 @@ def solve_rows(
 
 
 def solve_batch(scores: Tensor, oracle: CompiledOracle, start: Start, max_iter: int, tol: float) -> Any:
-    """See :func:`lit_sparse.mappings.sparsemap.active_set.batch.solve_batch`; arguments and results hold tensors on one device.
+    """Solve SparseMAP for a batch on an NVIDIA GPU; NotImplemented without numba-cuda or a GPU.
 
-    Returns NotImplemented where numba-cuda is not installed or finds no GPU.
+    Arguments and results are as for :func:`lit_sparse.mappings.sparsemap.active_set.batch.solve_batch`, with tensors on one
+    device.
     """
     if numba_cuda() is None:
         return NotImplemented

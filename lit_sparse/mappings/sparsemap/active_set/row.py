@@ -58,16 +58,16 @@ GAIN, EXTRA, ONES, SOLVED, PROBS, AIM, COLUMN, BASE, LISTS = 0, 1, 2, 3, 4, 5, 6
 
 
 class Workspace(NamedTuple):
-    """State of the solution of a row, or of many rows with a leading dimension.
+    """State of the active-set method for a row, or for many rows with a leading dimension.
 
     Attributes:
         vectors: float64 (VECTORS, d).
         matrix: uint8 (capacity, d), structures.
-        factor: float64 (capacity, capacity), the factor R of the support.
+        factor: float64 (capacity, capacity), the triangular factor R, ``R^T R = M``, of the support.
         lists: float64 (LISTS, capacity), numbers of each structure of the support.
-        slots: int32 (capacity,): which row of ``matrix`` holds each structure of the support.
-        scratch: float64 (d,), numbers of a compiled oracle.
-        back: int32 (d,), integers of a compiled oracle.
+        slots: int32 (capacity,), the row of ``matrix`` that holds each structure of the support.
+        scratch: float64 (d,), workspace of a compiled oracle.
+        back: int32 (d,), integer workspace of a compiled oracle.
     """
 
     vectors: Any
@@ -85,7 +85,7 @@ def capacity_of(d: int, max_iter: int, first: int) -> int:
 
 
 def workspace_shapes(d: int, capacity: int) -> Workspace:
-    """Return the shape and type of each part of the workspace of a row."""
+    """Return the shape and dtype of each part of a row's :class:`Workspace`."""
     return Workspace(
         vectors=((VECTORS, d), "float64"),
         matrix=((capacity, d), "uint8"),
@@ -115,7 +115,7 @@ def add_multiple(y: Any, i: Any, factor: Any, x: Any, j: Any, first: Any, stop: 
 
 @compile_rows(REDUCTION_FLAGS)
 def common(a: Any, i: Any, j: Any) -> Any:
-    """Return how many ones two rows of a matrix of zeros and ones have in common."""
+    """Return the number of ones that rows i and j of a binary matrix have in common."""
     total = np.int32(0)
     for k in range(a.shape[1]):
         total += np.int32(a[i, k] & a[j, k])
@@ -124,7 +124,7 @@ def common(a: Any, i: Any, j: Any) -> Any:
 
 @compile_rows(REDUCTION_FLAGS)
 def gain_of(vectors: Any) -> Any:
-    """Return by how much the scores of the structure in ``vectors[FOUND]`` exceed those of the reference."""
+    """Return by how much the score of the structure in ``vectors[FOUND]`` exceeds the reference structure's."""
     total = 0.0
     for k in range(vectors.shape[1]):
         total += (vectors[FOUND, k] - vectors[REFERENCE, k]) * vectors[SCORES, k]
@@ -133,7 +133,7 @@ def gain_of(vectors: Any) -> Any:
 
 @compile_rows(REDUCTION_FLAGS)
 def gap_of(vectors: Any, lists: Any, n: Any, extra: Any) -> Any:
-    """Return by how much the structure in ``vectors[FOUND]`` exceeds the support's mean total, and the size of its terms."""
+    """Return by how much the total of the structure in ``vectors[FOUND]`` exceeds the support's mean, and its rounding."""
     gap, size = 0.0, 0.0
     for i in range(vectors.shape[1]):
         if vectors[MARGINALS, i] != -np.inf:
@@ -149,9 +149,9 @@ def gap_of(vectors: Any, lists: Any, n: Any, extra: Any) -> Any:
 
 @compile_rows(inline="source")
 def compare(work: Any, n: Any, extra: Any, tol: Any) -> Any:
-    """Return the duality gap that the structure in ``vectors[FOUND]`` shows, and whether it is as small as asked for.
+    """Return the duality gap given by the structure in ``vectors[FOUND]``, and whether it meets the tolerance.
 
-    It is where it leaves marginals within ``tol``, or is rounding.
+    It does if it guarantees marginals within ``tol``, or is a rounding error.
     """
     gap, size = gap_of(work.vectors, work.lists, n, extra)
     return max(gap, 0.0), gap <= max(0.5 * tol * tol, ROUNDING * (1.0 + size))
@@ -165,7 +165,11 @@ def has_room(n: Any, capacity: Any) -> Any:
 
 @compile_rows(inline="source")
 def insert(work: Any, n: Any, squared: Any) -> None:
-    """Append the structure whose forward-solved column is in ``lists[COLUMN]``, at that squared distance, to the factor."""
+    """Append a structure to the support's triangular factor.
+
+    ``lists[COLUMN]`` holds its forward-solved column, and ``squared`` is its squared distance from the support's affine
+    hull.
+    """
     factor, lists = work.factor, work.lists
     pivot = math.sqrt(squared)  # numba-cuda has no numpy.sqrt
     for i in range(n):
@@ -177,7 +181,7 @@ def insert(work: Any, n: Any, squared: Any) -> None:
 
 @compile_rows()
 def remove(work: Any, n: Any, k: Any) -> None:
-    """Take structure k of n out of the support by rotations of the factor and of what was solved with it."""
+    """Remove structure k of n from the support, by rotations of the factor and of the vectors solved with it."""
     factor, lists, slots = work.factor, work.lists, work.slots
     for i in range(k):
         for j in range(k, n - 1):
@@ -210,7 +214,7 @@ def back_solve(factor: Any, lists: Any, which: Any, n: Any) -> None:
 
 @compile_rows()
 def enter(work: Any, n: Any, extra: Any) -> Any:
-    """Let the structure in ``vectors[FOUND]`` into the support with probability zero; return the new size.
+    """Add the structure in ``vectors[FOUND]`` to the support with probability zero; return the new size.
 
     If it is an affine combination ``sum c_i a_i`` of the support, as much probability as possible moves to it along c.
     Structures whose probability becomes zero leave.
@@ -254,7 +258,7 @@ def enter(work: Any, n: Any, extra: Any) -> Any:
 
 @compile_rows(inline="source")
 def admit(work: Any, n: Any, extra: Any) -> Any:
-    """Let the structure in ``vectors[FOUND]`` into the support, all of it if it is the first.
+    """Add the structure in ``vectors[FOUND]`` to the support, with probability one if it is the first.
 
     Returns:
         The new size, and the structure's place if it is new there with probability zero, or -1.
@@ -270,11 +274,13 @@ def admit(work: Any, n: Any, extra: Any) -> Any:
 
 @compile_rows(inline="source")
 def settle(work: Any, n: Any, newest: Any) -> Any:
-    """Move to the optimal probabilities on the support; structures whose probability becomes zero leave.
+    """Move to the optimal probabilities on the support, removing structures whose probability becomes zero.
+
+    Structures leave one at a time.
 
     Returns:
-        The new size, and whether nothing but rounding could be gained: the ``newest`` structure, of probability zero, would
-        leave at once.
+        The new size, and whether the method is stuck: the ``newest`` structure, of probability zero, would leave at
+            once, so that only a rounding error could be gained.
     """
     factor, lists = work.factor, work.lists
     while True:
@@ -306,14 +312,14 @@ def settle(work: Any, n: Any, newest: Any) -> Any:
 
 @compile_rows(inline="source")
 def begin(work: Any, scores: Any, first: Any, first_probs: Any, first_extra: Any) -> Any:
-    """Set up a workspace for a row of scores; return the size of the support to start from.
+    """Initialize a workspace for a row of scores; return the size of the initial support.
 
     Args:
         work: a :class:`Workspace`.
         scores: (d,), finite or -inf.
         first: (n, d) structures to start from.
         first_probs: (n,) their probabilities; those of 0 are left out.
-        first_extra: (n,) what other potentials add to them.
+        first_extra: (n,) scores that potentials add to them.
     """
     vectors, lists = work.vectors, work.lists
     d = vectors.shape[1]
@@ -342,7 +348,7 @@ def begin(work: Any, scores: Any, first: Any, first_probs: Any, first_extra: Any
 
 @compile_rows(inline="source")
 def advance(work: Any, n: Any, newest: Any) -> Any:
-    """Settle the probabilities and compute marginals and residual; arguments and results as for :func:`settle`."""
+    """Move to the optimal probabilities on the support and compute marginals and residual; see :func:`settle`."""
     vectors = work.vectors
     d = vectors.shape[1]
     n, stuck = settle(work, n, newest)
