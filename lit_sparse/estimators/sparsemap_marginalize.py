@@ -23,7 +23,7 @@ class SparseMAPMarginalize(Estimator):
 
     where a_s are the structures and xi_s their probabilities by :func:`~lit_sparse.mappings.functional.sparsemap`.
 
-    The marginals are those of the nearest point of the structures' convex hull. Several distributions may have these
+    The marginals are the nearest point of the convex hull of the structures. Several distributions may have these
     marginals. ``"active_set"`` uses the result of the active-set method, as in the paper. ``"nested"``, for bit vectors,
     uses the distribution over nested structures, which needs a sort and no iteration. The choice changes the model.
 
@@ -88,7 +88,7 @@ class SparseMAPMarginalize(Estimator):
 
     @property
     def potentials(self) -> Tensor | None:
-        """Scores besides those of single entries, a parameter if they are learned; None without potentials."""
+        """Scores of more than single entries, a parameter if they are learned; None without potentials."""
         return self.layer.potentials
 
     @classmethod

@@ -53,7 +53,7 @@ def _count(x: Tensor, mask: Tensor | None) -> int:
 
 
 def _valid(x: Tensor) -> Tensor:
-    """Return scores (..., d) as one row, those of invalid rows as -inf."""
+    """Return scores (..., d) as one row; scores of invalid rows are -inf."""
     return torch.where((x < torch.inf).all(-1, keepdim=True), x, -torch.inf).flatten()
 
 
@@ -68,7 +68,7 @@ def _largest(x: Tensor, number: int) -> Tensor:
 class BatchTopK(KeepsDtype, SparseMapping):
     r"""Layer that keeps the largest positive scores of a batch, k per row on average.
 
-    In training the rows of a batch depend on one another, see :func:`batch_topk`; a batch is that of all processes together.
+    In training the rows of a batch depend on one another, see :func:`batch_topk`; the batches of all processes count as one.
     In evaluation each row is mapped by itself: scores above ``cutoff`` are kept, k per row on average. Since rows share a
     budget, the mapping has no :meth:`value` and no loss.
 

@@ -1,4 +1,4 @@
-"""Mappings onto structures, which may have potentials: scores besides those of single entries."""
+"""Mappings onto structures, which may have potentials, which are scores of several entries together."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def warn_of_iterations(text: str) -> None:
 class PotentialMapping(SparseMapping):
     """Base class of the iterative mappings onto structures and factor graphs, with optional potentials.
 
-    Potentials are scores besides those of single entries, such as one for each pair of adjacent tags.
+    Potentials are scores of several entries together, such as one for each pair of adjacent tags.
 
     Args:
         domain: the structure or graph that the scores belong to.

@@ -79,7 +79,7 @@ class LitSparseModule(ObjectiveModule):
     count_name: ClassVar[str] = "examples"
     #: Inference arguments; they may differ from training.
     inference_arguments: ClassVar[frozenset[str]] = frozenset()
-    #: Whether validation and test skip an empty batch, that of a process without examples.
+    #: Whether validation and test skip the empty batch of a process without examples.
     skips_empty_batches: ClassVar[bool] = True
     #: Learning rate in place of the optimizer's own.
     _rate: float | None = None
@@ -254,7 +254,7 @@ class LitSparseModule(ObjectiveModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip gradients, also those of fused optimizers in bf16-mixed, which Lightning refuses."""
+        """Clip gradients, also for fused optimizers in bf16-mixed, which Lightning refuses."""
         given = (self.trainer.precision_plugin, optimizer, gradient_clip_val, gradient_clip_algorithm)
         if not clip_fused(*given):
             super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)

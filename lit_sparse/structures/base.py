@@ -31,7 +31,7 @@ class Structure(ABC):
     Attributes:
         ordered: whether the order of entries matters, so that dropping entries makes others adjacent; the shared tester of
             mappings reads it.
-        has_potentials: whether it has scores besides those of single entries, such as transitions between tags, and so
+        has_potentials: whether it has scores of several entries together, such as transitions between tags, and so
             :meth:`potential_scores`.
         has_nested: whether it has :meth:`nested`.
         couples_queries: whether, in attention, a structure is over all queries and keys together;
@@ -73,7 +73,7 @@ class Structure(ABC):
         Args:
             scores: (B, d), finite or -inf. If possible, treat a score of size 1e-9 or less as zero, and zero as no gain:
                 the solver's residuals are rounding errors of that size.
-            potentials: scores besides those of entries, as given or as :meth:`batch_potentials` returns them; None for
+            potentials: scores of several entries together, as given or as :meth:`batch_potentials` returns them; None for
                 none.
 
         Returns:
