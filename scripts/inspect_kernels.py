@@ -51,7 +51,7 @@ CACHE = 24  # bytes per cycle that a multiprocessor gets from the second cache, 
 
 
 class Rates(NamedTuple):
-    """Peak rates of a GPU: multiprocessors, clock in Hz, operations of bfloat16 per second, twice the number for TF32, and bytes."""
+    """Peak rates of a GPU: multiprocessors, clock in Hz, operations in bfloat16 per second (twice as many as in TF32), bytes."""
 
     processors: int
     clock: float
