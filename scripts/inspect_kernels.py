@@ -51,7 +51,7 @@ CACHE = 24  # bytes per cycle that a multiprocessor gets from the second cache, 
 
 
 class Rates(NamedTuple):
-    """Peak rates of a GPU: multiprocessors, clock in Hz, operations in bfloat16 per second (twice as many as in TF32), bytes."""
+    """Peak rates of a GPU: multiprocessors, clock in Hz, operations in bfloat16 and bytes per second; TF32 has half of them."""
 
     processors: int
     clock: float
