@@ -151,8 +151,11 @@ class ActivationDataModule(ResumableDataModule):
             raise ConfigurationError(f"Expected `setup` before the {split} data are read. Call data.setup() first.")
         return self._examples[split]
 
-    def _place(self, split: Split) -> Path:
-        return Path(self.folder).expanduser() / split
+    def _place(self, *names: str) -> Path:
+        """Return a place in the folder, out of which no link leads."""
+        folder = Path(self.folder).expanduser()
+        place_of(folder.joinpath(*names), folder)
+        return folder.joinpath(*names)
 
     def _texts(self, split: Split) -> list[str]:
         columns = {column: column for column in self.columns}
@@ -188,7 +191,7 @@ class ActivationDataModule(ResumableDataModule):
             "texts": hashed,
             "shards": -(-len(texts) // TEXTS),
         }
-        stored = read_json(place / "activations.json")
+        stored = read_json(self._place(split, "activations.json"))
         if stored is not None and stored != described:
             changed = [name for name in described if stored.get(name) != described[name]]
             raise ConfigurationError(
@@ -245,7 +248,7 @@ class ActivationDataModule(ResumableDataModule):
             yield torch.stack([rows[kept], ids.cpu()[kept]], 1), found if found.dtype == torch.float16 else found.float()
 
     def _file(self, split: Split, number: int, kind: str = "") -> Path:
-        return self._place(split) / f"{number:06d}{kind}.npy"
+        return self._place(split, f"{number:06d}{kind}.npy")
 
     def _opened(self, split: Split) -> Examples:
         """Return the shards of a split, its text numbers and token ids (N, 2), and the end of each shard.
@@ -253,7 +256,7 @@ class ActivationDataModule(ResumableDataModule):
         Raises:
             DataError: if a shard is missing or damaged, or does not fit the others.
         """
-        described = read_json(self._place(split) / "activations.json") or {}
+        described = read_json(self._place(split, "activations.json")) or {}
         count = described.get("shards")
         if not isinstance(count, int) or not 0 < count < 10**6:
             raise DataError(

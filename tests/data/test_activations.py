@@ -162,6 +162,16 @@ def test_a_folder_of_a_model_that_may_act_or_hang_is_refused(case: str, make: Ma
         setup(make(model))
 
 
+@pytest.mark.parametrize("name", ["train", "train/activations.json", "train/000000.npy", "train/000000_tokens.npy"])
+def test_no_link_leads_out_of_the_folder(name: str, make: Make, tmp_path: Path) -> None:
+    setup(make())
+    path, moved = tmp_path / "shards" / name, tmp_path / "moved"
+    path.rename(moved)
+    path.symlink_to(moved)
+    with pytest.raises(LitSparseError, match="a link out of it"):
+        setup(make())
+
+
 @pytest.mark.parametrize("kind", ["", "_tokens"])
 def test_damaged_shards_are_refused_and_never_act(kind: str, make: Make, tmp_path: Path) -> None:
     """Pickles are not loaded, links not followed to devices, and sizes checked before memory is taken."""
