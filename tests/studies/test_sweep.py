@@ -251,6 +251,18 @@ def test_a_trial_that_was_killed_while_its_values_were_drawn_gets_the_rest(value
     assert sweep.runner(0).study.cells["trial_0"].options.keys() == {K, RATE}
 
 
+def test_no_more_trials_are_continued_than_asked_for(tmp_path: Path) -> None:
+    """Whoever can write to the storage could begin thousands."""
+    sweep = sweep_of(tmp_path / "sweep")
+    for _ in range(3):
+        sweep.study.ask(sweep.distributions)
+    sweep.study.tell(0, 1.0)
+    assert sweep._take(1) is None
+    taken = sweep._take(2)
+    assert taken is not None and taken[0] == 1
+    taken[1].close()
+
+
 @pytest.mark.slow
 def test_two_metrics_give_a_front(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     values = {K: [1, 4], RATE: [0.01]}

@@ -274,7 +274,8 @@ class Sweep:
 
         with locked(self.folder / "queue.lock"), self._of_one_space():
             known = self.study.get_trials(deepcopy=False)
-            for trial in known:
+            ended = sum(trial.state.is_finished() for trial in known)
+            for trial in known if ended < trials else ():
                 if self._here(trial) and (lock := try_lock(self._lock(trial.number))) is not None:
                     if len(trial.params) < len(self.space):  # killed while its values were drawn
                         begun = optuna.trial.Trial(self.study, trial._trial_id)
