@@ -38,12 +38,8 @@ def kept_arguments(contents: Sequence[Described], options: Sequence[str], parsed
             stated = {name for one in later for name in one.get("init_args") or {}}
             stated |= {name for name in given if any(re.search(rf"\b{re.escape(name)}\b", word) for word in options)}
             taken, defaults = now.get("init_args") or {}, _defaults(now)
-            new = [
-                name
-                for name in given
-                if name in taken and name not in stated and (name not in defaults or defaults[name] != given[name])
-            ]
-            kept = [f"{name}={_short(given[name])}" for name in new]
+            new = {name: taken[name] for name in given if name in taken and name not in stated}
+            kept = [f"{name}={_short(value)}" for name, value in new.items() if name not in defaults or defaults[name] != value]
             dropped = [name for name in given if name not in taken]
             if kept:
                 text = f"{'.'.join(path)} is {_name(now)} in place of {_name(before)}. It keeps {', '.join(kept)} of the config"
