@@ -38,7 +38,7 @@ from lit_sparse.studies.search.space import distribution_of, import_optuna, matc
 from lit_sparse.studies.search.storage import JournalLock, check_database, read_journal
 from lit_sparse.studies.settings import short_name
 
-__all__ = ["Sweep"]
+__all__ = ["Sweep", "directions_of"]
 
 #: Direction -> parts of the names of metrics that have it.
 DIRECTIONS = {
@@ -97,9 +97,7 @@ class Sweep:
         if self.prune and self.folds > 1:
             raise ConfigurationError("Expected either --prune or --folds but got both: a trial's folds run one after another.")
         if self.prune and len(self.metrics) > 1:
-            raise ConfigurationError(
-                "Expected one --metric with --prune but got two: no trial is worse than another in one of them."
-            )
+            raise ConfigurationError("Expected one --metric with --prune but got two. Leave one of them out.")
         if self.base.program and self.folds > 1:
             raise ConfigurationError("Expected either a program or --folds but got both. Let an option divide its data.")
         if self.sampler == "grid" and not all(isinstance(values, list) for values in self.space.values()):
