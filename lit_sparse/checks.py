@@ -199,8 +199,8 @@ def check_number(name: str, value: float, low: float, high: float, *, open_low: 
 def check_parameter(name: str, value: float | Tensor, low: float, high: float, *, open_low: bool = False) -> float | Tensor:
     """Return a number within bounds, or a floating tensor.
 
-    Tensor values below the range are refused if they can be read without synchronization: on the CPU, outside of
-    ``torch.func`` and ``torch.compile``.
+    Tensor values that are NaN or below the range are refused if they can be read without synchronization: on the CPU, outside
+    of ``torch.func`` and ``torch.compile``.
 
     Raises:
         ConfigurationError: for any other value.
@@ -209,7 +209,7 @@ def check_parameter(name: str, value: float | Tensor, low: float, high: float, *
         if value.dtype not in FLOATS:
             raise ConfigurationError(f"Expected argument `{name}` to be a floating tensor but got {value.dtype}.")
         if value.device.type == "cpu" and has_values(value):
-            outside = value.detach() <= low if open_low else value.detach() < low
+            outside = ~(value.detach() > low if open_low else value.detach() >= low)
             if bool(outside.any()):
                 bound = f"{'above' if open_low else 'at least'} {low}"
                 raise ConfigurationError(

@@ -6,6 +6,7 @@ operations replaces it here. A loop of the reference stays one operator, so the 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from os import PathLike
@@ -29,6 +30,8 @@ __all__ = ["OPSET", "decompose", "export_onnx"]
 
 #: Version of the ONNX operators, and the oldest one.
 OPSET, OLDEST_OPSET = 20, 18
+#: Options of ``torch.onnx.export`` that are fixed here, or given by an argument of another name.
+SET_HERE = {"model", "args", "f", "kwargs", "dynamo", "verbose", "opset_version", "dynamic_shapes", "dynamic_axes"}
 
 
 def decompose(program: ExportedProgram) -> ExportedProgram:
@@ -44,6 +47,8 @@ def decompose(program: ExportedProgram) -> ExportedProgram:
         >>> "lit_sparse" in str(program.graph), "lit_sparse" in str(decompose(program).graph)
         (True, False)
     """
+    if not hasattr(program, "run_decompositions"):
+        raise ConfigurationError(f"Expected a program of torch.export.export but got {full_name(program)}.")
     plain: ExportedProgram = program.run_decompositions(_decompositions())
     return plain
 
@@ -73,7 +78,8 @@ def export_onnx(
 
     Raises:
         MissingExtraError: if the packages of the extra ``onnx`` are not installed.
-        ConfigurationError: for an iterative mapping, which has no exact form in ONNX, or an ``opset`` below 18.
+        ConfigurationError: for an iterative mapping, which has no exact form in ONNX, an ``opset`` below 18, or options or
+            shapes that torch does not take.
     """
     try:
         import onnx  # noqa: F401
@@ -81,6 +87,13 @@ def export_onnx(
     except ImportError as error:
         raise MissingExtraError("ONNX models", "onnx") from error
     check_count("opset", opset, OLDEST_OPSET)
+    taken = sorted(inspect.signature(torch.onnx.export).parameters.keys() - SET_HERE)
+    if unknown := [name for name in options if name not in taken]:
+        raise ConfigurationError(f"Expected options of torch.onnx.export but not {unknown[0]!r}: {', '.join(taken)}.")
+    if not isinstance(dynamic_shapes, dict | tuple | list | None):
+        raise ConfigurationError(
+            f"Expected argument `dynamic_shapes` to be a dict, a tuple or None but got {dynamic_shapes!r}."
+        )
     if not Path(path).parent.is_dir() or Path(path).is_dir():
         raise ConfigurationError(
             f"Expected the path of a file in a folder that exists but got {str(path)!r}. Create the folder."

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.ground.arguments import checked
 from lit_sparse.ground.torch_internals import call_operator, is_jit_tracing
 
 __all__ = ["example_keys", "seed_generator", "seeded_normal", "seeded_uniform"]
@@ -101,7 +102,7 @@ _whole_normal = _whole("seeded_normal", _normal, torch.float32)
 
 def example_keys(seed: int, index: Tensor, stream: int) -> Tensor:
     """Return the (B,) int64 keys of examples at indices (B,), from which their counters begin."""
-    return _whole_keys(seed, index, (), stream)
+    return _whole_keys(_seed_for(index, seed), index, (), _integer("stream", stream))
 
 
 def seeded_uniform(seed: int, index: Tensor, shape: tuple[int, ...] = (), *, stream: int = 0) -> Tensor:
@@ -152,6 +153,7 @@ def _shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(shape)
 
 
+@checked
 def seed_generator(seed: int, device: torch.device) -> None:
     """Seed torch's CPU generator and the generator of one device; ``torch.manual_seed`` does so for all devices.
 

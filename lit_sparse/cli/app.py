@@ -23,6 +23,7 @@ from lit_sparse.ground.arguments import constructor_parameters
 from lit_sparse.ground.distributed import group_for_run, is_lost
 from lit_sparse.lightning.choice import ModelParallelStrategy, ProgressBar, TorchCheckpointIO, pl
 from lit_sparse.runs.checkpoint_files import restoring_error
+from lit_sparse.runs.empty_keys import check_empty
 from lit_sparse.runs.folders import CHECKPOINTS, claim_folder, discard_if_unused, next_command, run_of
 from lit_sparse.runs.result_files import read_metrics
 from lit_sparse.runs.status import RunStatus, check_plain, take
@@ -158,6 +159,8 @@ class LitSparseCLI(CommandLine):
     def _set_seed(self) -> None:
         """Check the numbers that Lightning does not check, and set the seed."""
         check_numbers(self._options())
+        for content in self._given.contents:
+            check_empty(content, self._options())
         super()._set_seed()
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:

@@ -10,8 +10,8 @@ import yaml
 from jsonargparse import get_loader, set_loader
 
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.ground.stored import open_plain
-from lit_sparse.ground.yaml_loaders import Loader, SecondKeyError
+from lit_sparse.ground.stored import MAX_VALUES, open_plain
+from lit_sparse.ground.yaml_loaders import Loader, SecondKeyError, written_out
 from lit_sparse.lightning.choice import NAME, OTHER, chosen_path
 
 __all__ = ["ENDINGS", "MODE", "in_model", "load_yaml", "read_config", "unreadable", "with_full_name"]
@@ -80,10 +80,13 @@ def _loaded(text: str, name: str) -> Any:
     """Load YAML, with full names of classes.
 
     Raises:
-        ConfigurationError: if a mapping has a key twice, or a value contains itself.
+        ConfigurationError: if a mapping has a key twice, a value contains itself, or aliases stand for too many values.
     """
     try:
-        yaml.compose(text, Loader)
+        if written_out(yaml.compose(text, Loader)) > MAX_VALUES:
+            raise ConfigurationError(
+                f"Expected at most {MAX_VALUES:,} values, aliases written out, but got more in {name}. Write fewer aliases."
+            )
         return _with_full_names(load_yaml(text))
     except SecondKeyError as error:
         raise ConfigurationError(

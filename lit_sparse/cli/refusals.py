@@ -29,6 +29,8 @@ LEAST = {
     "trainer.log_every_n_steps": 0,
     "trainer.num_sanity_val_steps": -1,
 }
+#: Options that Lightning takes as 0, and then fails or validates never.
+ABOVE_ZERO = ("trainer.val_check_interval",)
 
 
 def check_numbers(options: Namespace) -> None:
@@ -55,6 +57,11 @@ def check_numbers(options: Namespace) -> None:
         if number is not None and number < least:
             raise ConfigurationError(
                 f"Expected `{name}` to be at least {least} but got {number}. Choose another, or leave it out."
+            )
+    for name in ABOVE_ZERO:
+        if options.get(name) == 0:
+            raise ConfigurationError(
+                f"Expected `{name}` to be above 0 but got {options[name]}. Choose another, or leave it out."
             )
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lit_sparse.checks import check_count
-from lit_sparse.errors import DataError
+from lit_sparse.errors import ConfigurationError, DataError, full_name
 
 __all__ = ["Examples"]
 
@@ -36,19 +36,19 @@ class Examples:
         """Return examples whose batches are dicts with rows of these tensors, each (N, ...).
 
         Raises:
-            DataError: if their lengths differ.
+            DataError: if there are none, one is not a tensor of rows, or their lengths differ.
         """
-        sizes = {name: len(values) for name, values in tensors.items()}
-        if len(set(sizes.values())) != 1:
-            raise DataError(f"Expected tensors of equal length but got {sizes}.")
-        return cls(lambda indices: {name: values[indices] for name, values in tensors.items()}, next(iter(sizes.values())))
+        sizes = {name: len(it) if isinstance(it, Tensor) and it.dim() else full_name(it) for name, it in tensors.items()}
+        if len({*sizes.values()}) != 1 or not isinstance(size := next(iter(sizes.values())), int):
+            raise DataError(f"Expected tensors of rows, all of one length, but got {sizes}.")
+        return cls(lambda indices: {name: values[indices] for name, values in tensors.items()}, size)
 
     def __len__(self) -> int:
         return self.size
 
     def __getitem__(self, indices: Tensor) -> Any:
         if not isinstance(indices, Tensor):
-            raise TypeError(
+            raise ConfigurationError(
                 f"Expected a tensor of indices, as in examples[torch.arange(len(examples))], but got {indices!r}. For a"
                 " function of a batch, use FunctionVectors."
             )
@@ -56,7 +56,7 @@ class Examples:
 
     def batches(self, batch_size: int) -> Iterator[Any]:
         """Iterate over all examples in order."""
-        for start in range(0, self.size, batch_size):
+        for start in range(0, self.size, check_count("batch_size", batch_size)):
             yield self.fetch(torch.arange(start, min(start + batch_size, self.size)))
 
     def part(self, start: int, stop: int) -> Examples:

@@ -16,8 +16,9 @@ from lit_sparse.data.images.base import STREAMS, ImageDataModule, Images
 from lit_sparse.data.loader import Batch
 from lit_sparse.data.readers.arrays import Arrays, open_arrays
 from lit_sparse.data.readers.text_files import in_folder
-from lit_sparse.data.splits import Split, held_out, shuffled, warn_without_test
+from lit_sparse.data.splits import Split, Splits, held_out, shuffled, warn_without_test
 from lit_sparse.errors import ConfigurationError, DataError
+from lit_sparse.ground.directions import directions
 from lit_sparse.random import seeded_uniform
 
 __all__ = ["ReferentialGameDataModule"]
@@ -97,7 +98,7 @@ class ReferentialGameDataModule(ResumableDataModule):
         self.candidates = check_count("candidates", candidates, 2)
         self.distractors = check_choice("distractors", distractors, ("any", "other_classes", "same_class"))
         self.normalize = normalize
-        self._splits: dict[Split, _Split] = {}
+        self._splits: dict[Split, _Split] = Splits()
         self._attributes: dict[Split, Tensor] = {}
         #: Names of the classes in ``label``, set by ``setup``; empty if unknown.
         self.class_names: list[str] = []
@@ -135,7 +136,7 @@ class ReferentialGameDataModule(ResumableDataModule):
         for split, images in read.items():
             vectors = images.pixels
             if self.normalize:
-                vectors = torch.nn.functional.normalize(vectors, dim=-1)
+                vectors = directions(vectors)
             splits[split] = _Split(split, Images(vectors, images.labels), self.candidates, self.distractors)
         self._splits = splits
 

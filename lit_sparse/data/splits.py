@@ -12,10 +12,17 @@ from lit_sparse.checks import MOST_EXAMPLES, check_number
 from lit_sparse.errors import ConfigurationError, DataError, full_name
 from lit_sparse.lightning.choice import rank_zero_warn
 
-__all__ = ["Split", "held_out", "in_batches", "loaded", "shuffled", "warn_without_test"]
+__all__ = ["Split", "Splits", "held_out", "in_batches", "loaded", "shuffled", "warn_without_test"]
 
 Loaded = TypeVar("Loaded")
 Split = Literal["train", "val", "test", "predict"]
+
+
+class Splits(dict[Split, Any]):
+    """What was read of each split; one that is not there yet names what reads it."""
+
+    def __missing__(self, split: Split) -> Any:
+        raise DataError(f"Expected the {split} split to be read before it is used. Call data.setup() first.")
 
 
 def shuffled(size: int, seed: int, epoch: int = 0, stream: int = 0) -> Tensor:
@@ -56,6 +63,7 @@ def held_out(name: str, size: float, total: int, rest: int) -> int:
 
     Raises:
         ConfigurationError: unless it is between 1 and ``rest - 1``.
+        DataError: if too few examples are left for that.
 
     Example:
         >>> held_out("val_size", 0.1, 50, 40), held_out("val_size", 7, 50, 40)
@@ -64,6 +72,8 @@ def held_out(name: str, size: float, total: int, rest: int) -> int:
     if MOST_EXAMPLES > size >= 1 and size != int(size):
         raise ConfigurationError(f"Expected `{name}` to be a fraction below 1, or a whole number, but got {size}. Round it.")
     count = round(check_number(name, size, 0.0, MOST_EXAMPLES) * total) if not size >= 1 else int(min(size, MOST_EXAMPLES))
+    if rest < 2:
+        raise DataError(f"Expected at least 2 examples, of which `{name}` holds some out, but got {max(rest, 0)}. Add some.")
     if not 0 < count < rest:
         raise ConfigurationError(
             f"Expected `{name}` to hold out 1 .. {rest - 1} examples but got {size!r}, which is {count}. Change it."

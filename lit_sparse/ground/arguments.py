@@ -113,7 +113,7 @@ def checked(function: Function) -> Function:
     The function itself runs first, so that its own messages count. Then, also if it has raised another error, each argument is
     compared with its annotation.
     """
-    if hasattr(function, "__wrapped__"):
+    if hasattr(function, "checks_types"):
         return function
 
     @wraps(function)
@@ -130,6 +130,7 @@ def checked(function: Function) -> Function:
         _compare(function, args, options)
         return result
 
+    called.checks_types = True  # type: ignore[attr-defined]
     return called  # type: ignore[return-value]
 
 
@@ -157,11 +158,12 @@ def _compare(function: Any, args: tuple[Any, ...], options: dict[str, Any], caus
 def _hints(function: Any) -> tuple[inspect.Signature, dict[str, Any]]:
     """Return the signature of a function, and parameter -> type, without those that only type checkers import."""
     signature = inspect.signature(function)
+    names = inspect.unwrap(function).__globals__
     hints = {}
     for name, parameter in signature.parameters.items():
         if isinstance(parameter.annotation, str) and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
             with suppress(NameError):
-                hints[name] = eval(parameter.annotation, function.__globals__)
+                hints[name] = eval(parameter.annotation, names)
     return signature, hints
 
 
@@ -187,8 +189,8 @@ def _fits(value: Any, hint: Any) -> bool:
         listed = isinstance(value, Sequence) and not isinstance(value, str | bytes)
         numbers = inner[0] in (int, float) and getattr(value, "ndim", 0) > 0
         return numbers or (listed and all(_fits(one, inner[0]) for one in value))
-    if isinstance(origin, type):
-        return isinstance(value, origin)
+    if isinstance(origin, type):  # a text is no collection of texts
+        return isinstance(value, origin) and not (inner[:1] == (str,) and isinstance(value, str))
     checkable = isinstance(hint, type) and hint is not Any and not getattr(hint, "_is_protocol", False)
     return not checkable or not getattr(hint, "exclusive", True) or isinstance(value, hint)
 

@@ -56,10 +56,15 @@ def replaced(path: Path, mode: str) -> Iterator[IO[Any]]:
         mode: ``"w"`` for text in UTF-8, ``"wb"`` for bytes.
 
     Raises:
-        ConfigurationError: if a folder has the name of the file.
+        ConfigurationError: if a folder has the name of the file, or a file the name of a folder above it.
     """
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}{PART}")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ConfigurationError(
+            f"Expected {str(path.parent)!r} to be a folder but a file has its name, or one above it. Choose another."
+        ) from error
     text = {} if "b" in mode else {"newline": "", "encoding": "utf-8"}
     try:
         with part.open(mode.replace("w", "x"), **text) as file:  # type: ignore[call-overload]

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-__all__ = ["Loader", "SecondKeyError", "StoredLoader"]
+__all__ = ["Loader", "SecondKeyError", "StoredLoader", "written_out"]
 
 #: Largest number of characters of a number.
 MAX_DIGITS = 100
@@ -57,6 +57,16 @@ class Loader(yaml.SafeLoader):
                     raise SecondKeyError(key, lines[key.value])
                 lines[key.value] = key.start_mark.line
         return node
+
+
+def written_out(node: yaml.Node | None, known: dict[int, int] | None = None) -> int:
+    """Return how many values a node has with its aliases written out: some nested ones stand for billions."""
+    known = {} if known is None else known
+    if id(node) not in known:
+        inner = getattr(node, "value", ())
+        pairs = inner if isinstance(inner, list) else ()
+        known[id(node)] = 1 + sum(written_out(one, known) for it in pairs for one in (it if isinstance(it, tuple) else (it,)))
+    return known[id(node)]
 
 
 class StoredLoader(Loader):

@@ -11,6 +11,7 @@ from torch import nn
 
 from lit_sparse.checks import check_choice
 from lit_sparse.errors import CheckpointError, ConfigurationError, did_you_mean, full_name
+from lit_sparse.ground.arguments import checked
 from lit_sparse.hf.annealed import AnnealedEntmax
 from lit_sparse.hf.layer_mapping import CHILD, LayerMapping, is_torch_layer, set_mapping
 from lit_sparse.hf.probe import example_inputs, probe, run, use_attention, uses_interface
@@ -68,6 +69,7 @@ class AttentionReport:
         return "\n".join(lines)
 
 
+@checked
 def sparsify(
     model: nn.Module,
     mapping: SparseMapping | Sequence[SparseMapping],

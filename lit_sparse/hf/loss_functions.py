@@ -142,6 +142,8 @@ def _cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
 
 def aligned(outputs: Any, labels: Tensor, shift: bool | None) -> tuple[Tensor, Tensor]:
     """Return logits (..., C) and their labels (...)."""
+    if isinstance(outputs, dict) and "logits" not in outputs:
+        raise ConfigurationError(f"Expected outputs with `logits` but got {', '.join(map(str, outputs)) or 'none'}.")
     logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
     if shift is None:
         shift = "CausalLM" in type(outputs).__name__

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from lit_sparse.errors import ConfigurationError, MissingExtraError
+from lit_sparse.errors import ConfigurationError, MissingExtraError, full_name
+from lit_sparse.ground.arguments import checked
 from lit_sparse.ground.files import replaced
 from lit_sparse.mappings import BatchTopK, HardThreshold, JumpReLU
 
@@ -19,6 +20,7 @@ VERSION = "6.0.0"
 
 
 @torch.no_grad()
+@checked
 def save_for_sae_lens(autoencoder: Any, folder: str | Path, *, model_name: str = "", hook_name: str = "") -> None:
     """Write ``cfg.json`` and ``sae_weights.safetensors`` to a folder, for ``sae_lens.SAE.load_from_disk``.
 
@@ -32,13 +34,15 @@ def save_for_sae_lens(autoencoder: Any, folder: str | Path, *, model_name: str =
         hook_name: name of the module there.
 
     Raises:
-        ConfigurationError: for another mapping.
+        ConfigurationError: for another model or mapping.
         MissingExtraError: without the extra ``hf``.
     """
     try:
         from safetensors.torch import save
     except ImportError as error:
         raise MissingExtraError("Files of SAELens", "hf") from error
+    if not hasattr(autoencoder, "dictionary"):
+        raise ConfigurationError(f"Expected a SparseAutoencoder of lit_sparse.models but got {full_name(autoencoder)}.")
     mapping, scale, width = autoencoder.mapping, autoencoder.scale.float(), autoencoder.width
     weights = {
         "W_enc": autoencoder.encoder.weight.mT,

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from lit_sparse.checks import check_count
 from lit_sparse.coresets import Coreset
 from lit_sparse.errors import ConfigurationError, DataError, full_name
+from lit_sparse.ground.arguments import checked
 from lit_sparse.hf.loss_functions import LossFunction, aligned, count_labels, summed_cross_entropies
 
 __all__ = ["example_gradients", "weighted_dataset", "weighted_loss_func"]
@@ -19,6 +20,7 @@ __all__ = ["example_gradients", "weighted_dataset", "weighted_loss_func"]
 WEIGHT = "weight"
 
 
+@checked
 def example_gradients(
     model: nn.Module,
     examples: Iterable[Mapping[str, Any]],
@@ -42,7 +44,7 @@ def example_gradients(
         Tensor (N, S) on the CPU.
 
     Raises:
-        ConfigurationError: if no parameter is left.
+        ConfigurationError: if no parameter is left, an example is no mapping, or a loss has no gradient.
         DataError: if there are no examples, or a gradient is not finite.
 
     Source: Xia et al. (2024), LESS: Selecting Influential Data for Targeted Instruction Tuning. Weinberger et al. (2009),
@@ -69,11 +71,19 @@ def example_gradients(
     model.eval()
     try:
         for number, example in enumerate(examples):
+            if not isinstance(example, Mapping):
+                raise ConfigurationError(
+                    f"Expected examples that map names to inputs of the model but got {full_name(example)}."
+                )
             inputs = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in example.items()}
             output = model(**inputs)
             value = output.loss if loss is None else loss(output, inputs)
             if not isinstance(value, Tensor) or value.numel() != 1:
                 raise ConfigurationError(f"Expected a loss of one example but got {full_name(value)}. Give labels, or `loss`.")
+            if not value.requires_grad:
+                raise ConfigurationError(
+                    "Expected a loss with a gradient but got one without. Leave out detach() and no_grad()."
+                )
             slopes = torch.autograd.grad(value.reshape(()), [*chosen.values()], allow_unused=True)
             found = [torch.zeros_like(p) if slope is None else slope for p, slope in zip(chosen.values(), slopes, strict=True)]
             row = torch.cat([slope.flatten().float().cpu() for slope in found])
@@ -97,6 +107,7 @@ def _projection(size: int, features: int | None, seed: int) -> Callable[[Tensor]
     return lambda vector: vector.new_zeros(features).index_add_(0, place, torch.where(sign == 1, vector, -vector))
 
 
+@checked
 def weighted_dataset(dataset: Any, coreset: Coreset) -> Any:
     """Return the chosen examples of a ``datasets.Dataset`` with a column ``weight``, of mean 1.
 
@@ -105,14 +116,19 @@ def weighted_dataset(dataset: Any, coreset: Coreset) -> Any:
         coreset: the selector's result.
 
     Raises:
-        ConfigurationError: if the coreset is of another number of examples.
+        ConfigurationError: for another data set, one with such a column, or a coreset of another number of examples.
     """
+    if not hasattr(dataset, "add_column"):
+        raise ConfigurationError(f"Expected a datasets.Dataset but got {full_name(dataset)}. Make one by Dataset.from_list.")
+    if WEIGHT in dataset.column_names:
+        raise ConfigurationError(f"Expected a data set without a column {WEIGHT!r} but it has one. Rename or remove it.")
     if len(dataset) != coreset.size:
         raise ConfigurationError(f"Expected a coreset of {len(dataset)} examples but got one of {coreset.size}. Select again.")
     weights = coreset.weights.double() / coreset.weights.double().mean()
     return dataset.select(coreset.indices.tolist()).add_column(WEIGHT, weights.tolist())
 
 
+@checked
 def weighted_loss_func(model: nn.Module, *, shift: bool | None = None) -> LossFunction:
     """Return a ``compute_loss_func`` of the Trainer: cross-entropies, or squared errors, times the examples' weights.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -9,11 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lit_sparse.checks import check_number, check_result
 from lit_sparse.errors import ConfigurationError, did_you_mean, full_name
+from lit_sparse.ground.arguments import checked
 
 __all__ = ["activations", "loss_recovered", "spliced"]
 
 
+@checked
 def activations(model: nn.Module, layer: str, inputs: Mapping[str, Tensor]) -> Tensor:
     """Return the output (B, L, D) of a module for a batch of tokens.
 
@@ -23,7 +27,8 @@ def activations(model: nn.Module, layer: str, inputs: Mapping[str, Tensor]) -> T
         inputs: arguments of the model, with ``input_ids`` (B, L).
 
     Raises:
-        ConfigurationError: if there is no module of this name, it is not called once, or returns no vector per token.
+        ConfigurationError: if there is no module of this name, it is not called once, or returns no vector per token, or the
+            inputs lack ``input_ids``.
 
     Example:
         >>> import torch
@@ -37,6 +42,8 @@ def activations(model: nn.Module, layer: str, inputs: Mapping[str, Tensor]) -> T
         >>> activations(Model(), "embed", {"input_ids": torch.zeros(2, 3, dtype=torch.int64)}).shape
         torch.Size([2, 3, 4])
     """
+    if "input_ids" not in inputs:
+        raise ConfigurationError(f"Expected inputs with `input_ids` but got {', '.join(map(str, inputs)) or 'none'}.")
     seen: list[Any] = []
     with _module(model, layer).register_forward_hook(lambda part, args, output: seen.append(output)):
         model(**inputs)
@@ -45,6 +52,7 @@ def activations(model: nn.Module, layer: str, inputs: Mapping[str, Tensor]) -> T
     return _per_token(seen[0], layer, inputs["input_ids"])
 
 
+@checked
 @contextmanager
 def spliced(
     model: nn.Module, layer: str, function: Callable[[Tensor], Tensor], skipped: Collection[int] = ()
@@ -58,7 +66,7 @@ def spliced(
         skipped: token ids whose activations are left alone: ``tokenizer.all_special_ids``.
 
     Raises:
-        ConfigurationError: if there is no module of this name, or it returns no vector per token.
+        ConfigurationError: if there is no module of this name, or it or the function returns no vector per token.
     """
     tokens: list[Tensor] = []
 
@@ -71,13 +79,15 @@ def spliced(
         found = _per_token(output, layer, tokens[0])
         chosen = ~torch.isin(tokens[0], torch.tensor([*skipped], dtype=torch.int64, device=tokens[0].device))
         changed = found.clone()
-        changed[chosen] = function(found[chosen]).to(found.dtype)
+        made = check_result(function, "__call__", function(found[chosen]), tuple(found[chosen].shape))
+        changed[chosen] = made.to(found.dtype)
         return changed if isinstance(output, Tensor) else (changed, *output[1:])
 
     with model.register_forward_pre_hook(keep, with_kwargs=True), _module(model, layer).register_forward_hook(replace):
         yield
 
 
+@checked
 @torch.no_grad()
 def loss_recovered(
     model: nn.Module,
@@ -98,12 +108,26 @@ def loss_recovered(
     Returns:
         The losses ``clean``, ``spliced`` with reconstructions and ``zero`` with zeros, and
         ``recovered = (zero - spliced) / (zero - clean)``.
+
+    Raises:
+        ConfigurationError: as :func:`spliced`, or if the loss is not one number, or does not depend on the module.
     """
-    found = {"clean": float(loss())}
+    found = {"clean": _number(loss())}
     for name, function in (("spliced", autoencoder), ("zero", torch.zeros_like)):
         with spliced(model, layer, function, skipped):
-            found[name] = float(loss())
+            found[name] = _number(loss())
+    if found["zero"] == found["clean"]:
+        raise ConfigurationError(
+            f"Expected a loss that depends on {layer!r} but got {found['clean']:g} with its activations and without. Let"
+            " it call the model, or name another module."
+        )
     return {**found, "recovered": (found["zero"] - found["spliced"]) / (found["zero"] - found["clean"])}
+
+
+def _number(loss: Any) -> float:
+    if isinstance(loss, Tensor) and loss.numel() == 1:
+        return float(loss)
+    return check_number("loss", loss, -math.inf, math.inf)
 
 
 def _module(model: nn.Module, layer: str) -> nn.Module:

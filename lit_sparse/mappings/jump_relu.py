@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self, override
 
-from lit_sparse.checks import check_count, check_positive, check_shape
+from lit_sparse.checks import check_count, check_parameter, check_positive, check_shape
+from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.distributed import reduce, world_size
 from lit_sparse.mappings.base import SparseMapping, with_slope
 from lit_sparse.mappings.masking import allowed_scores, along_last
@@ -32,11 +33,20 @@ def jump_relu(scores: Tensor, threshold: float | Tensor, *, dim: int = -1, mask:
         Tensor of the scores' shape and dtype.
 
     Raises:
-        ConfigurationError: if the scores are not floating, or the mask does not fit.
+        ConfigurationError: if the scores are not floating, a threshold is below 0 or NaN, or thresholds or mask do not fit.
 
     Source: Rajamanoharan et al. (2024), Jumping Ahead: Improving Reconstruction Fidelity with JumpReLU Sparse Autoencoders.
     """
-    return along_last(scores, mask, dim, lambda x: mark_invalid(x, torch.where(x > threshold, x.relu(), 0.0)))
+    check_parameter("threshold", threshold, 0.0, math.inf)
+    return along_last(scores, mask, dim, lambda x: _cut(x, threshold))
+
+
+def _cut(x: Tensor, threshold: float | Tensor) -> Tensor:
+    if isinstance(threshold, Tensor) and threshold.shape not in ((), x.shape[-1:]):
+        raise ConfigurationError(
+            f"Expected one threshold, or one for each of {x.shape[-1]} entries, but got shape {tuple(threshold.shape)}."
+        )
+    return mark_invalid(x, torch.where(x > threshold, x.relu(), 0.0))
 
 
 def mark_invalid(x: Tensor, y: Tensor) -> Tensor:

@@ -277,8 +277,12 @@ def _check_tokenizer(name: str) -> str:
 def _bleu(tokenize: str, lowercase: bool) -> BLEU:
     from sacrebleu.metrics.bleu import BLEU
 
-    # force: otherwise sacrebleu warns of tokenized texts, by a rule that depends on the batch size
-    return BLEU(lowercase=lowercase, force=True, tokenize=tokenize)
+    try:
+        # force: otherwise sacrebleu warns of tokenized texts, by a rule that depends on the batch size
+        return BLEU(lowercase=lowercase, force=True, tokenize=tokenize)
+    except (ImportError, OSError, RuntimeError) as error:  # the tokenizer's package is missing, or its model
+        reason = " ".join(str(error).split())
+        raise ConfigurationError(f"Expected the tokenizer {tokenize!r} of sacrebleu to be there but got: {reason}") from error
 
 
 @lru_cache(maxsize=16)

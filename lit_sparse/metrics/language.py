@@ -11,6 +11,7 @@ from torch import Tensor
 from lit_sparse.checks import MOST_FEATURES, MOST_INPUTS, check_choice, check_count
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.arguments import checked
+from lit_sparse.ground.directions import directions
 from lit_sparse.metrics.exact_metric import ExactMetric
 
 __all__ = [
@@ -67,8 +68,8 @@ def topographic_similarity(
     _check_rows("inputs (N, F)", inputs, messages)
     first, second = torch.triu_indices(len(inputs), len(inputs), 1, device=inputs.device)
     if input_distance == "cosine":
-        directions = torch.nn.functional.normalize(inputs.double(), dim=-1)
-        of_inputs = 1.0 - (directions @ directions.mT)[first, second]
+        units = directions(inputs.double())
+        of_inputs = 1.0 - (units @ units.mT)[first, second]
     else:
         of_inputs = (inputs[first] != inputs[second]).sum(-1)
     between = _edit_distances if message_distance == "edit" else _hamming_distances

@@ -8,9 +8,17 @@ import torch
 from torch import Tensor
 
 from lit_sparse.checks import MOST_INPUTS, check_count
+from lit_sparse.errors import ConfigurationError
 from lit_sparse.metrics.exact_metric import ExactMetric
 
 __all__ = ["DeadFraction", "ExplainedVariance"]
+
+
+def _check_rows(width: int, **rows: Tensor) -> None:
+    """Refuse tensors that are not (B, width), all of one B; others would be broadcast."""
+    shapes = {name: tuple(values.shape) for name, values in rows.items()}
+    if len({*shapes.values()}) > 1 or any(len(shape) != 2 or shape[1] != width for shape in shapes.values()):
+        raise ConfigurationError(f"Expected {' and '.join(rows)} of one shape (B, {width}) but got {shapes}.")
 
 
 class ExplainedVariance(ExactMetric):
@@ -45,7 +53,12 @@ class ExplainedVariance(ExactMetric):
         self.add_state("count", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, vectors: Tensor, made: Tensor) -> None:
-        """Add vectors (B, D) and their reconstructions (B, D)."""
+        """Add vectors (B, D) and their reconstructions (B, D).
+
+        Raises:
+            ConfigurationError: for other shapes.
+        """
+        _check_rows(self.features, vectors=vectors, made=made)
         vectors = vectors.detach().double()
         self.error += (vectors - made.detach()).square().sum()
         self.squares += vectors.square().sum()
@@ -84,7 +97,12 @@ class DeadFraction(ExactMetric):
         self.add_state("active", torch.zeros(width, dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, activity: Tensor) -> None:
-        """Add the activity (B, width) of examples."""
+        """Add the activity (B, width) of examples.
+
+        Raises:
+            ConfigurationError: for another shape.
+        """
+        _check_rows(self.width, activity=activity)
         self.active += (activity.detach() != 0).sum(0)
 
     def compute(self) -> Tensor:

@@ -21,7 +21,13 @@ SHOWN = ("loss", "accuracy")
 
 
 def mean_metrics(*names: str) -> dict[str, Metric]:
-    """Return a mean over examples per name, for :meth:`LitSparseModule.configure_metrics`."""
+    """Return a mean over examples per name, for :meth:`LitSparseModule.configure_metrics`.
+
+    Raises:
+        ConfigurationError: for a name that is not a text, or stands there twice.
+    """
+    if len({*names}) < len(names) or not all(isinstance(name, str) for name in names):
+        raise ConfigurationError(f"Expected different names of metrics but got {names}.")
     return {name: MeanOverExamples() for name in names}
 
 

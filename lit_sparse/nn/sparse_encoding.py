@@ -46,8 +46,11 @@ def _check(name: str, rows: Tensor, weight: Tensor, side: int) -> None:
     """Refuse rows that do not fit a side of the weight (n, D); only some entries of wider ones may be used.
 
     Raises:
-        ConfigurationError: if they do not fit.
+        ConfigurationError: if they do not fit, or are not floating and, outside of autocast, of one dtype.
     """
+    one = rows.dtype == weight.dtype or (rows.is_floating_point() and torch.is_autocast_enabled(rows.device.type))
+    if not one or not weight.is_floating_point():
+        raise ConfigurationError(f"Expected {name} and a weight of one floating dtype but got {rows.dtype} and {weight.dtype}.")
     if rows.dim() != 2 or weight.dim() != 2 or rows.shape[1] != weight.shape[side]:
         raise ConfigurationError(f"Expected {name} and a weight (n, D) but got {tuple(rows.shape)} and {tuple(weight.shape)}.")
 

@@ -71,6 +71,10 @@ class InputAdversary:
                         f"Expected loss_fn to return one loss per input, {tuple(inputs.shape[:1])}, but got"
                         f" {tuple(losses.shape)}."
                     )
+                if not losses.requires_grad:
+                    raise ConfigurationError(
+                        "Expected losses with a gradient in the inputs but got none. Leave out detach() and no_grad()."
+                    )
                 (slope,) = torch.autograd.grad((losses - self.transport_cost * _squared_distance(ahead, start)).sum(), ahead)
             velocity = self.momentum * velocity + self.lr * slope
             moved = moved + velocity

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, overload
 
 from lit_sparse.errors import CheckpointError, ConfigurationError
+from lit_sparse.ground.arguments import checked
 from lit_sparse.ground.stored import read_yaml
 from lit_sparse.lightning.choice import pl
 from lit_sparse.runs.builder import build
@@ -45,6 +46,7 @@ def load(
 ) -> tuple[pl.LightningModule, pl.LightningDataModule]: ...
 
 
+@checked
 def load(
     path: str | Path,
     which: str = "best",

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.ground.arguments import checked
 from lit_sparse.ground.files import PART, replaced
 from lit_sparse.ground.stored import open_plain, unique_keys
 from lit_sparse.runs.result_files import read_metrics
@@ -41,6 +42,7 @@ LEFTOVER = re.compile(rf"\..+\.[0-9a-f]{{16}}{re.escape(PART)}")
 Fields = dict[str, Any]
 
 
+@checked
 def read_status(folder: Path) -> Fields | None:
     """Return the status of a run, or None if it has none; a run whose process was killed is interrupted.
 

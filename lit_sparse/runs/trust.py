@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from lit_sparse.errors import CheckpointError
+from lit_sparse.ground.arguments import checked
 
 __all__ = ["find_imported", "is_allowed", "trusted", "trusting"]
 
@@ -47,6 +48,7 @@ TORCH_BASES = nn.Module | torch.optim.Optimizer | torch.optim.lr_scheduler.LRSch
 _TRUSTED: ContextVar[frozenset[str]] = ContextVar("_TRUSTED", default=frozenset())
 
 
+@checked
 @contextmanager
 def trusting(names: Collection[str]) -> Iterator[None]:
     """Allow stored descriptions to use these names too, within a ``with`` block.

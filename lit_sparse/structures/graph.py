@@ -35,7 +35,9 @@ class _Graph(Structure):
         given = given.tolist() if isinstance(given, np.ndarray | Tensor) else given
         pairs = isinstance(given, list | tuple) and all(isinstance(edge, list | tuple) and len(edge) == 2 for edge in given)
         if not pairs or not given:
-            raise ConfigurationError("Expected argument `edges` to be a list of pairs of nodes, such as [(0, 1), (1, 2)].")
+            raise ConfigurationError(
+                f"Expected argument `edges` to be a list of pairs of nodes, such as [(0, 1), (1, 2)], but got {given!r}."
+            )
         edges = tuple((check_count("edges", a, 0, MOST_FEATURES), check_count("edges", b, 0, MOST_FEATURES)) for a, b in given)
         for edge, (tail, head) in enumerate(edges):
             if tail == head:
@@ -108,7 +110,8 @@ class ShortestPath(_Graph):
             check_count(name, getattr(self, name), 0, self.nodes - 1)
         if not len(self._order):
             raise ConfigurationError(
-                f"Expected a path from node {self.source} to node {self.target}, another one; none exists."
+                f"Expected a path between two different nodes but there is none from {self.source} to {self.target}. Change the"
+                " nodes, or add edges."
             )
 
     @classmethod

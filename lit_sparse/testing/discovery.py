@@ -5,11 +5,14 @@ from __future__ import annotations
 import inspect
 from typing import TypeVar
 
+from lit_sparse.ground.arguments import checked
+
 __all__ = ["concrete_subclasses"]
 
 T = TypeVar("T")
 
 
+@checked
 def concrete_subclasses(base: type[T], package: str | None = "lit_sparse") -> list[type[T]]:
     """Return the classes derived from ``base`` that can be instantiated, sorted by name.
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, models, trainers
 
-from lit_sparse.checks import check_choice, check_count
+from lit_sparse.checks import check_choice, check_count, check_integer
 from lit_sparse.errors import ConfigurationError, DataError, MissingExtraError
 from lit_sparse.ground.files import replaced
 from lit_sparse.ground.stored import open_plain, unique_keys
@@ -139,8 +139,12 @@ class Vocabulary:
 
         Raises:
             DataError: if a token is there twice.
+            ConfigurationError: for tokens that are not texts.
         """
+        _check_many("tokens", tokens)
         known = list(tokens)
+        if others := [token for token in known if not isinstance(token, str)]:
+            raise ConfigurationError(f"Expected tokens that are texts but got {others[0]!r}.")
         twice = [token for token, count in Counter(known).items() if count > 1]
         if twice:
             raise DataError(f"Expected every token once but {twice[0]!r} stands there {Counter(known)[twice[0]]} times.")
@@ -208,10 +212,11 @@ class Vocabulary:
         """Return the text of some tokens, up to the first ``<eos>``; ``<pad>`` and ``<bos>`` are left out."""
         kept: list[int] = []
         for index in indices:
-            if index == self.eos:
+            number = check_integer("indices", index)
+            if number == self.eos:
                 break
-            if index not in (self.pad, self.bos):
-                kept.append(int(index))
+            if number not in (self.pad, self.bos):
+                kept.append(number)
         return self.join(self.lookup_tokens(kept))
 
     def join(self, tokens: Sequence[str]) -> str:
@@ -237,14 +242,15 @@ class Vocabulary:
 
         Raises:
             DataError: if there is none.
+            ConfigurationError: if it is no integer.
         """
-        if not 0 <= index < len(self._itos):
+        if not 0 <= check_integer("index", index) < len(self._itos):
             raise DataError(f"Expected the number of a token, 0 .. {len(self._itos) - 1}, but got {index}.")
         return self._itos[index]
 
     def lookup_tokens(self, indices: Iterable[int]) -> list[str]:
         """Return the tokens of some numbers."""
-        return [self.lookup_token(int(index)) for index in indices]
+        return [self.lookup_token(index) for index in indices]
 
     def lookup_indices(self, tokens: Iterable[str]) -> list[int]:
         """Return the numbers of some tokens; the default index for one that is not there."""

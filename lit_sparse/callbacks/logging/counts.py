@@ -8,6 +8,7 @@ from typing import Any
 from typing_extensions import override
 
 from lit_sparse.callbacks.base import Stage, StageCallback
+from lit_sparse.checks import check_count
 from lit_sparse.ground.distributed import is_first
 from lit_sparse.lightning.choice import AGREED, pl
 from lit_sparse.lightning.internals import number_of_loaders
@@ -36,7 +37,7 @@ class CountLogger(StageCallback):
 
     def __init__(self, max_count: int = 1024) -> None:
         super().__init__()
-        self.max_count = max_count
+        self.max_count = check_count("max_count", max_count)
         self._metrics: dict[tuple[Stage, int], dict[str, CountHistogram]] = {}
 
     def _of(self, stage: Stage, loader: int = 0) -> dict[str, CountHistogram]:

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from lit_sparse.callbacks.pictures.drawings import POINTS, add_scale
 from lit_sparse.checks import check_choice
-from lit_sparse.errors import ConfigurationError, DataError
+from lit_sparse.errors import ConfigurationError, DataError, full_name
+from lit_sparse.ground.arguments import checked
 from lit_sparse.ground.figure_text import literal, new_figure
 
 __all__ = ["Attention", "Groups", "draw_attention", "figure_of"]
@@ -80,6 +81,7 @@ class Attention:
         return {"title": self.title, "source": self.source, "output": self.output, "heads": rounded}
 
 
+@checked
 def draw_attention(
     axis: Any, weights: Tensor | npt.ArrayLike, source: Sequence[str], output: Sequence[str], *, groups: Groups = "neighbours"
 ) -> None:
@@ -104,7 +106,7 @@ def draw_attention(
             ``"none"``: borders around all positive weights.
 
     Raises:
-        ConfigurationError: if ``weights`` is not (T, S), or ``groups`` is unknown.
+        ConfigurationError: if ``axis`` is none of matplotlib, ``weights`` is not numbers (T, S), or ``groups`` is unknown.
 
     Example:
         >>> from matplotlib.figure import Figure
@@ -120,7 +122,13 @@ def draw_attention(
     from matplotlib.collections import LineCollection, PolyCollection
 
     check_choice("groups", groups, ("none", "neighbours", "tied"))
-    table = np.asarray(weights.detach().to("cpu", torch.float64) if isinstance(weights, Tensor) else weights, dtype=np.float64)
+    if not hasattr(axis, "add_collection"):
+        raise ConfigurationError(f"Expected an axis of matplotlib but got {full_name(axis)}. Make one by plt.subplots().")
+    given = weights.detach().to("cpu", torch.float64) if isinstance(weights, Tensor) else weights
+    try:
+        table = np.asarray(given, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"Expected argument `weights` to hold numbers but got: {error}") from error
     rows, columns = len(output), len(source)
     if table.shape != (rows, columns):
         raise ConfigurationError(

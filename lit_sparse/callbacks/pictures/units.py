@@ -11,7 +11,7 @@ from torch import Tensor
 from lit_sparse.callbacks.base import Stage, artifacts_of
 from lit_sparse.callbacks.pictures.base import Picture
 from lit_sparse.callbacks.pictures.drawings import LINE
-from lit_sparse.checks import check_count
+from lit_sparse.checks import check_count, check_widths
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.distributed import gather_objects
 from lit_sparse.ground.state_checks import Kind, OneOf
@@ -55,8 +55,8 @@ class BasesPlot(Picture):
     def __init__(self, count: int = 100, shape: tuple[int, int] | None = None, folder: str | None = None) -> None:
         super().__init__(folder)
         self.count = check_count("count", count)
-        for side in shape or ():
-            check_count("shape", side)
+        if shape is not None and len(check_widths("shape", shape)) != 2:
+            raise ConfigurationError(f"Expected argument `shape` to be a height and a width but got {shape!r}.")
         self.shape = shape
 
     def artifact(self, trainer: pl.Trainer, module: Any) -> dict[str, Any] | None:

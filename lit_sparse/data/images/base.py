@@ -17,7 +17,7 @@ from lit_sparse.data.images.binarize import binarize
 from lit_sparse.data.images.label_noise import LabelNoise
 from lit_sparse.data.loader import Batch
 from lit_sparse.data.readers.integers import read_indices
-from lit_sparse.data.splits import Split, in_batches, loaded, shuffled
+from lit_sparse.data.splits import Split, Splits, in_batches, loaded, shuffled
 from lit_sparse.errors import ConfigurationError, DataError, full_name
 
 __all__ = ["UNLABELLED", "ImageDataModule", "Images"]
@@ -159,7 +159,7 @@ class ImageDataModule(ResumableDataModule):
         )
         self.label_noise = label_noise
         self.epoch_size = None if epoch_size is None else check_count("epoch_size", epoch_size)
-        self._splits: dict[Split, Images] = {}
+        self._splits: dict[Split, Images] = Splits()
         self._labelled = torch.empty(0, dtype=torch.int64)
         self._unlabelled = torch.empty(0, dtype=torch.int64)
         self._has_label = torch.empty(0, dtype=torch.bool)
@@ -207,7 +207,7 @@ class ImageDataModule(ResumableDataModule):
         self._has_label[self._chosen(splits["train"])] = True
         order = shuffled(size, self.seed, stream=1)
         self._labelled, self._unlabelled = order[self._has_label[order]], order[~self._has_label[order]]
-        self._splits = {split: replace(images, places=None) for split, images in splits.items()}
+        self._splits = Splits({split: replace(images, places=None) for split, images in splits.items()})
         if self.sampler is not None and 0 < len(self._labelled) < size:
             raise ConfigurationError("Expected `labelled` to be 0 or 1.0 with a `sampler` but got some images. Leave one out.")
         available = len(

@@ -24,6 +24,8 @@ __all__ = ["ImageFolderDataModule", "ImageTableDataModule", "OwnImagesDataModule
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 #: Names of the splits' folders.
 FOLDERS = (("train",), ("val", "valid", "validation"), ("test",))
+#: Largest height and width: all images are in memory.
+LARGEST_SIDE = 4096
 #: Maximal number of files in a message.
 NAMED = 5
 
@@ -140,7 +142,7 @@ class ImageFolderDataModule(OwnImagesDataModule):
             raise ConfigurationError(
                 f"Expected argument `size` to be a height and a width but got {size!r}. Give two integers."
             )
-        self.shape = (check_count("size", size[0]), check_count("size", size[1]))
+        self.shape = (check_count("size", size[0], most=LARGEST_SIDE), check_count("size", size[1], most=LARGEST_SIDE))
 
     def read(self) -> tuple[Tensor, np.ndarray[Any, Any] | None, np.ndarray[Any, Any]]:
         """Read all images of the folder."""

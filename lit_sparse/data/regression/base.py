@@ -16,7 +16,7 @@ from lit_sparse.checks import check_count, check_number
 from lit_sparse.data.base import ResumableDataModule
 from lit_sparse.data.loader import Batch
 from lit_sparse.data.regression.radial_bases import RadialBases
-from lit_sparse.data.splits import Split, held_out, loaded, shuffled
+from lit_sparse.data.splits import Split, Splits, held_out, loaded, shuffled
 from lit_sparse.errors import ConfigurationError, DataError
 
 __all__ = ["Affine", "RegressionDataModule", "Table"]
@@ -42,9 +42,9 @@ class Table:
     groups: Tensor | None = None
 
     def __post_init__(self) -> None:
-        if self.features.ndim != 2 or self.target.shape != self.features.shape[:1]:
+        if self.features.ndim != 2 or not self.features.shape[1] or self.target.shape != self.features.shape[:1]:
             raise DataError(
-                f"Expected features (N, D) and targets (N,) but got {tuple(self.features.shape)} and"
+                f"Expected features (N, D), D at least 1, and targets (N,) but got {tuple(self.features.shape)} and"
                 f" {tuple(self.target.shape)}. Reshape them."
             )
         if self.groups is not None and self.groups.shape != self.target.shape:
@@ -138,7 +138,7 @@ class RegressionDataModule(ResumableDataModule):
         self.use_all = use_all
         self.standardize_target = standardize_target
         self.target_mean, self.target_std = 0.0, 1.0
-        self._tables: dict[Split, Table] = {}
+        self._tables: dict[Split, Table] = Splits()
         self._changes: list[Callable[[Tensor], Tensor]] = []
 
     @abstractmethod

@@ -167,7 +167,7 @@ class TableDataModule(RegressionDataModule):
     def _place(self) -> Place:
         path = place_of(self.path)
         if not path.is_file():
-            raise DataError(f"The file {str(path)!r} does not exist. Give the path of a table.")
+            raise DataError(f"There is no plain file {str(path)!r}. Give the path of a table.")
         return path
 
     def load(self) -> dict[Split, Table]:

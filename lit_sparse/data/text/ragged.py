@@ -32,10 +32,11 @@ class Ragged:
     """
 
     def __init__(self, flat: Tensor, lengths: Tensor) -> None:
-        if flat.is_floating_point() or flat.dim() != 1 or lengths.dim() != 1 or int(lengths.sum()) != len(flat):
+        whole = not any(it.is_floating_point() or it.dtype == torch.bool or it.dim() != 1 for it in (flat, lengths))
+        if not whole or int(lengths.sum()) != len(flat):
             raise DataError(
                 f"Expected integers (n,) and lengths (N,) whose sum is n but got {flat.dtype} {tuple(flat.shape)} and lengths"
-                f" {tuple(lengths.shape)} of sum {int(lengths.sum())}."
+                f" {lengths.dtype} {tuple(lengths.shape)} of sum {int(lengths.sum())}."
             )
         if len(lengths) and int(lengths.min()) < 0:
             raise DataError(f"Expected lengths of at least 0 but got {int(lengths.min())}.")

@@ -14,6 +14,7 @@ from jsonargparse import ArgumentError, ArgumentParser
 from lit_sparse.checks import check_count, check_number
 from lit_sparse.errors import ConfigurationError, did_you_mean
 from lit_sparse.ground.stored import read_yaml
+from lit_sparse.runs.empty_keys import check_empty
 from lit_sparse.studies.plan.presentation import Column, Compare, Figure, Panel, Ranks, Table
 from lit_sparse.studies.plan.study import RESERVED, Cell, Study
 
@@ -47,14 +48,17 @@ def study_of(content: dict[str, Any], path: Path) -> Study:
         given = _written_options(_for_each_test(content))
         if given.get("program"):
             given = {"seed_options": ["seed_everything"]} | given
-        study = Study(**parser.instantiate(parser.parse_object(given, defaults=False)).as_dict(), path=path)
+        parsed = parser.parse_object(given, defaults=False)
+        check_empty(given, parsed)
+        study = Study(**parser.instantiate(parsed).as_dict(), path=path)
     except (ArgumentError, TypeError, ValueError, AttributeError) as error:
         unknown = re.search(r"Option '([^']+)' is not accepted", str(error))
         known = {
             entry.name for kind in (Study, Cell, Column, Table, Panel, Figure, Ranks, Compare) for entry in fields(kind)
         } - {"path"}
         hint = did_you_mean(unknown[1].split(".")[0], known) if unknown else ""
-        raise ConfigurationError(f"{path} is not a study file: {str(error).rstrip('.')}.{hint}") from error
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise ConfigurationError(f"{path} is not a study file: {reason}.{hint}") from error
     _check(study)
     return study
 
