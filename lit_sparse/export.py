@@ -88,11 +88,9 @@ def export_onnx(
     except ImportError as error:
         raise MissingExtraError("ONNX models", "onnx") from error
     check_count("opset", opset, OLDEST_OPSET)
-    taken = inspect.signature(torch.onnx.export).parameters.keys() - SET_HERE
+    taken = sorted(inspect.signature(torch.onnx.export).parameters.keys() - SET_HERE)
     if unknown := [name for name in options if name not in taken]:
-        raise ConfigurationError(
-            f"Expected options of torch.onnx.export but got {unknown[0]!r}. Choose from: {', '.join(sorted(taken))}."
-        )
+        raise ConfigurationError(f"Expected options of torch.onnx.export but not {unknown[0]!r}: {', '.join(taken)}.")
     if not isinstance(dynamic_shapes, dict | tuple | list | None):
         raise ConfigurationError(
             f"Expected argument `dynamic_shapes` to be a dict, a tuple or None but got {dynamic_shapes!r}."

@@ -68,10 +68,8 @@ class Coreset:
             )
         if len(self.indices):
             if bool((self.indices.diff() <= 0).any()) or int(self.indices[0]) < 0 or int(self.indices[-1]) >= self.size:
-                raise DataError(
-                    f"Expected ascending indices in 0 .. {self.size - 1} without repetition but got"
-                    f" {self.indices[:5].tolist()} .."
-                )
+                got = self.indices[:5].tolist()
+                raise DataError(f"Expected ascending indices in 0 .. {self.size - 1} without repetition but got {got} ...")
             wrong = ~(self.weights.isfinite() & (self.weights >= 0))
             if bool(wrong.any()):
                 raise DataError(f"Expected weights that are finite and not negative but got {float(self.weights[wrong][0])}.")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, grad_and_value
 
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.ground.torch_internals import on_values
+from lit_sparse.ground.torch_internals import can_read_values, on_values
 from lit_sparse.kernels.simplex import project_simplex
 
 __all__ = ["FLOOR", "Omega", "SimplexProblem", "one_number_a_row"]
@@ -69,7 +69,11 @@ class SimplexProblem:
         self.unfinished, self.worst, self.bent = 0, 0.0, 0
 
     def settle(self, x: Tensor) -> None:
-        """Choose the dtypes of the arithmetic and of Omega for scores (rows, d)."""
+        """Choose the dtypes of the arithmetic and of Omega for scores (rows, d).
+
+        Raises:
+            ConfigurationError: if Omega has no gradient.
+        """
         self.dtype = self.width = torch.float32 if x.device.type == "mps" else torch.float64
         if x.dtype != self.dtype:
             try:
@@ -77,6 +81,13 @@ class SimplexProblem:
                     self.regularizer(torch.ones_like(x[:1], dtype=self.dtype), self.parameters)
             except RuntimeError:  # a product with a float32 matrix, say
                 self.dtype = x.dtype
+        if can_read_values() and not torch.is_inference_mode_enabled():
+            with torch.enable_grad(), _own_precision(x):
+                point = torch.full(x[:1].shape, 1 / x.shape[-1], dtype=self.dtype, device=x.device, requires_grad=True)
+                if not self.regularizer(point, tuple([it.detach() for it in self.parameters])).requires_grad:
+                    raise ConfigurationError(
+                        "Expected `omega` to have a gradient but got none. Leave out detach() and no_grad()."
+                    )
 
     def regularizer(self, y: Tensor, parameters: tuple[Tensor, ...]) -> Tensor:
         """Return Omega(y), shape (rows,), for y (rows, d) that is not below FLOOR."""

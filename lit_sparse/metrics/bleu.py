@@ -279,7 +279,7 @@ def _bleu(tokenize: str, lowercase: bool) -> BLEU:
     try:
         # force: otherwise sacrebleu warns of tokenized texts, by a rule that depends on the batch size
         return BLEU(lowercase=lowercase, force=True, tokenize=tokenize)
-    except (ImportError, RuntimeError) as error:  # of a tokenizer whose package is missing, or whose model cannot be fetched
+    except (ImportError, OSError, RuntimeError) as error:  # the tokenizer's package is missing, or its model
         reason = " ".join(str(error).split())
         raise ConfigurationError(f"Expected the tokenizer {tokenize!r} of sacrebleu to be there but got: {reason}") from error
 

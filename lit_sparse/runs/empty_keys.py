@@ -28,7 +28,6 @@ def check_empty(given: Any, options: Any) -> None:
         return  # another class has replaced it
     known = vars(options) if hasattr(options, "__dict__") else options
     for name, value in given.items():
-        found = options.get(name)
-        if value == {} and name not in ("init_args", "dict_kwargs") and found is None:
+        if value == {} and name not in ("init_args", "dict_kwargs") and name not in options:
             raise ConfigurationError(f"There is no option {name!r}.{did_you_mean(str(name), known)} Correct or remove it.")
-        check_empty(value, found)
+        check_empty(value, options.get(name))

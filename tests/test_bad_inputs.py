@@ -1,0 +1,147 @@
+"""Inputs that once were accepted in silence, or ended in an error of another library."""
+
+import math
+
+import pytest
+import torch
+
+from lit_sparse import hf, random, runs, text
+from lit_sparse.callbacks import BasesPlot, CountLogger, draw_attention
+from lit_sparse.coresets import Coreset, Examples
+from lit_sparse.data import DigitsDataModule, ImageFolderDataModule, Ragged
+from lit_sparse.errors import LitSparseError
+from lit_sparse.export import decompose, export_onnx
+from lit_sparse.ground.directions import directions
+from lit_sparse.mappings import JumpReLU, RegularizedArgmax, Sparsemax
+from lit_sparse.mappings.functional import fusedmax, jump_relu
+from lit_sparse.metrics import Bleu, DeadFraction, ExplainedVariance, topographic_similarity
+from lit_sparse.models import mean_metrics
+from lit_sparse.nn import sparse_decode, sparse_encode
+from lit_sparse.risks import UnbalancedOTDRO
+from lit_sparse.runs.empty_keys import check_empty
+from lit_sparse.structures import ShortestPath
+from lit_sparse.testing import concrete_subclasses
+from lit_sparse.text import Vocabulary
+
+X, CORESET = torch.randn(3, 5), Coreset(torch.tensor([0]), torch.ones(1), 0.0, size=2)
+WORDS = Vocabulary.from_tokens(["a", "b"])
+
+
+class Model(torch.nn.Module):
+    """A model of tokens whose loss does not depend on its second part."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.unused = torch.nn.Embedding(9, 4), torch.nn.Embedding(9, 4)
+
+    def forward(self, input_ids):
+        self.unused(input_ids)
+        return self.embed(input_ids)
+
+
+TOKENS = {"input_ids": torch.zeros(2, 3, dtype=torch.int64)}
+
+
+def loss():
+    """Return a constant loss of a pass."""
+    MODEL(**TOKENS)
+    return torch.tensor(1.0)
+
+
+MODEL = Model()
+CASES = {
+    "threshold text": lambda: jump_relu(X, "a"),
+    "threshold NaN": lambda: jump_relu(X, math.nan),
+    "threshold shape": lambda: jump_relu(X, torch.ones(4)),
+    "thresholds of a layer": lambda: JumpReLU(2, shape=(7,))(X),
+    "lam NaN": lambda: fusedmax(X, torch.full((3, 1), math.nan)),
+    "variance, one row broadcast": lambda: ExplainedVariance(2).update(torch.rand(3, 2), torch.rand(1, 2)),
+    "variance, width": lambda: ExplainedVariance(3).update(torch.rand(3, 2), torch.rand(3, 2)),
+    "dead units of one example": lambda: DeadFraction(4).update(torch.rand(4)),
+    "dead units, width": lambda: DeadFraction(1).update(torch.rand(3, 4)),
+    "examples, list": lambda: Examples.of(a=[1, 2]),
+    "examples, scalar": lambda: Examples.of(a=torch.tensor(1.0)),
+    "examples, batches of 0": lambda: list(Examples.of(a=X).batches(0)),
+    "examples, number": lambda: Examples.of(a=X)[0],
+    "losses without gradient": lambda: UnbalancedOTDRO(1.0, 1.0, 0.1).perturb(lambda x: x.detach().sum(-1), X),
+    "omega without gradient": lambda: RegularizedArgmax(lambda p: p.detach().square().sum(-1))(X),
+    "gradient without gradient": lambda: hf.example_gradients(MODEL, [TOKENS], loss=lambda o, e: o.detach().sum()),
+    "gradient of a text": lambda: hf.example_gradients(MODEL, ["a"]),
+    "activations, list": lambda: hf.activations(MODEL, "embed", [1]),
+    "activations, names": lambda: hf.activations(MODEL, "embed", {"ids": 1}),
+    "activations, no model": lambda: hf.activations(None, "embed", TOKENS),
+    "splice, no function": lambda: hf.spliced(MODEL, "embed", None).__enter__(),
+    "recovered, text": lambda: hf.loss_recovered(MODEL, "embed", torch.zeros_like, lambda: "a"),
+    "recovered, not used": lambda: hf.loss_recovered(MODEL, "embed", torch.zeros_like, loss),
+    "recovered, shape": lambda: hf.loss_recovered(MODEL, "embed", lambda x: x[:, :2], lambda: MODEL(**TOKENS).sum()),
+    "no logits": lambda: hf.fenchel_young_loss_func(Sparsemax())({}, torch.tensor([0])),
+    "SAELens, linear": lambda: hf.save_for_sae_lens(torch.nn.Linear(2, 2), "x"),
+    "weights of a list": lambda: hf.weighted_dataset([1, 2], CORESET),
+    "trusting a text": lambda: runs.trusting("os").__enter__(),
+    "status of a text": lambda: runs.read_status("x"),
+    "seed text": lambda: random.seed_generator("a", torch.device("cpu")),
+    "keys of floats": lambda: random.example_keys(0, torch.tensor([0.5]), 0),
+    "decompose nothing": lambda: decompose(None),
+    "subclasses of a number": lambda: concrete_subclasses(3),
+    "heat map without axis": lambda: draw_attention(None, torch.ones(1, 1), ["a"], ["b"]),
+    "counts -1": lambda: CountLogger(-1),
+    "bases of three sides": lambda: BasesPlot(shape=(1, 2, 3)),
+    "decode 1.5": lambda: WORDS.decode([1.5]),
+    "decode a matrix": lambda: WORDS.decode(torch.ones(1, 2, dtype=torch.int64)),
+    "token of a text": lambda: WORDS.lookup_token("a"),
+    "tokens of a text": lambda: Vocabulary.from_tokens("ab"),
+    "tokens that are numbers": lambda: Vocabulary.from_tokens([1, 2]),
+    "no tokenizer": lambda: text.Vocabulary(None),
+    "ragged floats": lambda: Ragged(torch.tensor([1, 2, 3]), torch.tensor([1.0, 2.0])),
+    "size of images": lambda: ImageFolderDataModule("x", size=(10**6, 10**6)),
+    "before setup": lambda: DigitsDataModule().train_dataloader(),
+    "metric 3": lambda: mean_metrics(3),
+    "dtypes of decode": lambda: sparse_decode(torch.ones(3, 4).double(), torch.randn(4, 6)),
+    "integers to encode": lambda: sparse_encode(torch.ones(3, 6).long(), torch.randn(4, 6)),
+    "tokenizer without its package": lambda: Bleu("flores200").update(["a"], [["a"]]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bad_input_is_refused(name):
+    with pytest.raises(LitSparseError):
+        CASES[name]()
+
+
+@pytest.mark.parametrize("options", [{"dynamo": False}, {"foo": 1}, {"dynamic_shapes": "x"}])
+def test_onnx_options_are_checked(tmp_path, options):
+    pytest.importorskip("onnxscript")
+    with pytest.raises(LitSparseError, match=next(iter(options))):
+        export_onnx(Sparsemax(), (X,), tmp_path / "m.onnx", **options)
+
+
+def test_message_names_the_edges():
+    with pytest.raises(LitSparseError, match=r"but got \(\)"):
+        ShortestPath((), 0, 1)
+
+
+def test_file_in_place_of_a_folder(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LitSparseError, match="file"):
+        CORESET.save(tmp_path / "file" / "c.npz")
+
+
+def test_lengths_far_from_one():
+    unit = torch.nn.functional.normalize(X, dim=-1)
+    assert torch.equal(directions(X), unit)
+    for scale in (1e-30, 1e25):
+        torch.testing.assert_close(directions(X * scale), unit)
+    messages = torch.randint(0, 3, (3, 2))
+    same = [topographic_similarity(X.double() * scale, messages) for scale in (1.0, 1e-200)]
+    torch.testing.assert_close(*same, equal_nan=True)
+
+
+@pytest.mark.parametrize("given", [{"b": {}}, {"a": {"c": {}}}, {"d": [{"e": {}}]}])
+def test_unknown_empty_keys(given):
+    with pytest.raises(LitSparseError, match=r"There is no option '[bce]'"):
+        check_empty(given, {"a": {"init_args": {}}, "d": [{"x": 1}]})
+
+
+def test_known_empty_keys():
+    check_empty({"a": {"class_path": "m.A", "init_args": {}}, "k": {}}, {"a": {"class_path": "m.A"}, "k": None})
+    check_empty({"a": {"class_path": "m.A", "init_args": {"x": {}}}}, {"a": {"class_path": "m.B", "init_args": {"y": 1}}})
