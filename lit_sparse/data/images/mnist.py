@@ -51,7 +51,7 @@ class MNISTDataModule(ImageDataModule):
         ConfigurationError: for arguments that contradict each other.
 
     Source: LeCun, Bottou, Bengio & Haffner (1998), Gradient-Based Learning Applied to Document Recognition. Xiao, Rasul
-    & Vollgraf (2017), Fashion-MNIST, arXiv:1708.07747.
+    & Vollgraf (2017), Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning Algorithms.
     """
 
     shape = (28, 28)
