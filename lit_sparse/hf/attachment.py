@@ -94,7 +94,7 @@ def sparsify(
             softmax.
         start: ``"cold"`` to use the mapping at once. ``"annealed"`` to start from softmax, for pretrained weights: alpha
             then rises to the alpha of the given Entmax or Sparsemax, see :class:`lit_sparse.hf.AlphaAnnealing`, or a
-                learnable alpha starts near its lower bound.
+            learnable alpha starts near its lower bound.
         example: arguments of a small forward pass; None to construct them.
 
     Returns:

@@ -32,7 +32,7 @@ def first_line(config: Path) -> str:
 
 
 def find_config(name: str | Path, *, folder: Path | None = Path(), kind: str = "") -> Path:
-    r"""Return the path of a config: of a file on disk, or else of the package's config of that name.
+    """Return the path of a config: of a file on disk, or else of the package's config of that name.
 
     The names ``ssvae/digits``, ``ssvae/digits.yaml`` and ``configs/ssvae/digits.yaml`` are equivalent.
 

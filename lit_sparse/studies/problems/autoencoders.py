@@ -70,7 +70,7 @@ def front(
 
     Returns:
         ``explained_variance``, ``l0``, its standard deviation ``l0_std``, ``dead_fraction``, and ``recovered``, the
-            fraction of :func:`ranking_loss` that is recovered with reconstructions in place of the activations.
+        fraction of :func:`ranking_loss` that is recovered with reconstructions in place of the activations.
     """
     train, held_out = activations_of(model, layer, path, folder, max_texts)
     torch.manual_seed(seed)

@@ -280,7 +280,7 @@ def settle(work: Any, n: Any, newest: Any) -> Any:
 
     Returns:
         The new size, and whether the method is stuck: the ``newest`` structure, of probability zero, would leave at
-            once, so that only a rounding error could be gained.
+        once, so that only a rounding error could be gained.
     """
     factor, lists = work.factor, work.lists
     while True:
