@@ -229,7 +229,7 @@ class Watch(ProgressBar):
 
 
 def _print_logs_to(stream: TextIO) -> None:
-    """Let Lightning's lines go through a stream that draws the bar below them."""
+    """Print Lightning's log messages through a stream that redraws the progress bar below them."""
     for name in LOGGERS:
         for handler in logging.getLogger(name).handlers:
             if isinstance(handler, logging.StreamHandler) and not isinstance(handler, logging.FileHandler):

@@ -18,7 +18,7 @@ SECONDS = 4e-9  # for one number, on one thread
 
 @compile_rows()
 def _distinct_block(start: Any, stop: Any, out: Any, draws: Any, sizes: Any) -> None:
-    """Do rows ``start .. stop - 1``."""
+    """Write the distinct numbers of rows ``start .. stop - 1``, by Floyd's algorithm."""
     count = draws.shape[1]
     for row in range(start, stop):
         for i in range(count):

@@ -116,7 +116,7 @@ def _best_cpu(bits: Tensor, counts: Tensor, x: Tensor) -> None:
 
 
 def _best_reference(bits: Tensor, counts: Tensor, x: Tensor) -> None:
-    """Do the same for all rows at once. NaN, which sorts last, stands for what is forbidden."""
+    """Write the k best bit vectors of all rows by torch operations; NaN, which sorts last, marks forbidden bits."""
     rows, k, d = bits.shape
     n = min(d, k - 1)
     broken = (x.isnan() | (x == torch.inf)).any(-1)

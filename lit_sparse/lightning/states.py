@@ -321,7 +321,7 @@ def _state_of_saver(saver: Any) -> dict[str, Any]:
 
 
 def _note_before_writing(saver: Any) -> None:
-    """Let a callback note a file before it writes it, so that the file itself tells that it was written."""
+    """Make a checkpoint callback record a file before writing it, so that the file's own state lists it."""
 
     def noted(trainer: pl.Trainer, path: str) -> None:
         saver._last_global_step_saved = trainer.global_step
@@ -332,7 +332,7 @@ def _note_before_writing(saver: Any) -> None:
 
 
 def _replace_later_files(saver: Any, trainer: pl.Trainer) -> None:
-    """Let a callback write again the files that it wrote after the checkpoint, not files of other runs."""
+    """Make a checkpoint callback overwrite files it wrote after the checkpoint, but not files of other runs."""
     resumed = Path(str(trainer.ckpt_path)).resolve()
     times = {path: _time_of(path) for path in resumed.parent.glob("*.ckpt")}
     exists, later = saver.file_exists, {path: time for path, time in times.items() if time > _time_of(resumed)}

@@ -380,7 +380,7 @@ class LitSparseModule(ObjectiveModule):
 
     @contextmanager
     def _of_loader(self, loader: int) -> Iterator[None]:
-        """Let the block measure and log for one loader of validation or test."""
+        """Measure and log, within a context, for one data loader of validation or test."""
         self._loader = loader
         try:
             yield

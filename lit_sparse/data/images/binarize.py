@@ -22,7 +22,7 @@ UNIT = np.float32(2.0**-24)
 
 @compile_rows()
 def _binarize_block(start: Any, stop: Any, out: Any, pixels: Any, keys: Any) -> None:
-    """Do rows ``start .. stop - 1``, with the bits of :func:`lit_sparse.random.seeded_uniform`, of which 24 are used."""
+    """Binarize rows ``start .. stop - 1`` by 24 of the random bits of :func:`lit_sparse.random.seeded_uniform`."""
     for row in range(start, stop):
         for i in range(pixels.shape[1]):
             x = np.uint64(keys[row]) + np.uint64(i + 1) * STEP

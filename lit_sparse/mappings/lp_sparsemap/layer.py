@@ -108,7 +108,7 @@ def check_graph(graph: Any) -> FactorGraph:
 
 @on_batches
 def _solve(x: Tensor, problem: GraphProblem, potentials: Tensor | None, gamma: float) -> LPSparseMAPOutput:
-    """See :func:`lp_sparsemap`; scores (..., d) with -inf where they are masked."""
+    """Return the result of :func:`lp_sparsemap` for scores (..., d) that are -inf where they are masked."""
     d, batch, dtype = x.shape[-1], x.shape[:-1], x.dtype
     problem.graph.check(d)
     rows = x.reshape(batch.numel(), d).double() / gamma

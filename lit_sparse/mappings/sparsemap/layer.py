@@ -114,7 +114,7 @@ def _start_of(start: SparseMAPOutput | Tensor | None) -> tuple[Tensor, Tensor] |
 
 @on_batches
 def _distribution(x: Tensor, problem: StructureProblem, potentials: Tensor | None, gamma: float) -> SparseMAPOutput:
-    """See :func:`sparsemap`; scores (..., d) with -inf where they are masked."""
+    """Return the result of :func:`sparsemap` for scores (..., d) that are -inf where they are masked."""
     structure = problem.structure
     structure.check(x.shape[-1])
     wide = structure.expand_scores(x)

@@ -50,5 +50,5 @@ def _together(x: Tensor, groups: int) -> Tensor:
 
 
 def _apart(x: Tensor, groups: int) -> Tensor:
-    """Undo :func:`_together`."""
+    """Return what :func:`_together` joined with its original shape."""
     return x.unflatten(-2, (groups, -1)).flatten(-4, -3)  # type: ignore[no-any-return, no-untyped-call]

@@ -104,7 +104,10 @@ def _shift(e: Any, bits: Any, p: Any, cell: Any, cell_bits: Any) -> Any:
 def _likelihood_block(
     start: Any, stop: Any, likelihood: Any, slopes: Any, layer_slopes: Any, features: Any, layer: Any, seen: Any
 ) -> None:
-    """Do rows ``start .. stop - 1``; without slopes if their array is empty. The layer (C, V) begins with the bias."""
+    """Write log-likelihoods of rows ``start .. stop - 1``, and slopes unless their array is empty.
+
+    The layer (C, V) begins with the bias.
+    """
     variables, width, (columns, values) = features.shape[1], features.shape[2], layer.shape
     work, bits = workspace(layer, TILE * values)
     e, e_bits = work[0].reshape(TILE, values), bits[0].reshape(TILE, values)
@@ -164,7 +167,7 @@ def _likelihood_cpu(h: Tensor, weight: Tensor, bias: Tensor, seen: Tensor, likel
 
 
 def _likelihood_reference(h: Tensor, weight: Tensor, bias: Tensor, seen: Tensor, likelihood: Likelihood) -> None:
-    """Do the same in plain torch operations, with the logits of a few rows in memory at a time."""
+    """Write log-likelihoods by plain torch operations, with the logits of a few rows in memory at a time."""
     h, layer = nnf.pad(h, (1, 0), value=1.0), torch.cat([bias.unsqueeze(1), weight], 1)
     for part in _parts(h, len(layer)):
         logs, index = (h[part] @ layer.t()).log_softmax(-1), seen[part].unsqueeze(-1)

@@ -56,7 +56,7 @@ def call_recurrent(rnn: nn.GRU | nn.LSTM, inputs: Any, start: Any = None) -> tup
 
 
 def _scanned(rnn: nn.GRU | nn.LSTM, inputs: Tensor, lengths: Tensor, start: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Return the same by a loop over time for each layer and direction; a state does not change at padding."""
+    """Return the result of :func:`run_recurrent` by a loop over time, in which states do not change at padding."""
     directions, kinds = 2 if rnn.bidirectional else 1, 2 if isinstance(rnn, nn.LSTM) else 1
     mask = length_mask(lengths, inputs.shape[1]).unsqueeze(-1).transpose(0, 1)
     x, finals, outputs = inputs.transpose(0, 1), [], []

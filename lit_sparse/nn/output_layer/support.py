@@ -145,7 +145,7 @@ def _support_by_programs(
     alpha: float,
     given: tuple[Tensor, Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the same by the programs of a GPU that list the keys of attention: a class is a key with a bias."""
+    """Return the result of :func:`find_support` by GPU programs of attention, to which a class is a key with a bias."""
     rows, size = len(hidden), len(weight)
     most = min(size, max(LEAST, int(size * SHARE)))
     each = None if bias is None else bias.expand(1, rows, size)

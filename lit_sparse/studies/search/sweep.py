@@ -293,7 +293,7 @@ class Sweep:
 
     @contextmanager
     def _of_one_space(self) -> Iterator[None]:
-        """Tell of another space than the sweep was begun with."""
+        """Print a note if the sweep was started with another space."""
         try:
             yield
         except ValueError as error:
