@@ -72,13 +72,13 @@ class Work(NamedTuple):
     """Workspace for solving one row of LP-SparseMAP.
 
     Attributes:
-        variables: float64 (4, d).
-        entries: float64 (2, E).
-        multipliers: float64 (E,).
-        matrix: float64 (d, d).
+        variables: float64 (4, d), vectors over the variables, such as the marginals.
+        entries: float64 (2, E), vectors over the factors' entries.
+        multipliers: float64 (E,), of the augmented Lagrangian.
+        matrix: float64 (d, d), of Newton's method.
         inner: uint8 (E,), whether an entry is strictly between 0 and 1.
-        faces: int64 (F,).
-        counts: float64 (P,).
+        faces: int64 (F,), the face on which each factor's nearest point lies.
+        counts: float64 (P,), expected count of each potential.
     """
 
     variables: Any

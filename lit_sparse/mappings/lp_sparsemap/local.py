@@ -161,7 +161,7 @@ class Local:
         return entries.new_zeros(len(entries), self.d).scatter_add_(1, self.index.expand_as(entries), entries)
 
     def pull(self, slopes: list[Tensor], counts: Tensor) -> Tensor:
-        """Return (B, E), the transposed derivative of the counts by the entries, times changes of the counts (B, P)."""
+        """Return the entries' changes (B, E) for changes of the counts (B, P), by the transposed derivative of the counts."""
         parts = [
             torch.einsum("bmp,bmpk->bmk", counts[:, group.slots], slope).flatten(1)
             for group, slope in zip(self.groups, slopes, strict=True)

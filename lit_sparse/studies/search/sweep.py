@@ -293,7 +293,7 @@ class Sweep:
 
     @contextmanager
     def _of_one_space(self) -> Iterator[None]:
-        """Print a note if the sweep was started with another space."""
+        """Turn a ValueError in a context into the error that the sweep was started with other values."""
         try:
             yield
         except ValueError as error:

@@ -118,7 +118,7 @@ def kth_largest(
 
     Args:
         key: keys of the row, or of the first tile of a long row.
-        x: scores, as in :mod:`~lit_sparse.kernels.gpu.triton_programs.tiles`.
+        x: scores; see the package's docstring.
         z: tile of that shape and of the dtype to compute in.
         k: at least 1.
         live: (rows,) whether to search.
