@@ -18,6 +18,8 @@ from lit_sparse.ground.arguments import checked
 from lit_sparse.ground.torch_internals import can_read_values, is_fake
 
 __all__ = [
+    "CLASSES",
+    "DROPOUT",
     "EXAMPLES",
     "FEATURES",
     "FLAG",
@@ -30,6 +32,7 @@ __all__ = [
     "MOST_LAYERS",
     "MOST_SEED",
     "POSITIVE",
+    "SEED",
     "SHAPE",
     "WIDTHS",
     "Count",
@@ -54,7 +57,7 @@ __all__ = [
     "ranges",
 ]
 
-Word = TypeVar("Word", bound=str)
+Choice = TypeVar("Choice", bound=str)
 Made = TypeVar("Made", bound=type)
 #: Dtypes of scores.
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -374,6 +377,7 @@ class Learnable(Range):
 
 
 POSITIVE, INTEGER, FLAG = Range(check_positive, "> 0"), Range(check_integer), Range(check_flag)
+CLASSES, SEED, DROPOUT = Count(2, MOST_FEATURES), Count(-MOST_SEED, MOST_SEED), Number(0.0, 1.0, open_high=True)
 FEATURES, INPUTS, EXAMPLES = Count(most=MOST_FEATURES), Count(most=MOST_INPUTS), Count(most=MOST_EXAMPLES)
 SHAPE, WIDTHS = Range(check_shape), Range(check_widths, f"{_interval(1, MOST_FEATURES)} each")
 

@@ -47,9 +47,8 @@ class TemperatureAnnealing(pl.Callback):
     """
 
     def __init__(self, rate: float = 1e-5, every: int = 500, minimum: float = 0.5) -> None:
-        self.rate = rate
+        self.rate, self.minimum = rate, minimum
         self.every = self._every_n_train_steps = every
-        self.minimum = minimum
 
     def temperature(self, step: int) -> float:
         """Return the temperature at an optimizer step."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DistributedSampler, Sampler
 from typing_extensions import Self
 
-from lit_sparse.checks import MOST_SEED, Count, check_indices, check_integer, ranges
+from lit_sparse.checks import SEED, Count, check_indices, check_integer, ranges
 from lit_sparse.data.fetched import batches_of, fetched, seeded
 from lit_sparse.data.loader import Batch, EpochLoader
 from lit_sparse.data.splits import Split, in_batches, shuffled
@@ -29,13 +29,7 @@ __all__ = ["ResumableDataModule"]
 ROWS_PER_FETCH = 1024
 
 
-@ranges(
-    batch_size=Count(),
-    eval_batch_size=Count(),
-    num_workers=Count(0),
-    seed=Count(-MOST_SEED, MOST_SEED),
-    updates_per_batch=Count(),
-)
+@ranges(batch_size=Count(), eval_batch_size=Count(), num_workers=Count(0), seed=SEED, updates_per_batch=Count())
 class ResumableDataModule(pl.LightningDataModule, ABC):
     """Base class of data modules whose training resumes exactly: a subclass makes batches from the indices of examples.
 
@@ -96,13 +90,9 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
         if fold is not None and not (self.has_folds and len(fold) == 2 and fold[1] >= 2 and 0 <= fold[0] < fold[1]):
             wanted = "such as [0, 2] or [1, 2]" if self.has_folds else f"to be null for {type(self).__name__}"
             raise ConfigurationError(f"Expected argument `fold` {wanted} but got {list(fold)}. Change it.")
-        self.fold = fold
-        self.updates_per_batch = updates_per_batch
-        self.persistent_workers = persistent_workers
-        self.prefetch_factor = prefetch_factor
-        self.pin_memory = pin_memory
-        self.sampler = sampler
-        self.transform = transform
+        self.fold, self.updates_per_batch = fold, updates_per_batch
+        self.persistent_workers, self.prefetch_factor = persistent_workers, prefetch_factor
+        self.pin_memory, self.sampler, self.transform = pin_memory, sampler, transform
         self.augmentation = augmentation
         EpochLoader(lambda _: [], lambda *_: {}, **self._loading())  # checks the options of workers
         if isinstance(sampler, DistributedSampler):

@@ -72,8 +72,7 @@ class EpochLoader:
         rows_per_fetch: int = 0,
     ) -> None:
         self.batch_indices, self.fetch, self.num_workers = batch_indices, fetch, num_workers
-        self.pin_memory = pin_memory
-        self.persistent_workers = persistent_workers
+        self.pin_memory, self.persistent_workers = pin_memory, persistent_workers
         self.prefetch_factor = prefetch_factor
         if not num_workers and (persistent_workers or prefetch_factor is not None):
             raise ConfigurationError(

@@ -92,10 +92,7 @@ class ReferentialGameDataModule(ResumableDataModule):
                     + (f"{path!r} with a single array." if path is not None else "a data module.")
                     + f" Leave out `{name}`, or give another path."
                 )
-        self.images = images
-        self.path = path
-        self.features = features
-        self.labels = labels
+        self.images, self.path, self.features, self.labels = images, path, features, labels
         self.attributes, self.parts, self.val_size, self.test_size = attributes, parts, val_size, test_size
         self.candidates, self.distractors, self.normalize = candidates, distractors, normalize
         self._splits: dict[Split, _Split] = Splits()

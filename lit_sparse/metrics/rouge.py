@@ -217,9 +217,8 @@ class Rouge(TextMetric):
         super().__init__(3 * len(self_types), torch.float64, **options)
         self.types = self_types
         self.truncate_bytes, self.references, self.use_stemmer = truncate_bytes, references, use_stemmer
-        self.weight = weight
+        self.weight, self.tokenizer = weight, tokenizer
         self.name = f"rouge{truncate_bytes or ''}" if name is None else check_name("name", name)
-        self.tokenizer = tokenizer
         self._warned = False
         if use_stemmer and tokenizer == "spaces":
             raise ConfigurationError("`use_stemmer=True` needs `tokenizer='rouge_score'`, whose words are English.")

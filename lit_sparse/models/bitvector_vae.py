@@ -11,7 +11,7 @@ from torch import Tensor
 from torchmetrics import Metric
 from typing_extensions import override
 
-from lit_sparse.checks import FEATURES, INPUTS, MOST_EXAMPLES, MOST_FEATURES, WIDTHS, Count, ranges
+from lit_sparse.checks import CLASSES, FEATURES, INPUTS, MOST_EXAMPLES, WIDTHS, Count, ranges
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.estimators import Estimator, Expectation, LatentBatch, Sampler, marginal_likelihood
 from lit_sparse.metrics import BitsPerDim
@@ -31,7 +31,7 @@ DRAWN = 16
     encoder_hidden=WIDTHS,
     decoder_hidden=WIDTHS,
     pixel_features=FEATURES,
-    levels=Count(2, MOST_FEATURES),
+    levels=CLASSES,
     importance_samples=Count(2, MOST_EXAMPLES),
 )
 class BitVectorVAE(LitSparseModule):

@@ -9,7 +9,7 @@ from torch.nn import functional as nnf
 from torchmetrics import Metric
 from typing_extensions import override
 
-from lit_sparse.checks import INPUTS, MOST_FEATURES, Count, ranges
+from lit_sparse.checks import CLASSES, INPUTS, ranges
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, mean_metrics
 from lit_sparse.models.data_protocols import ask, check_features, check_keys, check_labels, rows_of
@@ -18,7 +18,7 @@ from lit_sparse.nn import ConvNet
 __all__ = ["RobustClassifier"]
 
 
-@ranges(in_features=INPUTS, classes=Count(2, MOST_FEATURES))
+@ranges(in_features=INPUTS, classes=CLASSES)
 class RobustClassifier(LitSparseModule):
     """Image classifier that minimizes a risk of the cross-entropies, for example one that is robust to wrong labels.
 

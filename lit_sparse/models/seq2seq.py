@@ -108,16 +108,14 @@ class Seq2Seq(GeneratingModule):
         check_parts(mapping=(mapping, SparseMapping), body=(body, EncoderDecoder | None))
         self.mapping = mapping
         self.body = (RecurrentBody() if body is None else body).bind(mapping)
-        self.output_mapping = output_mapping
-        self.tied_embeddings = tied_embeddings
+        self.output_mapping, self.tied_embeddings = output_mapping, tied_embeddings
         self.label_smoothing, self.loss_normalization = label_smoothing, loss_normalization
         self.init_range, self.beam_size, self.n_best = init_range, beam_size, n_best
         if n_best > beam_size:
             raise ConfigurationError(f"Expected `n_best` <= `beam_size`={beam_size} but got {n_best}. Increase `beam_size`.")
         self.length_penalty, self.max_output = length_penalty, max_output
-        self.replace_unknown = replace_unknown
+        self.replace_unknown, self.validation_beam_size = replace_unknown, validation_beam_size
         self.metrics = check_keys([Bleu(), ChrF()] if metrics is None else metrics)
-        self.validation_beam_size = validation_beam_size
         self.fenchel_young = (
             None
             if output_mapping is None

@@ -12,7 +12,7 @@ from torch.nn import functional as nnf
 from torchmetrics import Metric
 from typing_extensions import override
 
-from lit_sparse.checks import FEATURES, INPUTS, MOST_FEATURES, Count, Number, check_result, ranges
+from lit_sparse.checks import CLASSES, FEATURES, INPUTS, Number, check_result, ranges
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.lightning.choice import OptimizerCallable, rank_zero_info
 from lit_sparse.mappings import SparseMapping
@@ -47,13 +47,7 @@ class _Evaluation:
     correlation: Tensor | None
 
 
-@ranges(
-    in_features=INPUTS,
-    width=FEATURES,
-    classes=Count(2, MOST_FEATURES),
-    supervision_epochs=Number(0.0, 1e6),
-    output_std=Number(0.0, 1e3),
-)
+@ranges(in_features=INPUTS, width=FEATURES, classes=CLASSES, supervision_epochs=Number(0.0, 1e6), output_std=Number(0.0, 1e3))
 class SupervisedOnlineAutoencoder(LitSparseModule):
     """Classifier with one hidden layer whose units also reconstruct the input, with sparse activity.
 

@@ -106,9 +106,8 @@ class SemiSupervisedVAE(LitSparseModule):
     ) -> None:
         super().__init__(**options)
         self.mapping, self.in_features, self.classes = mapping, in_features, classes
-        self.style_features = style_features
+        self.style_features, self.unlabelled_weight, self.sample_seed = style_features, unlabelled_weight, sample_seed
         self.estimator = estimator.bind(mapping).set_context_features(in_features)
-        self.unlabelled_weight, self.sample_seed = unlabelled_weight, sample_seed
         self.classifier = MLP([in_features, *classifier_hidden, classes])
         seen, known = in_features + classes, style_features + classes
         self.inference = MLP([seen, *inference_hidden, 2 * style_features])

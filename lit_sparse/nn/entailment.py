@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from lit_sparse.checks import FEATURES, Number, ranges
+from lit_sparse.checks import DROPOUT, FEATURES, Number, ranges
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.mappings.base import check_mapping, warn_off_simplex
 from lit_sparse.nn.encoder_decoder.base import length_mask
@@ -14,13 +14,7 @@ from lit_sparse.nn.encoder_decoder.padded_rows import run_recurrent
 __all__ = ["EntailmentNetwork"]
 
 
-@ranges(
-    features=FEATURES,
-    width=FEATURES,
-    classes=FEATURES,
-    dropout=Number(0.0, 1.0, open_high=True),
-    gate_bias=Number(-100.0, 100.0),
-)
+@ranges(features=FEATURES, width=FEATURES, classes=FEATURES, dropout=DROPOUT, gate_bias=Number(-100.0, 100.0))
 class EntailmentNetwork(nn.Module):
     r"""Recurrent network that scores the relation of a hypothesis to a premise, by attention with any mapping.
 

@@ -161,9 +161,8 @@ class SafeKLDRO(DualRisk):
         initial_dual: float | None = None,
     ) -> None:
         super().__init__(dual_lr=dual_lr, initial_dual=initial_dual)
-        self.lam = lam
+        self.lam, self.link = lam, link
         self.rho = check_rho(rho, open_high=True)
-        self.link = link
 
     @classmethod
     def examples(cls) -> list[Self]:

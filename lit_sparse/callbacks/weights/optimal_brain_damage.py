@@ -18,18 +18,14 @@ __all__ = ["OptimalBrainDamage"]
 
 #: Added to probabilities, so that there is something to draw in rows of NaN.
 TINY = 1e-30
+SHARE = Number(0.0, 1.0, open_low=True, open_high=True)
 
 
 class _Classifier(Protocol):
     def class_scores(self, batch: dict[str, Any]) -> Tensor: ...
 
 
-@ranges(
-    every=Count(),
-    keep=Number(0.0, 1.0, open_low=True, open_high=True),
-    target=Number(0.0, 1.0, open_low=True, open_high=True),
-    sample_every=Count(),
-)
+@ranges(every=Count(), keep=SHARE, target=SHARE, sample_every=Count())
 class OptimalBrainDamage(pl.Callback):
     """Prune the least important connections of a linear layer, permanently and at regular intervals (optimal brain damage).
 

@@ -143,11 +143,8 @@ class ImageDataModule(ResumableDataModule):
             _check_labelled(labelled, labelled_only)
         if self.fold is not None and (validation is not None or isinstance(labelled, str)):
             raise ConfigurationError("Expected `fold: null` with files of indices but got a fold. Leave out one of them.")
-        self.labelled = labelled
-        self.validation = validation
-        self.labelled_only = labelled_only
-        self.binarize = binarize
-        self.shift_augmentation = shift_augmentation
+        self.labelled, self.validation, self.labelled_only = labelled, validation, labelled_only
+        self.binarize, self.shift_augmentation = binarize, shift_augmentation
         if normalize is not None and binarize:
             raise ConfigurationError("Expected `binarize: false` with `normalize` but got true. Leave out one of them.")
         if normalize is not None and len(normalize) != 2:

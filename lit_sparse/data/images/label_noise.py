@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_sparse.checks import MOST_SEED, Count, Number, ranges
+from lit_sparse.checks import SEED, Number, ranges
 from lit_sparse.data.readers.arrays import open_arrays
 from lit_sparse.data.readers.idx import read_idx
 from lit_sparse.data.readers.integers import read_integer_lines
@@ -65,7 +65,7 @@ class LabelNoise(ABC):
         """
 
 
-@ranges(rate=Number(0.0, 1.0), seed=Count(-MOST_SEED, MOST_SEED))
+@ranges(rate=Number(0.0, 1.0), seed=SEED)
 class SymmetricNoise(LabelNoise):
     """Label noise that gives uniformly sampled images a uniformly sampled other class.
 
@@ -98,7 +98,7 @@ class SymmetricNoise(LabelNoise):
         return noisy
 
 
-@ranges(rate=Number(0.0, 1.0), seed=Count(-MOST_SEED, MOST_SEED))
+@ranges(rate=Number(0.0, 1.0), seed=SEED)
 class FeatureDependentNoise(LabelNoise):
     """Label noise that gives the images a small classifier is least certain of their most probable wrong class.
 

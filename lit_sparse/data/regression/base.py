@@ -129,13 +129,9 @@ class RegressionDataModule(ResumableDataModule):
             raise ConfigurationError(
                 f"Expected no `train_size` with `use_all`, which trains on all rows, but got {train_size}. Leave one out."
             )
-        self.whiten = whiten
-        self.standardize = standardize
-        self.bases = bases
-        self.intercept = intercept
+        self.whiten, self.standardize, self.bases, self.intercept = whiten, standardize, bases, intercept
         self.train_size, self.val_size, self.test_size = train_size, val_size, test_size
-        self.use_all = use_all
-        self.standardize_target = standardize_target
+        self.use_all, self.standardize_target = use_all, standardize_target
         self.target_mean, self.target_std = 0.0, 1.0
         self._tables: dict[Split, Table] = Splits()
         self._changes: list[Callable[[Tensor], Tensor]] = []

@@ -45,14 +45,12 @@ class SyntheticRegressionDataModule(RegressionDataModule):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.family = family
-        self.rows = size
+        self.family, self.rows, self.noise = family, size, noise
         self.coefficients = tuple(
             check_number("coefficients", value, -math.inf, math.inf, open_low=True, open_high=True) for value in coefficients
         )
         if len(self.coefficients) <= int(self.intercept):
             raise ConfigurationError("Expected `coefficients` with an entry per feature but got none. Add at least one.")
-        self.noise = noise
 
     def load(self) -> dict[Split, Table]:
         """Return randomly generated rows."""

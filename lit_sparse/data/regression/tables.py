@@ -92,13 +92,9 @@ class TableDataModule(RegressionDataModule):
             raise ConfigurationError(f"Expected no `streaming` with `{names[0]}`, which needs all rows. Leave one out.")
         self._stream: Stream | None = None
         self._rows = torch.empty(0, dtype=torch.int64)  # training rows of the stream
-        self.path = path
-        self.features = features
-        self.target = target
-        self.group = group
+        self.path, self.features, self.target, self.group = path, features, target, group
         self.group_names = []
-        self.log_target = log_target
-        self.drop_last = drop_last
+        self.log_target, self.drop_last = log_target, drop_last
 
     def setup(self, stage: str | None = None) -> None:
         """Read the rows; with ``streaming`` only the held-out rows, and the statistics of the training rows."""

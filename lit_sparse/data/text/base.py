@@ -96,8 +96,7 @@ class TextDataModule(ResumableDataModule):
         **options: Any,
     ) -> None:
         super().__init__(eval_batch_size=eval_batch_size, **options)
-        self.path = path
-        self.config = config
+        self.path, self.config = path, config
         self.names: dict[Split, str] = {"train": train, "val": val, "test": test}
         self.predict, self.max_length, self.max_test_length = predict, max_length, max_test_length
         self.train_size, self.streaming, self.shuffle_buffer = train_size, streaming, shuffle_buffer

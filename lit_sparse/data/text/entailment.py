@@ -91,9 +91,7 @@ class EntailmentDataModule(TextDataModule):
         **options: Any,
     ) -> None:
         super().__init__(path, max_length=max_length, eval_batch_size=eval_batch_size, **options)
-        self.premise = premise
-        self.hypothesis = hypothesis
-        self.label = label
+        self.premise, self.hypothesis, self.label = premise, hypothesis, label
         self.labels = check_labels(labels)
         self.vocabulary = vocabulary
         self.vectors_path = vectors

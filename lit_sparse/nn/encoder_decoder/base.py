@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from lit_sparse.checks import FEATURES, MOST_LAYERS, Count, Number, check_count, has_values, ranges
+from lit_sparse.checks import DROPOUT, FEATURES, MOST_LAYERS, Count, check_count, has_values, ranges
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.ground.arguments import checked
 from lit_sparse.mappings import SparseMapping
@@ -50,7 +50,7 @@ def length_mask(lengths: Tensor, size: int) -> Tensor:
     return torch.arange(size, device=lengths.device) < lengths.unsqueeze(-1)
 
 
-@ranges(width=FEATURES, layers=Count(most=MOST_LAYERS), dropout=Number(0.0, 1.0, open_high=True))
+@ranges(width=FEATURES, layers=Count(most=MOST_LAYERS), dropout=DROPOUT)
 class EncoderDecoder(nn.Module, ABC):
     """Base class of the encoder and decoder of a sequence-to-sequence model, with attention by any mapping.
 
