@@ -16,11 +16,22 @@ import lit_sparse
 from lit_sparse import checks
 from lit_sparse.checks import POSITIVE, Count, Range, ranges
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.ground.arguments import _hints
 
 SUBPACKAGES = [import_module(f"lit_sparse.{each.name}") for each in pkgutil.iter_modules(lit_sparse.__path__) if each.ispkg]
 PUBLIC = [getattr(module, name) for module in SUBPACKAGES for name in getattr(module, "__all__", ())]
-CLASSES = {kind for made in PUBLIC if isinstance(made, type) for kind in made.__mro__ if "RANGES" in vars(kind)}
+CHECKED = {kind for made in PUBLIC if isinstance(made, type) for kind in made.__mro__ if hasattr(kind.__init__, "__wrapped__")}
+CLASSES = {kind for kind in CHECKED if "RANGES" in vars(kind)}
 CASES = sorted(((kind, name) for kind in CLASSES for name in kind.RANGES), key=lambda case: (case[0].__name__, case[1]))
+WORDS = sorted(
+    (
+        (kind, name)
+        for kind in CHECKED
+        for name, hint in _hints(inspect.unwrap(kind.__init__))[1].items()
+        if "Literal[" in str(hint)
+    ),
+    key=str,
+)
 #: Check without bounds -> values at its bounds, and beyond.
 FIXED: dict[Any, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
     checks.check_positive: ((1e-30, 1e30), (0.0, math.nextafter(1e-30, 0), math.nextafter(1e30, math.inf), math.nan)),
@@ -62,8 +73,15 @@ def test_a_bound_is_allowed_and_the_next_value_is_not(kind: Any, name: str) -> N
         assert (declared(name, default), type(declared(name, default))) == (default, type(default))
 
 
+@pytest.mark.parametrize(("kind", "name"), WORDS)
+def test_another_word_is_not_allowed(kind: Any, name: str) -> None:
+    needed = {"images": {}} if name == "distractors" else {}
+    with pytest.raises(ConfigurationError, match=f"`{name}` to be .*one of"):
+        kind.__init__(None, **{name: "another"}, **needed)
+
+
 def test_all_public_classes_are_found() -> None:
-    assert len(CLASSES) > 80
+    assert (len(CLASSES) > 80, len(WORDS) > 40) == (True, True)
     assert {case[0].__module__.split(".")[1] for case in CASES} >= {"mappings", "estimators", "risks", "models", "data", "nn"}
 
 
