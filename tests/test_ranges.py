@@ -75,7 +75,7 @@ def test_a_bound_is_allowed_and_the_next_value_is_not(kind: Any, name: str) -> N
 
 @pytest.mark.parametrize(("kind", "name"), WORDS)
 def test_another_word_is_not_allowed(kind: Any, name: str) -> None:
-    needed = {"images": {}} if name == "distractors" else {}
+    needed = {"path": ""} if name == "distractors" else {}
     with pytest.raises(ConfigurationError, match=f"`{name}` to be .*one of"):
         kind.__init__(None, **{name: "another"}, **needed)
 
