@@ -171,7 +171,7 @@ def check_widths(name: str, values: Sequence[int], most: int = MOST_FEATURES) ->
     return tuple([check_count(name, value, most=most) for value in values])
 
 
-def check_choice(name: str, value: Word, allowed: tuple[str, ...]) -> Word:
+def check_choice(name: str, value: Choice, allowed: tuple[str, ...]) -> Choice:
     """Return the value after checking that it is one of the allowed words.
 
     Raises:
