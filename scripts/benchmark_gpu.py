@@ -8,7 +8,7 @@ and ``cross_entropy``. Then the forward pass and a training step of attention wi
 timed by events of CUDA, medians of eight calls: softmax by each back end of torch's ``scaled_dot_product_attention``, entmax
 with alpha 1.5 by lists, in blocks, and by the package ``adasplash`` where it is installed. Each line has milliseconds and the
 peak of memory in MiB. Rows come in the order of their size, until ``--seconds`` are over. The last table has other block
-shapes for the lists.
+shapes for the lists, for at most 30 seconds more.
 """
 
 from __future__ import annotations
@@ -40,11 +40,13 @@ from lit_sparse.mappings import (
     HardThreshold,
     HoyerProjection,
     Oscarmax,
+    SparseMAP,
     SparseMapping,
     Sparsemax,
     TopKSparsemax,
 )
 from lit_sparse.nn import LinearFenchelYoungLoss, attention
+from lit_sparse.structures import BitVector, Budget
 
 HEADS, WIDTH, REPEATS = 16, 64, 8
 TESTS = ("kernels/gpu", "nn/attend", "nn/test_output_layer.py", "coresets/test_vectors.py")
@@ -125,7 +127,7 @@ def of_rows(dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], Tensor], lis
     yield "softmax, torch", lambda: x.softmax(-1), [x]
     mappings: list[SparseMapping] = [
         Sparsemax(), TopKSparsemax(8), Entmax(1.5), Entmax(1.7), CappedSoftmax(0.01), HoyerProjection(0.75), HardThreshold(128),
-        BudgetSparsemax(8.0), Fusedmax(0.5), Oscarmax(0.01),
+        BudgetSparsemax(8.0), SparseMAP(BitVector()), SparseMAP(Budget(1024, 8)), Fusedmax(0.1), Fusedmax(0.5), Oscarmax(0.01),
     ]  # fmt: skip
     for mapping in mappings:
         yield repr(mapping), lambda mapping=mapping: mapping(x), [x]  # type: ignore[misc]
@@ -227,7 +229,10 @@ def main() -> None:
                             forward, step, peak = timed(partial(attend, *given, is_causal), given)
                             print(f"{forward:.3f} | {step:.3f} | {peak:.0f} |", flush=True)
     print("\n| block | warps | stages | forward by lists with 4,096 keys, ms |\n| --- | ---: | ---: | ---: |")
+    end = max(end, time.monotonic()) + 30
     for rows, columns, warps, stages in SHAPES:
+        if time.monotonic() > end:
+            break
         shape = {torch.bfloat16: {WIDTH: BlockShape(rows, columns, warps, stages)}}
         with mock.patch.object(triton_lists, "SHAPES", shape), told():
             print(f"| {rows} x {columns} | {warps} | {stages} |", end=" ")

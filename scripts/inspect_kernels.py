@@ -6,14 +6,21 @@
 
 The counts are exact for a compiler, and say nothing about latency: they choose shapes, and compare programs with each other. A
 loop is a backward branch; its instructions are given for each score that it computes. Programs of rows, of 1,024 scores, have
-the instructions of their whole code, of which loops run several times. ``flash`` is the forward pass of softmax attention as in
-Triton's tutorial, and ``softmax`` the softmax of rows; they are here for comparison.
+the instructions of their whole code, of which loops run several times. For comparison, ``flash`` is the forward pass of softmax
+attention as in Triton's tutorial, and ``softmax`` the softmax of rows.
+
+Fusedmax and oscarmax have the instructions that their one thread a row executes, by ``scripts/count_row_programs.py``, if the
+compilers it needs are installed. ``cut_runs`` and ``sort_rows`` are steps that these two would take in programs of their own.
+
+The least time is the longest of three: to issue the counted instructions, to multiply, and to move each tensor once, at peak
+rates. It is of 16 heads with 4,096 queries and keys, of 4,096 vectors and 50,000 classes, or of 4,096 rows.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import importlib
 import re
 import subprocess
 import tempfile
@@ -26,8 +33,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.compiler import ASTSource, make_backend
 
 from lit_sparse.kernels.gpu import triton_attention, triton_lists, triton_programs, triton_rows
 
@@ -38,9 +46,30 @@ ELEMENTS = {
     torch.float32: "fp32", torch.float64: "fp64", torch.float16: "fp16", torch.bfloat16: "bf16",
     torch.int32: "i32", torch.int64: "i64", torch.int8: "i8", torch.uint8: "u8", torch.bool: "i1",
 }  # fmt: skip
-#: Of an H100: multiprocessors, clock in Hz, instructions of a warp that each of them issues per cycle, operations of bfloat16
-#: per second, and bytes per second from its second cache.
-H100 = {"processors": 132, "clock": 1.755e9, "issued": 4, "tensor": 989e12, "cache": 5.5e12}
+ISSUED = 4  # instructions of warps that a multiprocessor issues per cycle
+CACHE = 24  # bytes per cycle that a multiprocessor gets from the second cache, as it is measured on an H100
+
+
+class Rates(NamedTuple):
+    """Peak rates of a GPU: multiprocessors, clock in Hz, operations of bfloat16 per second, twice those of TF32, and bytes."""
+
+    processors: int
+    clock: float
+    tensor: float
+    memory: float
+
+    @property
+    def instructions(self) -> float:
+        """Instructions of threads per second."""
+        return self.processors * self.clock * ISSUED * 32
+
+
+#: Of an A100, an H100 and a B200.
+RATES = {
+    80: Rates(108, 1.41e9, 312e12, 2.0e12),
+    90: Rates(132, 1.755e9, 989e12, 3.35e12),
+    100: Rates(148, 1.965e9, 2250e12, 8.0e12),
+}
 
 
 class Launch(NamedTuple):
@@ -101,13 +130,13 @@ def recorded(call: Callable[[], Any], capability: int) -> list[Launch]:
     return recorder.launches
 
 
-def compiled(program: Any, launch: Launch, capability: int) -> Count:
-    """Compile a program as it is launched."""
+def source_of(program: Any, launch: Launch) -> ASTSource:
+    """Return a program with the types of the arguments of a launch, of which ones are compiled in."""
     names, fixed, types, aligned = program.arg_names, dict(launch.constants), {}, {}
     for name, value in zip([n for n in names if n not in fixed], launch.given, strict=True):
         if isinstance(value, Tensor):
             types[name] = f"*{ELEMENTS[value.dtype]}"
-        elif isinstance(value, int) and value == 1:
+        elif isinstance(value, int) and value == 1 and name not in (program.do_not_specialize or ()):
             fixed[name] = 1
             continue
         else:
@@ -117,7 +146,23 @@ def compiled(program: Any, launch: Launch, capability: int) -> Count:
     if "operand" in fixed:
         fixed["operand"] = {"fp32": tl.float32, "fp16": tl.float16, "bf16": tl.bfloat16}[types["query"][1:]]
     signature = {name: "constexpr" if name in fixed else types[name] for name in names}
-    source = ASTSource(program, signature, {(names.index(name),): value for name, value in fixed.items()}, aligned)
+    return ASTSource(program, signature, {(names.index(name),): value for name, value in fixed.items()}, aligned)
+
+
+def code_of(program: Any, launch: Launch, capability: int) -> str:
+    """Return what the front end of the compiler makes of a program, which takes a moment."""
+    target = GPUTarget("cuda", capability, 32)
+    backend, context = make_backend(target), ir.context()
+    options = backend.parse_options(dict(launch.options))
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    given = backend.get_codegen_implementation(options), backend.get_module_map()
+    return str(source_of(program, launch).make_ir(target, options, *given, context))
+
+
+def compiled(program: Any, launch: Launch, capability: int) -> Count:
+    """Compile a program as it is launched."""
+    source = source_of(program, launch)
     built = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(built.asm["cubin"])
@@ -217,6 +262,44 @@ def softmax(y: tl.tensor, x: tl.tensor, d: tl.tensor, rows: tl.constexpr, depth:
 
 
 @triton.jit
+def then_clip(a: tl.tensor, low: tl.tensor, high: tl.tensor, b: tl.tensor, least: tl.tensor, most: tl.tensor) -> tl.tensor:
+    """Compose ``clip(x + a, low, high)`` with the same of the next entry."""
+    return a + b, tl.minimum(tl.maximum(low + b, least), most), tl.minimum(tl.maximum(high + b, least), most)
+
+
+@triton.jit
+def cut_runs(y: tl.tensor, x: tl.tensor, d: tl.tensor, lam: tl.tensor, columns: tl.constexpr, width: tl.constexpr) -> None:
+    """One step of fusedmax in segments: which entries exceed 0 after the total-variation prox, by two scans of clips."""
+    place = tl.arange(0, columns)[None, :]
+    row = tl.program_id(0).to(tl.int64) * d
+    z = tl.load(x + row + place, mask=place < d, other=0.0).to(width)
+    edge = tl.zeros([1, columns], width) + lam
+    right, left = tl.where(place < d - 1, edge, 0.0), tl.where(place > 0, edge, 0.0)
+    _sum, before, _high = tl.associative_scan((z, -right, right), 1, then_clip)
+    _sum, after, _high = tl.associative_scan((z, -left, left), 1, then_clip, reverse=True)
+    tl.store(y + row + place, tl.where(before + after > z, z, 0.0).to(y.dtype.element_ty), mask=place < d)
+
+
+@triton.jit
+def sort_rows(y: tl.tensor, x: tl.tensor, d: tl.tensor, columns: tl.constexpr) -> None:
+    """First step of oscarmax in a program of its own: sort the scores of rows, with their places."""
+    place = tl.arange(0, columns)[None, :]
+    row = tl.program_id(0).to(tl.int64) * d
+    bits = tl.load(x + row + place, mask=place < d, other=-float("inf")).to(tl.int32, bitcast=True)
+    key = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64) * 4294967296 + place
+    tl.store(y + row + place, tl.sort(key, 1, descending=True), mask=place < d)
+
+
+def segmented_launches(d: int) -> Iterator[Launch]:
+    """Yield what fusedmax and oscarmax would need in programs of their own."""
+    y, x, keys = (torch.empty(4096, d, dtype=kind, device="meta") for kind in (torch.float32, torch.float32, torch.int64))
+    for width, warps in ((tl.float32, 1), (tl.float64, 2)):
+        fixed = {"columns": d, "width": width}
+        yield Launch("cut_runs", (y, x, d, 0.1), fixed, {"num_warps": warps, "num_stages": 3})
+    yield Launch("sort_rows", (keys, x, d), {"columns": d}, {"num_warps": 1, "num_stages": 3})
+
+
+@triton.jit
 def flash(
     q_ptr: tl.tensor,
     k_ptr: tl.tensor,
@@ -266,6 +349,7 @@ def flash_launch(dtype: torch.dtype, width: int, is_causal: bool, shape: tuple[i
 
 COLUMNS = (
     "program", "inputs", "block", "warps", "registers", "spills, B", "shared memory, KiB", "warps held", "instructions a score",
+    "ms at least",
 )  # fmt: skip
 FLASH_SHAPES = ((128, 64, 4), (128, 128, 8), (128, 64, 8), (64, 64, 4), (64, 128, 4))
 
@@ -292,14 +376,35 @@ def best_flash(dtype: torch.dtype, width: int, is_causal: bool, capability: int)
 def line(launch: Launch, count: Count, capability: int, label: str) -> tuple[str | int, ...]:
     """Return a row of the table, with the instructions of the inner loop, or of the whole code of a program of rows."""
     warps, fixed = launch.options["num_warps"], launch.constants
-    shape = each = ""
+    shape = each = least = ""
     if launch.scores or launch.name == "flash":
         each, shape = f"{score_loop(launch, count):.1f}", f"{fixed['rows']} x {fixed['columns']}"
-    elif "groups" in fixed:
-        columns = fixed["depth"] * fixed["groups"]
-        each, shape = f"{count.code * 32 * warps / (fixed['rows'] * columns):.0f}", f"{fixed['rows']} x {columns}"
+    elif "groups" in fixed or "columns" in fixed:
+        rows, columns = fixed.get("rows", 1), fixed.get("columns", 0) or fixed["depth"] * fixed["groups"]
+        each, shape = f"{count.code * 32 * warps / (rows * columns):.0f}", f"{rows} x {columns}"
+    if each and launch.name not in BLOCKS and not fixed.get("ranged"):
+        least = f"{least_time(launch, float(each), capability):.3f}"
     held = occupancy(count, warps, capability)
-    return launch.name, label, shape, warps, count.registers, count.spills, count.shared >> 10, held, each
+    return launch.name, label, shape, warps, count.registers, count.spills, count.shared >> 10, held, each, least
+
+
+#: Programs whose time depends on how many blocks have weights. That of packed sequences depends on their lengths.
+BLOCKS = ("attend_blocks", "differentiate_queries", "differentiate_keys")
+
+
+def least_time(launch: Launch, each: float, capability: int) -> float:
+    """Return the milliseconds that a launch with so many instructions a score takes at least, at peak rates."""
+    rates, products = RATES[capability], 0.0
+    tensors = list({id(x): x for x in launch.given if isinstance(x, Tensor)}.values())
+    scores = max(x.numel() for x in tensors)
+    if launch.scores or launch.name == "flash":
+        query, key = launch.given[{"flash": 0, "bound_scores": 1, "mark_scores": 2}[launch.name] :][:2]
+        scores = query.shape[0] * query.shape[1] * key.shape[1] / (2 if launch.constants["causal"] else 1)
+        rate = rates.tensor / (2 if query.dtype == torch.float32 else 1)
+        products = 2 * query.shape[2] * scores * (2 if launch.name == "flash" else 1) / rate
+        tensors = [query, key]
+    moved = sum(x.nbytes for x in tensors if x.dim() > 1) / rates.memory
+    return 1e3 * max(each * scores / rates.instructions, products, moved)
 
 
 def lines(capability: int) -> Iterator[tuple[str | int, ...]]:
@@ -326,10 +431,43 @@ def lines(capability: int) -> Iterator[tuple[str | int, ...]]:
             yield counted(launch, f"{str(dtype)[6:]}, output layer, 1,024 features")
     for dtype in (single, half):
         x = torch.empty(4096, 1024, dtype=dtype, device="meta")
-        given = Launch("softmax", (x, x, 1024), {"rows": 1, "depth": 8, "groups": 128}, {"num_warps": 1, "num_stages": 3})
+        given = Launch(
+            "softmax", (torch.empty_like(x), x, 1024), {"rows": 1, "depth": 8, "groups": 128}, {"num_warps": 1, "num_stages": 3}
+        )
         yield counted(given, f"{str(dtype)[6:]}, softmax", softmax)
         for name, launch in row_launches(dtype, 1024, capability):
             yield counted(launch, f"{str(dtype)[6:]}, {name}")
+    yield from thread_lines(1024, capability)
+    for launch in segmented_launches(1024):
+        label = f"{launch.constants.get('width', 'int64')}".replace("fp", "float")
+        yield counted(launch, f"{label}, one step", globals()[launch.name])
+
+
+def thread_lines(d: int, capability: int) -> Iterator[tuple[str | int, ...]]:
+    """Yield the rows of the programs with one thread a row, of which a warp issues one instruction per cycle."""
+    threads = importlib.import_module("scripts.count_row_programs" if __package__ else "count_row_programs")
+    for name, lams in threads.CASES.items():
+        try:
+            usage, counts = threads.counted(name, lams, d, capability)
+        except (ImportError, OSError, RuntimeError) as error:
+            print(f"{name} is not counted: {error}")
+            continue
+        held = occupancy(Count(usage.registers, usage.stack, 0, [], 0), threads.WARPS, capability)
+        for lam, each in zip(lams, counts, strict=True):
+            least = 1e3 * each * d / RATES[capability].clock
+            block, label = f"{32 * threads.WARPS} x {d}", f"float32, {name}, lam {lam}"
+            yield (
+                f"{name} rows",
+                label,
+                block,
+                threads.WARPS,
+                usage.registers,
+                usage.stack,
+                0,
+                held,
+                f"{each:.0f}",
+                f"{least:.3f}",
+            )
 
 
 def estimate(size: int, capability: int) -> None:
@@ -340,9 +478,10 @@ def estimate(size: int, capability: int) -> None:
     for launch in attention_launches(torch.bfloat16, width, False, capability):
         if launch.name in ("bound_scores", "mark_scores"):
             each[launch.name] = score_loop(launch, compiled(getattr(triton_programs, launch.name), launch, capability))
-    issue = H100["processors"] * H100["clock"] * H100["issued"] * 32
-    row = heads * size * listed * width * 4 / H100["cache"]  # reading a row of float32 for each listed key
-    products = 2 * width * scores / H100["tensor"]
+    rates = RATES[capability]
+    issue = rates.instructions
+    row = heads * size * listed * width * 4 / (CACHE * rates.processors * rates.clock)  # a row of float32 for each listed key
+    products = 2 * width * scores / rates.tensor
     lists = sum(max(each[name] * scores / issue, products) for name in ("bound_scores", "mark_scores"))
     softmax = max(each["flash"] * scores / issue, 2 * products)
     print(
@@ -363,7 +502,7 @@ def main() -> None:
     for capability in options.capabilities:
         print(f"\nCompute capability {capability // 10}.{capability % 10}, Triton {triton.__version__}\n")
         print(f"| {' | '.join(COLUMNS)} |")
-        print("| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+        print("| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
         for cells in lines(capability):
             found.append((f"{capability // 10}.{capability % 10}", *cells))
             print(f"| {' | '.join(map(str, cells))} |", flush=True)

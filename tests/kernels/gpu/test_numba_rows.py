@@ -96,49 +96,34 @@ def test_translated_functions_in_the_simulator(program: str, rows: int) -> None:
 
 COMPILED = """
 import sys
-from types import SimpleNamespace
 
-import numba.cuda as cuda
-from numba import types
-from numba.cuda import compiler, dispatcher
+import numpy as np
 
-try:
-    cuda.compile_ptx(lambda x: None, (types.float64[:],), cc=(9, 0))
-except Exception as error:  # a compiler that is not installed is missed in many ways
-    print(error)
-    sys.exit(77)
-dispatcher.get_current_device = compiler.get_current_device = lambda: SimpleNamespace(compute_capability=(9, 0))
-
-from lit_sparse.kernels.gpu import numba_rows
 from lit_sparse.mappings.fusedmax import kernel as fusedmax
 from lit_sparse.mappings.oscarmax import kernel as oscarmax
 from lit_sparse.mappings.sparsemap.active_set import cuda as cuda_active_set
+from scripts import count_row_programs as programs
 
-numba_rows.numba_cuda = lambda: cuda
-
-
-jit = cuda.jit
-lists = {"d": types.float64, "f": types.float32, "i": types.int32, "l": types.int64, "b": types.uint8}
-
-
-def arrays(text):
-    return [types.Array(lists[part[0]], int(part[1]), "A") for part in text.split()]
+try:
+    programs.ptx_of(lambda x: None, "d1", (), 90)
+except Exception as error:  # a compiler that is not installed is missed in many ways
+    print(error)
+    sys.exit(77)
 
 
 def compiled(function, text, *numbers):
-    cuda.jit = lambda device: lambda copy: copy if not device else jit(device=True)(copy)
-    numba_rows.translate.cache_clear()
-    program = numba_rows._compile(function, device=False)
-    cuda.jit = jit
-    assert ".entry" in cuda.compile_ptx(program, (*arrays(text), *numbers), cc=(9, 0))[0]
+    assert ".entry" in programs.ptx_of(function, text, numbers, 90)
     print("compiled", function.__name__)
 
 
 for kind in "df":
-    compiled(fusedmax.fused_rows, f"{kind}2 i2 {kind}2 d1 i2 d3", types.float64)
-    compiled(oscarmax.oscar_rows, f"{kind}2 i2 {kind}2 d1 d3 i3", types.float64, types.boolean)
+    compiled(fusedmax.fused_rows, f"{kind}2 i2 {kind}2 d1 i2 d3", np.float64)
+    compiled(oscarmax.oscar_rows, f"{kind}2 i2 {kind}2 d1 d3 i3", np.float64, bool)
 solution, problem, work = "d2 b3 d2 l1 d1 b1", "d2 d4 d3 d2 d2", "d3 b3 d3 d3 i2 d2 i2"
-compiled(cuda_active_set.solve_rows, f"{solution} {problem} {work}", *[types.int64] * 4, types.float64)
+compiled(cuda_active_set.solve_rows, f"{solution} {problem} {work}", *[np.int64] * 4, np.float64)
+for name, lams in programs.CASES.items():
+    programs.counted(name, lams, 20, 90)
+    print("equal", name)
 """
 
 
@@ -150,6 +135,7 @@ def test_the_programs_compile() -> None:
         pytest.skip("needs NVIDIA's compiler: pip install nvidia-cuda-nvcc-cu12 nvidia-cuda-nvrtc-cu12")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("compiled") == 5
+    assert done.stdout.count("equal") == 2  # what the compiled code computes, run as C, and what the CPU does
 
 
 def test_a_compiler_that_fails_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from lit_sparse.nn import attention
 from lit_sparse.nn.attend import blocks, function
 from lit_sparse.nn.attend.operands import Operands
 from tests.support.processes import run_python
+from tests.support.watched_memory import watched_memory
 
 #: With powers of 2 as gamma, scores that are exactly at a threshold are so in each arithmetic.
 MAPPINGS = (Sparsemax(), Entmax(1.5), Entmax(1.25, gamma=0.5), Entmax(1.7), Sparsemax(gamma=4.0))
@@ -361,5 +362,6 @@ if __name__ == "__main__":
             triton_attention.BLOCKS.update(real)
             check_compiles(choice)
         else:
-            CHECKS[choice]("cpu")
+            with watched_memory():
+                CHECKS[choice]("cpu")
         print(f"{choice}: holds")

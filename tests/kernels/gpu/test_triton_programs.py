@@ -26,6 +26,7 @@ from lit_sparse.mappings.hard_threshold.kernel import chosen_product, threshold_
 from lit_sparse.mappings.hoyer.backward import hoyer_product
 from lit_sparse.mappings.hoyer.kernel import project_hoyer
 from tests.support.processes import run_python
+from tests.support.watched_memory import watched_memory
 
 LENGTHS = (1, 2, 7, 65, 64, 300, 1000)
 LONG = {
@@ -437,4 +438,8 @@ def test_the_package_works_without_triton() -> None:
 
 if __name__ == "__main__":
     for check in sys.argv[1:]:
-        {**CHECKS, "compiles": check_compiles}[check]("cpu")
+        if check == "compiles":
+            check_compiles("cpu")
+        else:
+            with watched_memory():
+                CHECKS[check]("cpu")

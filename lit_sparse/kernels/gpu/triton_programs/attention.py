@@ -423,7 +423,7 @@ def differentiate_keys(
         if masked:
             allowed = mask + tl.load(places + head)
         for first in range(low, length, rows):
-            if tl.load(marks + first // rows * column_blocks) != 0:
+            if tl.load(marks + tl.full([], first // rows, tl.int64) * column_blocks) != 0:
                 row = first + tl.arange(0, rows)
                 inside = row < length
                 numbers = statistics + head * 4 * length + row
