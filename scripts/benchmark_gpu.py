@@ -1,6 +1,6 @@
 """Check and time attention, mappings of rows and output layers on an NVIDIA GPU, within ten minutes.
 
-    python scripts/benchmark_gpu.py [--tests 240] [--seconds 300] [--lengths 1024 4096 16384 65536]
+    python scripts/benchmark_gpu.py [--tests 240] [--seconds 280] [--lengths 1024 4096 16384 65536]
 
 First all tests that need a GPU run, for at most ``--tests`` seconds. Mappings of 4,096 rows of 1,024 scores follow, beside
 softmax by torch and the package ``entmax`` where it is installed, then losses of 50,000 classes in bfloat16 beside ``linear``
@@ -190,7 +190,7 @@ def main() -> None:
     """Run the tests and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--tests", type=int, default=240, help="seconds for the tests, 0 to leave them out")
-    parser.add_argument("--seconds", type=int, default=300, help="seconds for the tables")
+    parser.add_argument("--seconds", type=int, default=280, help="seconds for the tables")
     parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 4096, 16384, 65536])
     options = parser.parse_args()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}", flush=True)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from lit_sparse.kernels.gpu.triton_rows import launch, runs_on
+from lit_sparse.kernels.gpu.triton_rows import in_range, launch, runs_on
 
 __all__ = ["BlockOptions", "attend", "differentiate", "serves"]
 
@@ -63,16 +63,17 @@ class BlockOptions(NamedTuple):
 Given: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor | None, BlockOptions]
 
 
-def serves(device: torch.device, dtype: torch.dtype, alpha: float, widths: tuple[int, int]) -> bool:
+def serves(device: torch.device, dtype: torch.dtype, alpha: float, gamma: float, widths: tuple[int, int]) -> bool:
     """Return whether there are programs.
 
     Args:
         device: device of the tensors.
         dtype: their dtype.
         alpha: alpha of the entmax.
+        gamma: strength of the mapping.
         widths: entries of a key and of a value.
     """
-    return dtype in BLOCKS and LEAST_ALPHA <= alpha <= 2 and max(widths) <= WIDEST and runs_on(device)
+    return dtype in BLOCKS and LEAST_ALPHA <= alpha <= 2 and in_range(gamma) and max(widths) <= WIDEST and runs_on(device)
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: BlockOptions) -> tuple[Tensor, ...]:

@@ -26,6 +26,7 @@ __all__ = [
     "chosen_product",
     "entmax_product",
     "hoyer_product",
+    "in_range",
     "launch",
     "map_budget",
     "map_capped",
@@ -52,14 +53,14 @@ ALL_ROWS, FLAT_ROWS, STEEP_ROWS = 0, 1, 2
 
 def project_simplex(x: Tensor, gamma: float, k: int) -> Any:
     """See :data:`lit_sparse.kernels.simplex.project_simplex`."""
-    if not _serves(x):
+    if not _serves(x, gamma):
         return NotImplemented
     return _launch("project_simplex", _like(x), (x,), (), (*_parts(gamma), k), x.dtype, some=0 < k < x.shape[-1])
 
 
 def center_on_support(v: Tensor, y: Tensor, gamma: float) -> Any:
     """See :data:`lit_sparse.kernels.simplex.center_on_support`."""
-    if not _serves(v):
+    if not _serves(v, gamma):
         return NotImplemented
     return _launch("apply_jacobian", _like(v), (v, y), (y,), _parts(1.0 / gamma), v.dtype, single=True, power="zero")
 
@@ -70,7 +71,7 @@ def map_entmax(x: Tensor, alpha: float | Tensor, gamma: float) -> Any:
     For alpha > 2 the derivative of the result is unbounded at its zeros, so these rows are computed in float64. If alpha is a
     tensor on the GPU, reading it would synchronize the device. Two launches then each skip the rows of the other.
     """
-    if not _serves(x):
+    if not _serves(x, gamma):
         return NotImplemented
     out, dtype = _like(x), x.dtype
     squares = not isinstance(alpha, Tensor) and alpha == 1.5
@@ -87,7 +88,7 @@ def map_entmax(x: Tensor, alpha: float | Tensor, gamma: float) -> Any:
 
 def entmax_product(v: Tensor, y: Tensor, alpha: float | Tensor, gamma: float) -> Any:
     """See :data:`lit_sparse.mappings.entmax.kernel.entmax_product`."""
-    if not _serves(v):
+    if not _serves(v, gamma):
         return NotImplemented
     known = {1.5: "half", 2.0: "zero"}.get(alpha, "any") if not isinstance(alpha, Tensor) else "any"
     alphas, single = _row_parameter(alpha, v) if known == "any" else (v, True)
@@ -112,7 +113,7 @@ def chosen_product(v: Tensor, y: Tensor, chosen: Tensor) -> Any:
 
 def map_capped(x: Tensor, rho: float | Tensor, gamma: float) -> Any:
     """See :data:`lit_sparse.mappings.capped_softmax.kernel.map_capped`."""
-    if not _serves(x):
+    if not _serves(x, gamma):
         return NotImplemented
     rhos, single = _row_parameter(rho, x)
     return _launch("map_capped", _like(x), (x,), (rhos,), _parts(1.0 / gamma), x.dtype, single=single)
@@ -120,7 +121,7 @@ def map_capped(x: Tensor, rho: float | Tensor, gamma: float) -> Any:
 
 def capped_product(v: Tensor, y: Tensor, x: Tensor, rho: float | Tensor, gamma: float) -> Any:
     """See :data:`lit_sparse.mappings.capped_softmax.kernel.capped_product`."""
-    if not _serves(v):
+    if not _serves(v, gamma):
         return NotImplemented
     rhos, single = _row_parameter(rho, v)
     return _launch("capped_jacobian", _like(v), (v, y, x), (rhos,), _parts(1.0 / gamma), v.dtype, single=single)
@@ -128,7 +129,7 @@ def capped_product(v: Tensor, y: Tensor, x: Tensor, rho: float | Tensor, gamma: 
 
 def map_budget(x: Tensor, k: float | Tensor, gamma: float) -> Any:
     """See :data:`lit_sparse.kernels.budget_sparsemax.map_budget`."""
-    if not _serves(x):
+    if not _serves(x, gamma):
         return NotImplemented
     labels = torch.empty(x.shape, dtype=torch.int32, device=x.device)
     ks, single = _row_parameter(k, x)
@@ -137,7 +138,7 @@ def map_budget(x: Tensor, k: float | Tensor, gamma: float) -> Any:
 
 def budget_product(v: Tensor, y: Tensor, labels: Tensor, gamma: float) -> Any:
     """See :data:`lit_sparse.kernels.budget_sparsemax.budget_product`."""
-    if not _serves(v):
+    if not _serves(v, gamma):
         return NotImplemented
     return _launch("budget_jacobian", _like(v), (v, y, labels), (), _parts(1.0 / gamma), v.dtype)
 
@@ -225,9 +226,14 @@ def _shape(d: int, dtype: torch.dtype, size: int) -> dict[str, int]:
     }
 
 
-def _serves(x: Tensor) -> bool:
+def _serves(x: Tensor, gamma: float = 1.0) -> bool:
     """Return whether there are programs for the rows of a tensor."""
-    return x.shape[-1] <= LONGEST and programs_on(x.device) is not None
+    return x.shape[-1] <= LONGEST and in_range(gamma) and programs_on(x.device) is not None
+
+
+def in_range(gamma: float) -> bool:
+    """Return whether programs can take a strength, and its inverse, in float32."""
+    return 1e-30 <= gamma <= 1e30
 
 
 @cache

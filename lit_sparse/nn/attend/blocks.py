@@ -34,7 +34,7 @@ def serves(operands: Operands, threshold: Threshold) -> bool:
         return False
     if pairs.bias is not None or pairs.softcap is not None or operands.dropout or 0 in (*query.shape, *key.shape, *value.shape):
         return False
-    return triton_attention.serves(query.device, operands.dtype(), alpha, (key.shape[-1], value.shape[-1]))
+    return triton_attention.serves(query.device, operands.dtype(), alpha, threshold.gamma, (key.shape[-1], value.shape[-1]))
 
 
 def saves(operands: Operands) -> bool:

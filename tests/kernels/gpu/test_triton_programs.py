@@ -420,6 +420,13 @@ def test_on_a_stream_of_the_callers() -> None:
     torch.testing.assert_close(y.cpu(), map_entmax(x, 1.5, 1.0), atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("gamma", [1e-39, 1e39])
+def test_strengths_beyond_float32_are_left_to_other_operations(gamma: float) -> None:
+    x = torch.zeros(2, 3)
+    assert triton_rows.project_simplex(x, gamma, 0) is NotImplemented
+    assert triton_rows.entmax_product(x, x, 1.5, gamma) is NotImplemented
+
+
 @pytest.mark.gate
 def test_the_package_works_without_triton() -> None:
     """Triton is not imported with the package, and a call without it is left to the plain operations."""
