@@ -325,6 +325,21 @@ def check_properties(device: str) -> None:
     print("properties: hold")
 
 
+def check_odd_parameters(device: str) -> None:
+    """Parameters of rows that are out of range, or not numbers, also of a row where nothing is allowed."""
+    x = torch.randn(8, 5, generator=torch.Generator().manual_seed(0))
+    x[7] = -math.inf
+    odd = torch.tensor([math.nan, -1.0, 2.0, math.inf, -math.inf, 0.0, 1.0, math.nan]).unsqueeze(-1)
+    agree(on(device, project_hoyer, x, odd, 1.0, True), exact(project_hoyer, x, odd, 1.0, True), "sparseness")
+    agree(on(device, project_hoyer, x, 0.5, odd, False), exact(project_hoyer, x, 0.5, odd, False), "norm")
+    for kernel, product, more in ((map_entmax, entmax_product, ()), (map_capped, capped_product, (x,))):
+        y = exact(kernel, x, odd, 1.0)
+        agree(on(device, kernel, x, odd, 1.0), y, f"{kernel}")
+        given = (torch.ones_like(x), y.float(), *more, odd, 1.0)
+        agree(on(device, product, *given), exact(product, *given), f"{product}")
+    print("odd parameters: equal")
+
+
 def check_compiles(device: str) -> None:
     """Compile for a GPU that need not be there: the interpreter accepts what the compiler does not."""
     import triton
@@ -383,13 +398,13 @@ CHECKS: dict[str, Callable[[str], None]] = {
     "streamed": check_streamed,
     "long_rows": check_long_rows,
     "properties": check_properties,
+    "odd_parameters": check_odd_parameters,
 }
+QUICK = ("properties", "streamed", "odd_parameters")
 
 
 @pytest.mark.gate
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in ("properties", "streamed") else [pytest.mark.slow]) for name in CHECKS]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in CHECKS])
 def test_in_the_interpreter(name: str) -> None:
     pytest.importorskip("triton")
     assert run_python("-m", "tests.kernels.gpu.test_triton_programs", name, TRITON_INTERPRET="1")
