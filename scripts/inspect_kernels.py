@@ -51,7 +51,7 @@ CACHE = 24  # bytes per cycle that a multiprocessor gets from the second cache, 
 
 
 class Rates(NamedTuple):
-    """Peak rates of a GPU: multiprocessors, clock in Hz, operations of bfloat16 per second, twice those of TF32, and bytes."""
+    """Peak rates of a GPU: multiprocessors, clock in Hz, operations per second in bfloat16, of which TF32 has half, and bytes."""
 
     processors: int
     clock: float
@@ -388,7 +388,7 @@ def line(launch: Launch, count: Count, capability: int, label: str) -> tuple[str
     return launch.name, label, shape, warps, count.registers, count.spills, count.shared >> 10, held, each, least
 
 
-#: Programs whose time depends on how many blocks have weights. That of packed sequences depends on their lengths.
+#: Programs whose time depends on how many blocks have weights; with packed sequences it depends on their lengths.
 BLOCKS = ("attend_blocks", "differentiate_queries", "differentiate_keys")
 
 
