@@ -51,7 +51,7 @@ CACHE = 24  # bytes per cycle that a multiprocessor gets from the second cache, 
 
 
 class Rates(NamedTuple):
-    """Peak rates of a GPU: multiprocessors, clock in Hz, operations per second in bfloat16, of which TF32 has half, and bytes."""
+    """Peak rates of a GPU: multiprocessors, clock in Hz, operations of bfloat16 per second (TF32: half as many), and bytes."""
 
     processors: int
     clock: float
@@ -457,7 +457,7 @@ def thread_lines(d: int, capability: int) -> Iterator[tuple[str | int, ...]]:
             least = 1e3 * each * d / RATES[capability].clock
             block, label = f"{32 * threads.WARPS} x {d}", f"float32, {name}, lam {lam}"
             yield (
-                f"{name} rows",
+                f"{name.removesuffix('max')}_rows",
                 label,
                 block,
                 threads.WARPS,
