@@ -120,10 +120,10 @@ def weighted_dataset(dataset: Any, coreset: Coreset) -> Any:
     """
     if not hasattr(dataset, "add_column"):
         raise ConfigurationError(f"Expected a datasets.Dataset but got {full_name(dataset)}. Make one by Dataset.from_list.")
-    if WEIGHT in dataset.column_names:
-        raise ConfigurationError(f"Expected a data set without a column {WEIGHT!r} but it has one. Rename or remove it.")
     if len(dataset) != coreset.size:
         raise ConfigurationError(f"Expected a coreset of {len(dataset)} examples but got one of {coreset.size}. Select again.")
+    if WEIGHT in dataset.column_names:
+        raise ConfigurationError(f"Expected a data set without a column {WEIGHT!r} but it has one. Rename or remove it.")
     weights = coreset.weights.double() / coreset.weights.double().mean()
     return dataset.select(coreset.indices.tolist()).add_column(WEIGHT, weights.tolist())
 

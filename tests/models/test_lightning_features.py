@@ -143,7 +143,7 @@ class Seen(BasePredictionWriter):
 
 def test_each_data_module_is_trained_on(tmp_path: Path) -> None:
     kinds = {type(make(tmp_path)[1]) for make in MADE.values()}
-    own = [kind for kind in concrete_subclasses(ResumableDataModule) if kind.__module__.startswith("lit_sparse.")]
+    own = [kind for kind in concrete_subclasses(ResumableDataModule) if kind.__module__.startswith("lit_sparse.data.")]
     assert {kind.__name__ for kind in kinds} | {*OTHERS} == {kind.__name__ for kind in own}
     assert all(type(OTHERS[name](tmp_path)[1]).__name__ == name for name in OTHERS if name != "ActivationDataModule")
 

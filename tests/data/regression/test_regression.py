@@ -315,7 +315,7 @@ def test_cut_and_foreign_arrays(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a\.npz"):
         TableDataModule(str(tmp_path / "a.npz")).setup("fit")
     for path in (tmp_path / "none.csv", tmp_path):
-        with pytest.raises(DataError, match="does not exist"):
+        with pytest.raises(DataError, match="There is no plain file"):
             TableDataModule(str(path)).setup("fit")
 
 
