@@ -28,6 +28,7 @@ __all__ = [
     "error_chain",
     "full_name",
     "install_command",
+    "is_terminable",
     "printable",
     "terminable",
 ]
@@ -70,6 +71,11 @@ def terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+
+
+def is_terminable() -> bool:
+    """Return whether SIGTERM raises :class:`Terminated` here."""
+    return getattr(signal.getsignal(signal.SIGTERM), "__module__", None) == __name__
 
 
 class LitSparseError(Exception):

@@ -18,10 +18,11 @@ from lit_sparse.cli.loggers import RowsBeforeCheckpoint, run_loggers
 from lit_sparse.cli.progress import Parts, Watch
 from lit_sparse.cli.refusals import build_error, check_numbers, refusal, told_as, trainer_error
 from lit_sparse.cli.stopping import DrawWhenStopped, NoteEnd, quiet, stop_status, stoppable, why_interrupted
-from lit_sparse.errors import DISK_IS_FULL, CheckpointError, LitSparseError, cause_of, printable
+from lit_sparse.errors import DISK_IS_FULL, CheckpointError, LitSparseError, cause_of, is_terminable, printable
 from lit_sparse.ground.arguments import constructor_parameters
 from lit_sparse.ground.distributed import group_for_run, is_lost
 from lit_sparse.lightning.choice import ModelParallelStrategy, ProgressBar, TorchCheckpointIO, pl
+from lit_sparse.lightning.internals import leave_sigterm
 from lit_sparse.runs.checkpoint_files import restoring_error
 from lit_sparse.runs.empty_keys import check_empty
 from lit_sparse.runs.folders import CHECKPOINTS, claim_folder, discard_if_unused, next_command, run_of
@@ -134,6 +135,8 @@ class LitSparseCLI(CommandLine):
             kwargs["enable_checkpointing"] = False
         self.trainer_defaults = {"callbacks": not_named(callbacks, asked.get("callbacks"))}
         trainer = super().instantiate_trainer(**kwargs)
+        if is_terminable():
+            leave_sigterm(trainer)
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             trainer.strategy.checkpoint_io = WholeFiles()
         if isinstance(trainer.strategy, ModelParallelStrategy):

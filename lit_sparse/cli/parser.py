@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-from functools import reduce
+from collections.abc import Callable
+from enum import Enum
+from functools import partial, reduce
 from operator import or_
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
+
+import torch
 
 from lit_sparse.cli.configs import MODE, in_model, load_yaml
 from lit_sparse.cli.help import grouped, plain
@@ -42,6 +46,8 @@ class Parser(LightningArgumentParser):
         for action in self._actions:
             if hasattr(action, "_typehint"):
                 action._typehint = _integers_first(action._typehint)
+            if hasattr(action, "serialize"):
+                action.serialize = partial(_as_read, action.serialize)
         return added
 
     def parse_path(self, path: Any, *args: Any, **kwargs: Any) -> Any:
@@ -109,6 +115,16 @@ def _integers_first(hint: Any) -> Any:
     if all(new is old for new, old in zip(inner, args, strict=True)):
         return hint
     return reduce(or_, inner) if is_union else origin[tuple(inner)]
+
+
+def _as_read(serialize: Callable[..., Any], value: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return what a config holds for a value, so that it is read as it was.
+
+    jsonargparse has no text for a device, and none for text where a function may stand, too; YAML has none for a text that is a
+    member of an `Enum`.
+    """
+    found = str(value) if type(value) is str or isinstance(value, torch.device) else serialize(value, *args, **kwargs)
+    return found.value if isinstance(found, str) and isinstance(found, Enum) else found
 
 
 def _extra_help(listed: str, declared: str | None) -> Any:

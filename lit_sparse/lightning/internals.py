@@ -35,6 +35,7 @@ __all__ = [
     "fit_position",
     "given_hyperparameters",
     "index_sampler",
+    "leave_sigterm",
     "move_batches",
     "next_row",
     "number_of_loaders",
@@ -190,6 +191,15 @@ def move_batches(trainer: pl.Trainer, number: int) -> None:
     batches: Any = trainer.fit_loop.epoch_loop.batch_progress.current
     for name in ("ready", "started", "processed", "completed"):
         setattr(batches, name, getattr(batches, name) + number)
+
+
+def leave_sigterm(trainer: pl.Trainer) -> None:
+    """Let the process's own handler stop it at SIGTERM.
+
+    Lightning's handler comes first, and waits for the handlers of all processes, which another process does not reach while it
+    waits for this one.
+    """
+    trainer._signal_connector._sigterm_notifier_fn = lambda *_: None  # type: ignore[method-assign]
 
 
 def describe_progress(trainer: pl.Trainer) -> dict[str, Any]:

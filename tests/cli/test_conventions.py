@@ -6,7 +6,9 @@ from pathlib import Path
 
 import fsspec
 import pytest
+import pytorch_lightning as pl
 import torch
+import yaml
 
 import lit_sparse
 from lit_sparse.cli import build_cli, main
@@ -86,3 +88,33 @@ def test_the_optimizer_and_the_scheduler_are_options_of_the_command(given: str, 
 def test_one_optimizer_in_a_config(capsys: pytest.CaptureFixture[str]) -> None:
     Path("two.yaml").write_text(f"{TOP}model: {{init_args: {{optimizer: Adam}}}}\n")
     assert "Expected one `optimizer`" in refusal(capsys, "fit", *DIGITS, "-c", "two.yaml")
+
+
+def test_a_config_with_any_callback_of_lightning_is_read_again_as_it_was_written(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    needed: dict[str, dict[str, object]] = {
+        "EarlyStopping": {"monitor": "val/loss"},
+        "GradientAccumulationScheduler": {"scheduling": {"0": 1, "2": 3}},
+        "ModelPruning": {"pruning_fn": "l1_unstructured"},
+        "StochasticWeightAveraging": {"swa_lrs": 0.1},
+        "ThroughputMonitor": {"batch_size_fn": "builtins.len"},
+        "Timer": {"duration": "00:01:00:00"},
+    }
+    left_out = {"Callback", "Checkpoint", "ProgressBar", "BaseFinetuning", "BasePredictionWriter"}
+    named = [name for name in pl.callbacks.__all__ if name not in left_out]
+    callbacks = [{"class_path": f"pytorch_lightning.callbacks.{name}", "init_args": needed.get(name, {})} for name in named]
+    texts = [yaml.safe_dump({"trainer": {"callbacks": callbacks}})]
+    for number in range(2):
+        path = tmp_path / f"{number}.yaml"
+        path.write_text(texts[-1])
+        given = (*DIGITS, "-c", str(path)) if number == 0 else ("-c", str(path))
+        with pytest.raises(SystemExit) as ended:
+            main(["fit", *given, "--print_config"])
+        assert ended.value.code == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[1] == texts[2]
+    written = yaml.safe_load(texts[1])["trainer"]["callbacks"]
+    assert [one["init_args"] | needed.get(name, {}) for name, one in zip(named, written, strict=True)] == [
+        one.get("init_args", {}) for one in written
+    ]

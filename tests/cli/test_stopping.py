@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from lit_sparse.cli.stopping import quiet
+from lit_sparse.runs import read_status
 from tests.conftest import Command
 from tests.test_kills import DIGITS
 
@@ -49,6 +50,13 @@ def test_a_stopped_run_draws_its_pictures_and_can_be_continued(
         assert [path.name for path in (tmp_path / "runs" / name).iterdir()] == ["0"]
         last = torch.load(tmp_path / "runs" / name / "0" / "checkpoints" / "last.ckpt", weights_only=True)
         assert last["global_step"] == 50
+
+
+def test_a_run_of_two_processes_is_stopped_at_once(lit_sparse: Command, tmp_path: Path) -> None:
+    done = lit_sparse(*FIT, "-c", "trainer/ddp_cpu", "--name=two", "--trainer.callbacks=interruptions.StopFirst")
+    assert done.returncode == 143, done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert read_status(tmp_path / "runs" / "two" / "0")["why"] == "SIGTERM"
 
 
 def test_a_full_disk_leaves_the_earlier_checkpoint_whole(lit_sparse: Command, tmp_path: Path) -> None:
