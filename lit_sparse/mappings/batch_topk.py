@@ -128,7 +128,7 @@ class BatchTopK(KeepsDtype, SparseMapping):
         number = self.k * int(torch.stack(gather(torch.tensor(rows, device=x.device))).sum())
         valid = _valid(x)
         parts = gather_unequal(valid.topk(min(number, len(valid))).values)
-        kept = _largest(torch.cat(parts), number).split([len(part) for part in parts])
+        kept = _largest(torch.cat(parts), number).split([len(part) for part in parts])  # type: ignore[no-untyped-call]
         return int(kept[rank()].count_nonzero())
 
     @torch.no_grad()
