@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import shutil
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,21 @@ extensions = [
     "sphinxcontrib.bibtex",
     "_ext.reference",
     "_ext.gallery",
+    "sphinx_gallery.gen_gallery",
 ]
+sphinx_gallery_conf = {
+    "examples_dirs": "../examples/gallery",
+    "gallery_dirs": "examples",
+    "filename_pattern": "plot_",
+    "download_all_examples": False,
+    "show_memory": False,
+    "min_reported_time": 3600,  # how long a program takes depends on the machine
+    "write_computation_times": False,
+    "show_signature": False,
+    "abort_on_example_error": True,
+}
+logging.getLogger("pytorch_lightning.utilities.rank_zero").setLevel(logging.WARNING)  # pages show what programs print
+warnings.filterwarnings("ignore", category=FutureWarning, module="pytorch_lightning")
 exclude_patterns = ["_build", "_ext"]
 
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "attrs_inline"]

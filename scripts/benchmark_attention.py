@@ -43,7 +43,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from lit_sparse.callbacks import CountLogger, SecondsLogger
 from lit_sparse.data import TranslationDataModule
-from lit_sparse.data.base import Split
+from lit_sparse.data.splits import Split
 from lit_sparse.mappings import Entmax, Fusedmax, Oscarmax, Softmax, SparseMapping, Sparsemax, SqPNormMax
 from lit_sparse.models import Seq2Seq
 from lit_sparse.nn import RecurrentBody, attention

@@ -34,15 +34,10 @@ from timed_fit import WARM_UP, timed_fit
 from timing import clock, spread
 from torch import Tensor, nn
 
-from lit_sparse.callbacks import (
-    ActivityHistogram,
-    BasesPlot,
-    ReconstructionPlot,
-    SparseConnectivity,
-)
+from lit_sparse.callbacks import ActivityHistogram, BasesPlot, ReconstructionPlot, SparseConnectivity
 from lit_sparse.data import ImageDataModule
-from lit_sparse.data.base import Split
 from lit_sparse.data.images.base import Images
+from lit_sparse.data.splits import Split
 from lit_sparse.mappings import HardThreshold, HoyerProjection
 from lit_sparse.mappings import functional as F
 from lit_sparse.models import LitSparseModule, RobustClassifier, SupervisedOnlineAutoencoder

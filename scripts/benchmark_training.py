@@ -33,8 +33,8 @@ from torch.nn import functional as nnf
 
 from lit_sparse.callbacks import DecoderCallsPlot, NegativeELBOPlot
 from lit_sparse.data import ImageDataModule
-from lit_sparse.data.base import Split
 from lit_sparse.data.images.base import Images
+from lit_sparse.data.splits import Split
 from lit_sparse.estimators import Estimator, Marginalize, ScoreFunction
 from lit_sparse.mappings import Softmax, SparseMapping, Sparsemax
 from lit_sparse.mappings import functional as F

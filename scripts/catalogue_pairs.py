@@ -22,9 +22,9 @@ from importlib import import_module, metadata
 from pathlib import Path, PurePath
 
 from lit_sparse.checks import MOST_EXAMPLES, check_number
-from lit_sparse.data.base import held_out
 from lit_sparse.data.readers.sizes import check_rows
 from lit_sparse.data.readers.text_files import in_folder, open_bounded
+from lit_sparse.data.splits import held_out
 from lit_sparse.errors import ConfigurationError, DataError, LitSparseError, MissingExtraError, did_you_mean
 
 #: First bytes of a compiled catalogue, and the byte order of its integers.

@@ -18,11 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores; set before torch reads it
     _share = (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _share)))
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # idle threads would spin while processes that tests start run
+settings.register_profile("lit_sparse", deadline=None)  # how long an example takes says how busy the machine is
+settings.load_profile("lit_sparse")
 
 #: Names of variables that Lightning and the command line leave for the processes that they start.
 LEFT = ("MASTER_", "LIT_SPARSE_RUN_FOLDER", "WORLD_SIZE", "NODE_RANK", "LOCAL_RANK", "PL_")

@@ -22,7 +22,7 @@ from lit_sparse.data import DigitsDataModule
 from lit_sparse.errors import CheckpointError, LitSparseError
 from lit_sparse.ground.state_checks import check_state
 from lit_sparse.models import StepwiseLR
-from lit_sparse.models.restoring import _check_optimizers
+from lit_sparse.models.restored_optimizers import check_optimizers
 from lit_sparse.runs.checkpoint_files import read_checkpoint
 
 from .conftest import ROOT
@@ -440,10 +440,10 @@ def test_the_state_of_each_optimizer_of_torch_fits(kind: Any, steps: int) -> Non
         strategy=pl.strategies.SingleDeviceStrategy("cpu"), optimizers=[optimizer()], callbacks=[], ckpt_path="kept.ckpt"
     )
     checkpoint = {"optimizer_states": [trained.state_dict()], "lr_schedulers": [], "global_step": steps}
-    _check_optimizers("kept.ckpt", trainer, checkpoint)
+    check_optimizers("kept.ckpt", trainer, checkpoint)
     for key, entry in trained.state_dict()["state"].items():
         for name, value in entry.items():
             if isinstance(value, Tensor) and value.dim():
                 checkpoint["optimizer_states"] = [changed(trained.state_dict(), ("state", key, name), value.new_zeros(9, 9, 9))]
                 with pytest.raises(CheckpointError, match=f"`optimizer_states.0.state.{key}.{name}`"):
-                    _check_optimizers("kept.ckpt", trainer, checkpoint)
+                    check_optimizers("kept.ckpt", trainer, checkpoint)

@@ -24,7 +24,7 @@ from lit_sparse.data.transport_samples import _from_file
 from lit_sparse.errors import DataError, LitSparseError
 from lit_sparse.models.loaded_weights import read_weights
 from lit_sparse.models.text import _kept_vocabularies
-from lit_sparse.runs.checkpoint_files import read_torch_file
+from lit_sparse.runs.torch_files import read_torch_file
 from lit_sparse.text import Vocabulary
 
 from .conftest import ROOT
@@ -74,7 +74,7 @@ def carried(path: str) -> Any:
 
 #: Module -> its readers, and the file that each is given.
 LOADERS: dict[str, list[tuple[Callable[[str], Any], Callable[[Path], str], str]]] = {
-    "runs/checkpoint_files.py": [
+    "runs/torch_files.py": [
         (lambda path: read_torch_file(path, path), pt, "a.ckpt"),
         (lambda path: LastLayerGradients(path)._read(), pt, "a.ckpt"),
         (read_weights, pt, "a.ckpt"),

@@ -47,7 +47,7 @@ MODULES = {
     "select": "lit_sparse.cli.select",
     "compare": "lit_sparse.studies.compare",
     "report": "lit_sparse.studies.report",
-    "sweep": "lit_sparse.studies.search.sweep",
+    "sweep": "lit_sparse.studies.search.command",
     "study": "lit_sparse.studies.command",
     "configs": "lit_sparse.cli.show_configs",
     "list": "lit_sparse.cli.show_parts",

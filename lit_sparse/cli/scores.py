@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from lit_sparse.runs.checkpoint_files import read_torch_file
+from lit_sparse.runs.torch_files import read_torch_file
 
 __all__ = ["activity", "marginalized", "resampled", "zeros"]
 

@@ -14,7 +14,8 @@ from typing import Any
 from lit_sparse.callbacks.pictures.base import Picture
 from lit_sparse.errors import DISK_IS_FULL, INTERRUPTED, Terminated, printable, terminable
 from lit_sparse.lightning.choice import NAME, SIGTERMException, SLURMEnvironment, pl, rank_zero_warn
-from lit_sparse.lightning.internals import averaging, limits_of, why_ended
+from lit_sparse.lightning.internals import averaging
+from lit_sparse.lightning.limits import limits_of, why_ended
 from lit_sparse.runs.status import RunStatus
 
 __all__ = ["DrawWhenStopped", "NoteEnd", "quiet", "say_less", "stop_status", "stoppable", "why_interrupted"]

@@ -28,7 +28,8 @@ from lit_sparse.ground.state_checks import (
     same,
 )
 from lit_sparse.ground.stored import open_plain
-from lit_sparse.runs.checkpoint_files import SUGGESTION, read_torch_file
+from lit_sparse.runs.checkpoint_files import SUGGESTION
+from lit_sparse.runs.torch_files import read_torch_file
 
 __all__ = ["Kept", "Resumable", "SelectionState", "indices", "length_of"]
 

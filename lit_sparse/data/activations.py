@@ -14,10 +14,11 @@ from torch import Tensor
 
 from lit_sparse.checks import check_count
 from lit_sparse.coresets import FileVectors
-from lit_sparse.data.base import ResumableDataModule, Split
+from lit_sparse.data.base import ResumableDataModule
 from lit_sparse.data.loader import Batch
 from lit_sparse.data.readers.arrays import read_npy
 from lit_sparse.data.readers.splits import read_split
+from lit_sparse.data.splits import Split
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.ground.files import replaced
 from lit_sparse.ground.stored import read_json

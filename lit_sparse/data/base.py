@@ -2,155 +2,31 @@
 
 from __future__ import annotations
 
-import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
 from copy import copy
 from itertools import accumulate
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DistributedSampler, Sampler
 from typing_extensions import Self
 
-from lit_sparse.checks import MOST_EXAMPLES, MOST_SEED, check_count, check_indices, check_integer, check_number
+from lit_sparse.checks import MOST_SEED, check_count, check_indices, check_integer
+from lit_sparse.data.fetched import batches_of, fetched, seeded
 from lit_sparse.data.loader import Batch, EpochLoader
+from lit_sparse.data.splits import Split, in_batches, shuffled
 from lit_sparse.errors import CheckpointError, ConfigurationError, DataError, full_name
 from lit_sparse.ground.state_checks import COUNT, ListOf, equal_to
 from lit_sparse.lightning.choice import check_pairing, pl, rank_zero_warn
 from lit_sparse.lightning.internals import fit_position, index_sampler, move_batches, runs_fit
 from lit_sparse.runs.checkpoint_files import load_module
 
-__all__ = ["ResumableDataModule", "Split", "fetched", "in_batches", "loaded", "shuffled", "warn_without_test"]
+__all__ = ["ResumableDataModule"]
 
-Loaded = TypeVar("Loaded")
-Split = Literal["train", "val", "test", "predict"]
 #: Examples of small training batches that are fetched together.
 ROWS_PER_FETCH = 1024
-
-
-def shuffled(size: int, seed: int, epoch: int = 0, stream: int = 0) -> Tensor:
-    """Return a permutation of ``range(size)`` that is a function of the other arguments."""
-    generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) * 101 + stream)
-    return torch.randperm(size, generator=generator)
-
-
-def in_batches(indices: Tensor, size: int) -> list[Tensor]:
-    """Split indices into batches of ``size``; the last batch may be smaller."""
-    return [indices[start : start + size] for start in range(0, len(indices), size)]
-
-
-def loaded(data: Any, kind: type[Loaded]) -> dict[Split, Loaded]:
-    """Return the splits that ``load`` of a data module returns.
-
-    Raises:
-        DataError: unless it is a dict of splits of a type, with one to train on.
-    """
-    splits: dict[Split, Loaded] = data.load()
-    if not isinstance(splits, dict) or "train" not in splits or not all(isinstance(part, kind) for part in splits.values()):
-        got = {name: full_name(part) for name, part in splits.items()} if isinstance(splits, dict) else full_name(splits)
-        raise DataError(
-            f"Expected `load` of {full_name(data)} to return a dict with 'train' and other splits, each {kind.__name__}, but"
-            f" got {got}."
-        )
-    return splits
-
-
-def fetched(data: ResumableDataModule, split: Split, epoch: int, indices: Tensor) -> Batch:
-    """Return the batch that ``fetch`` of a data module makes; without this check, Lightning skips a batch that is None.
-
-    Raises:
-        ConfigurationError: if it is None, or has an ``index`` for fewer or more examples.
-    """
-    batch: Any = data.fetch(split, epoch, indices)
-    index: Any = batch.get("index") if isinstance(batch, dict) else None
-    if batch is None or (isinstance(index, Tensor) and index.shape != indices.shape):
-        got = "None" if batch is None else f"an `index` {tuple(index.shape)}"
-        raise ConfigurationError(
-            f"Expected `fetch` of {full_name(data)} to return a batch of {len(indices)} examples but got {got}."
-        )
-    for change in (data.transform, data.augmentation if split == "train" else None):
-        if change is not None:
-            with _seeded(data.seed, epoch, int(indices[0]) if len(indices) else 0):
-                batch = change(batch)
-            if not isinstance(batch, dict):
-                raise ConfigurationError(f"Expected {full_name(change)} to return a batch, a dict, but got {full_name(batch)}.")
-    return batch  # type: ignore[no-any-return]
-
-
-@contextmanager
-def _seeded(*numbers: int) -> Iterator[None]:
-    """Seed the generators of torch, numpy and Python by numbers, and restore them afterwards."""
-    seed = int(np.random.SeedSequence([number % 2**32 for number in numbers]).generate_state(1)[0])
-    kept = random.getstate(), np.random.get_state()  # noqa: NPY002
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed)  # noqa: NPY002
-        try:
-            yield
-        finally:
-            random.setstate(kept[0])
-            np.random.set_state(kept[1])  # noqa: NPY002
-
-
-def batches_of(data: ResumableDataModule, epoch: int, rank: int, processes: int) -> Sequence[Tensor]:
-    """Return the batches that ``train_batches`` of a data module makes.
-
-    Raises:
-        ConfigurationError: if it is not a sequence of indices.
-    """
-    batches: Any = data.train_batches(epoch, rank, processes)
-    wrong = [batches]
-    if isinstance(batches, Sequence):
-        wrong = [it for it in batches if not isinstance(it, Tensor) or it.ndim != 1 or it.dtype != torch.int64]
-    if wrong:
-        got = f"{tuple(wrong[0].shape)} of {wrong[0].dtype}" if isinstance(wrong[0], Tensor) else full_name(wrong[0])
-        raise ConfigurationError(
-            f"Expected `train_batches` of {full_name(data)} to return a list of indices (B,) int64 but got {got}."
-        )
-    return batches  # type: ignore[no-any-return]
-
-
-def held_out(name: str, size: float, total: int, rest: int) -> int:
-    """Return how many examples a split holds out.
-
-    Args:
-        name: name of the argument, for the message.
-        size: a fraction of ``total`` if below 1, else a number.
-        total: number of all examples.
-        rest: number of examples that can be held out; at least one of them remains.
-
-    Raises:
-        ConfigurationError: unless it is between 1 and ``rest - 1``.
-
-    Example:
-        >>> held_out("val_size", 0.1, 50, 40), held_out("val_size", 7, 50, 40)
-        (5, 7)
-    """
-    if MOST_EXAMPLES > size >= 1 and size != int(size):
-        raise ConfigurationError(f"Expected `{name}` to be a fraction below 1, or a whole number, but got {size}. Round it.")
-    count = round(check_number(name, size, 0.0, MOST_EXAMPLES) * total) if not size >= 1 else int(min(size, MOST_EXAMPLES))
-    if not 0 < count < rest:
-        raise ConfigurationError(
-            f"Expected `{name}` to hold out 1 .. {rest - 1} examples but got {size!r}, which is {count}. Change it."
-        )
-    return count
-
-
-def warn_without_test(check: Callable[[], None]) -> None:
-    """Warn before a long training if the test split is missing.
-
-    Args:
-        check: function that raises a DataError if the test split is missing.
-    """
-    try:
-        check()
-    except DataError as error:
-        rank_zero_warn(f"The test split is missing: `fit` runs without it, but `test` will not. {error}")
 
 
 class ResumableDataModule(pl.LightningDataModule, ABC):
@@ -304,7 +180,7 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
         """Return the order of so many training examples in an epoch: the sampler's, or else a permutation."""
         if self.sampler is None:
             return shuffled(size, self.seed, epoch, stream)
-        with _seeded(self.seed, epoch):
+        with seeded(self.seed, epoch):
             if isinstance(own := getattr(self.sampler, "generator", None), torch.Generator):
                 own.manual_seed(torch.initial_seed())
             return check_indices(torch.tensor([*self.sampler], dtype=torch.int64), size)

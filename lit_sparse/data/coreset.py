@@ -29,9 +29,10 @@ from lit_sparse.coresets import (
 from lit_sparse.coresets.projections import entry
 from lit_sparse.coresets.selector import squared_distance
 from lit_sparse.coresets.vectors import part_of
-from lit_sparse.data.base import ResumableDataModule, Split
-from lit_sparse.data.example_source import ExampleSource, source_of
+from lit_sparse.data.base import ResumableDataModule
+from lit_sparse.data.example_source import ExampleSource, source_of, with_weights
 from lit_sparse.data.loader import Batch
+from lit_sparse.data.splits import Split
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.ground.distributed import rank, world_size
 from lit_sparse.lightning.choice import pl, rank_zero_info
@@ -144,6 +145,17 @@ class CoresetDataModule(ResumableDataModule):
         return getattr(self.base, name)
 
     @property
+    def batch_size(self) -> int:
+        """Examples per training batch and process, by default the same number as in ``base``."""
+        size: int = vars(self).get("_batch_size") or getattr(self.base, "batch_size", None) or self._source.batch_size
+        return size
+
+    @batch_size.setter
+    def batch_size(self, value: int) -> None:
+        if "base" in vars(self):  # otherwise the default of the base class
+            self._batch_size = value
+
+    @property
     def coreset(self) -> Coreset:
         """The coreset, which is selected at the first access after ``setup``."""
         if self._coreset is None:
@@ -181,7 +193,7 @@ class CoresetDataModule(ResumableDataModule):
             return other
         weights = self.coreset.weights
         scale = 1 / float(weights.mean()) if self._normalize else len(weights) / self.coreset.size
-        batch: Batch = _with_weights(
+        batch: Batch = with_weights(
             self._source.fetch(epoch, self.coreset.indices[indices]), (scale * weights[indices]).float()
         )
         return batch
@@ -209,7 +221,7 @@ class CoresetDataModule(ResumableDataModule):
     def train_dataloader(self) -> Any:
         """Return the training loader, and write the coreset to the run folder."""
         coreset, trainer = self._checked(self.coreset), self.trainer
-        self.batch_size, self.num_workers = self._source.batch_size, self._source.num_workers
+        self.num_workers = self._source.num_workers
         self.updates_per_batch = getattr(self.base, "updates_per_batch", 1)
         if len(coreset) < (processes := self._process()[1]):
             raise DataError(
@@ -394,9 +406,3 @@ class CoresetDataModule(ResumableDataModule):
         if not 0 < (total := float(coreset.weights.float().sum())) < math.inf:
             raise DataError(f"Expected weights of a positive, finite sum but got {total}. Select another coreset.")
         return coreset
-
-
-def _with_weights(batch: Any, weights: Tensor) -> Any:
-    if isinstance(batch, dict):
-        return {**batch, "weight": weights}
-    return (*batch, weights) if isinstance(batch, list | tuple) else (batch, weights)

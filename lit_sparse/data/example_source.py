@@ -7,11 +7,12 @@ from typing import Any, Protocol
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lit_sparse.data.base import ResumableDataModule, fetched
+from lit_sparse.data.base import ResumableDataModule
+from lit_sparse.data.fetched import fetched
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.lightning.choice import pl
 
-__all__ = ["ExampleSource", "source_of"]
+__all__ = ["ExampleSource", "source_of", "with_weights"]
 
 
 class ExampleSource(Protocol):
@@ -65,3 +66,10 @@ def source_of(base: pl.LightningDataModule) -> ExampleSource:
         ConfigurationError: if its loader is not a DataLoader of a data set with indices.
     """
     return _Resumable(base) if isinstance(base, ResumableDataModule) else _OfLoader(base)
+
+
+def with_weights(batch: Any, weights: Tensor) -> Any:
+    """Return a batch with the weights (B,) of its examples: an entry ``weight`` of a dict, or the last of a tuple."""
+    if isinstance(batch, dict):
+        return {**batch, "weight": weights}
+    return (*batch, weights) if isinstance(batch, list | tuple) else (batch, weights)

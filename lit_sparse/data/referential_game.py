@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from lit_sparse.checks import check_choice, check_count, check_number
-from lit_sparse.data.base import ResumableDataModule, Split, held_out, shuffled, warn_without_test
+from lit_sparse.data.base import ResumableDataModule
 from lit_sparse.data.distinct import distinct
 from lit_sparse.data.images.base import STREAMS, ImageDataModule, Images
 from lit_sparse.data.loader import Batch
 from lit_sparse.data.readers.arrays import Arrays, open_arrays
 from lit_sparse.data.readers.text_files import in_folder
+from lit_sparse.data.splits import Split, held_out, shuffled, warn_without_test
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.random import seeded_uniform
 

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_sparse.data.base import ResumableDataModule, in_batches, shuffled
+from lit_sparse.data.base import ResumableDataModule
 from lit_sparse.data.columns import Column
+from lit_sparse.data.splits import in_batches, shuffled
 from lit_sparse.errors import DataError
 
 __all__ = ["Stream", "stream_batches", "stream_order"]

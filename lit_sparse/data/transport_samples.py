@@ -13,9 +13,10 @@ from torch import Tensor
 from typing_extensions import Self, override
 
 from lit_sparse.checks import MOST_EXAMPLES, check_count, check_result
-from lit_sparse.data.base import ResumableDataModule, Split
+from lit_sparse.data.base import ResumableDataModule
 from lit_sparse.data.loader import Batch
 from lit_sparse.data.readers.arrays import check_real, read_npy
+from lit_sparse.data.splits import Split
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.ground.stored import open_plain
 from lit_sparse.transport.measures import Measure, draw_rows, normalized_weights

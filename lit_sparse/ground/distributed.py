@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from lit_sparse.errors import ConfigurationError
+
 __all__ = [
     "SHARD_NAMES",
     "broadcast",
@@ -172,12 +174,21 @@ def gather_to_first(value: Value) -> list[Value]:
 
 
 def shard(module: nn.Module, mesh: Any, methods: Iterable[str]) -> None:
-    """Divide the weights of a module over the processes of a mesh, once; ``forward`` and methods compute with whole ones."""
+    """Divide the weights of a module over the processes of a mesh, once; ``forward`` and methods compute with whole ones.
+
+    Raises:
+        ConfigurationError: with tensor parallelism.
+    """
+    if (size := mesh["tensor_parallel"].size()) > 1:
+        raise ConfigurationError(
+            f"Expected `tensor_parallel_size` of ModelParallelStrategy to be 1 but got {size}. Set it to 1, and"
+            " `data_parallel_size` to the number of processes."
+        )
     from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
     if not isinstance(module, FSDPModule):
         whole = {value for value in module.parameters() if value.dim() == 0 and not value.requires_grad}  # counts and means
-        fully_shard(module, mesh=mesh, ignored_params=whole)
+        fully_shard(module, mesh=mesh["data_parallel"], ignored_params=whole)
         for name in methods:
             register_fsdp_forward_method(module, name)
 

@@ -17,7 +17,8 @@ from lit_sparse.hf.probe import example_inputs, probe, run, use_attention, uses_
 from lit_sparse.hf.registry import BY_LAYER, BY_LAYER_BOOLEAN, check_on_simplex, register
 from lit_sparse.hf.requirement import import_transformers
 from lit_sparse.mappings import Entmax, LearnableEntmax, Softmax, SparseMapping, Sparsemax
-from lit_sparse.runs.descriptions import build, describe
+from lit_sparse.runs.builder import build
+from lit_sparse.runs.descriptions import describe
 
 __all__ = ["ATTRIBUTE", "AttentionReport", "LayerReport", "attach", "sparsify"]
 

@@ -19,8 +19,10 @@ from lit_sparse.hf.saved_files import place_of
 from lit_sparse.mappings import SparseMapping, Sparsemax
 from lit_sparse.mappings.base import check_mapping
 from lit_sparse.runs.allocation import Limits
-from lit_sparse.runs.checkpoint_files import read_torch_file, restoring_error
-from lit_sparse.runs.descriptions import describe, plan_arguments
+from lit_sparse.runs.builder import plan_arguments
+from lit_sparse.runs.checkpoint_files import restoring_error
+from lit_sparse.runs.descriptions import describe
+from lit_sparse.runs.torch_files import read_torch_file
 
 __all__ = ["SparseAttentionPooling"]
 

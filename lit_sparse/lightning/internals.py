@@ -16,20 +16,12 @@ batches. This module gives each checkpoint counters of one of three forms, which
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor
 
-from lit_sparse.lightning.choice import (
-    EarlyStopping,
-    EarlyStoppingReason,
-    Timer,
-    _given_hyperparameters,
-    _IndexBatchSamplerWrapper,
-    pl,
-)
+from lit_sparse.lightning.choice import _given_hyperparameters, _IndexBatchSamplerWrapper, pl
 
 __all__ = [
     "after_restore",
@@ -38,28 +30,22 @@ __all__ = [
     "continue_training",
     "copy_averages",
     "count_update",
-    "describe_end",
     "describe_progress",
+    "end_epoch",
     "fit_position",
     "given_hyperparameters",
     "index_sampler",
-    "limits_of",
     "move_batches",
     "next_row",
     "number_of_loaders",
-    "restore_end",
     "runs_fit",
     "sets_rates",
     "settle_counters",
     "skip_sanity_check",
-    "use_settings",
-    "why_ended",
 ]
 
 Counters = dict[str, int]
 KINDS = ("total", "current")
-#: Attributes of callbacks that stop a training, other than settings that decide when.
-STATE = {"wait_count", "stopped_epoch", "stopping_reason_message", "verbose", "log_rank_zero_only", "_offset", "_verbose"}
 
 #: Classes of callbacks that average weights; not all versions of Lightning have both.
 AVERAGING = {"StochasticWeightAveraging", "WeightAveraging"}
@@ -292,93 +278,7 @@ def next_row(trainer: pl.Trainer) -> tuple[dict[str, Any], int] | None:
     return {"epoch": trainer.current_epoch, **metrics}, step
 
 
-def limits_of(trainer: pl.Trainer) -> dict[str, Any]:
-    """Return what may end a training: limits of the trainer, and settings of its callbacks; call it in ``setup``."""
-    limits: dict[str, Any] = {name: getattr(trainer, name) for name in ("max_epochs", "min_epochs", "max_steps", "min_steps")}
-    limits["callbacks"] = [
-        {"callback": type(callback).__name__}
-        | {
-            name.lstrip("_"): getattr(value, "value", value)  # of an enumeration, which no checkpoint may hold
-            for name, value in vars(callback).items()
-            if name not in STATE and isinstance(value, int | float | str | None)
-        }
-        for callback in _stoppers(trainer)
-    ]
-    return limits
-
-
-def why_ended(trainer: pl.Trainer) -> str:
-    """Return what ends a training now, or an empty string if nothing does."""
-    fit = trainer.fit_loop
-    epochs: Any = fit.epoch_progress.current
-    for name, done in (("max_steps", fit.epoch_loop.global_step), ("max_epochs", epochs.processed)):
-        most = getattr(trainer, name)
-        if most is not None and 0 <= most <= done:
-            return f"{name} = {most} was reached"
-    if not trainer.should_stop:
-        return ""
-    for callback in _stoppers(trainer):
-        if isinstance(callback, Timer):
-            if (left := callback.time_remaining()) is not None and left <= 0:
-                return f"max_time = {timedelta(seconds=callback._duration or 0)} was reached"
-        elif callback.stopping_reason is not EarlyStoppingReason.NOT_STOPPED:
-            reason = (callback.stopping_reason_message or callback.stopping_reason.value).removeprefix("Monitored metric ")
-            return f"{type(callback).__name__}: {reason.removesuffix(' Signaling Trainer to stop.').rstrip('.')}"
-    return "a callback or the model set trainer.should_stop"
-
-
-def describe_end(trainer: pl.Trainer, limits: dict[str, Any]) -> dict[str, Any]:
-    """Return whether a training was told to stop, under which limits, and whether only the end of an epoch is to follow.
-
-    Args:
-        trainer: the trainer that writes the checkpoint.
-        limits: result of :func:`limits_of`.
-    """
-    epochs: Any = trainer.fit_loop.epoch_progress.current
-    loop = trainer.fit_loop.epoch_loop
-    ends = (trainer.should_stop and trainer.fit_loop._can_stop_early) or 0 <= loop.max_steps <= loop.global_step
-    return {"stops": trainer.should_stop, "limits": limits, "pending": ends and epochs.processed < epochs.started}
-
-
-def restore_end(trainer: pl.Trainer, end: dict[str, Any], limits: dict[str, Any]) -> None:
-    """Restore that a training was told to stop, unless a limit has changed; call it when the model is restored.
-
-    Args:
-        trainer: the trainer of the resumed run.
-        end: result of :func:`describe_end`.
-        limits: limits of this run.
-    """
-    if end["limits"] != limits:
-        return
-    trainer.should_stop = end["stops"]
-    if end["pending"]:
-
-        def run() -> None:
-            del trainer.fit_loop.run
-            _end_epoch(trainer)
-
-        trainer.fit_loop.run = run  # type: ignore[method-assign]
-
-
-def use_settings(trainer: pl.Trainer, limits: dict[str, Any]) -> None:
-    """Set the patience of this run, after Lightning has restored the checkpoint's; forget why the run had ended.
-
-    Args:
-        trainer: the trainer of the resumed run.
-        limits: limits of this run.
-    """
-    for callback, settings in zip(_stoppers(trainer), limits.get("callbacks", ()), strict=False):
-        if isinstance(callback, EarlyStopping):
-            callback.patience = settings["patience"]
-            if not trainer.should_stop:
-                callback.stopping_reason, callback.stopping_reason_message = EarlyStoppingReason.NOT_STOPPED, None
-
-
-def _stoppers(trainer: pl.Trainer) -> list[EarlyStopping | Timer]:
-    return [callback for callback in trainer.callbacks if isinstance(callback, EarlyStopping | Timer)]  # type: ignore[attr-defined]
-
-
-def _end_epoch(trainer: pl.Trainer) -> None:
+def end_epoch(trainer: pl.Trainer) -> None:
     """Run the fit loop of a training that had ended before the end of its epoch: Lightning's own would do nothing."""
     fit, loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
     fit.setup_data()

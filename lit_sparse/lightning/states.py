@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 from torch.nn.utils import prune
-from torchmetrics import Metric
 
 from lit_sparse.errors import CheckpointError, ConfigurationError
 from lit_sparse.ground.distributed import gather_objects, rank, world_size
@@ -29,9 +26,7 @@ from lit_sparse.ground.state_checks import (
     SCALAR,
     DictOf,
     Kind,
-    ListOf,
     OneOf,
-    Some,
     at_most,
     check_apart,
     check_state,
@@ -45,12 +40,21 @@ from lit_sparse.lightning.choice import (
     StochasticWeightAveraging,
     _call_callback_hooks,
     _call_lightning_module_hook,
-    move_data_to_device,
     pl,
 )
 from lit_sparse.lightning.internals import between_epochs
+from lit_sparse.lightning.process_states import PAIRED, TENSOR, copied, example_of_process, restore_process, state_of_process
 
-__all__ = ["begin_training", "check_continues", "check_schedulers", "describe_states", "is_tuning", "steps_in", "unmask"]
+__all__ = [
+    "begin_training",
+    "check_continues",
+    "check_schedulers",
+    "copied",
+    "describe_states",
+    "is_tuning",
+    "steps_in",
+    "unmask",
+]
 
 #: Callbacks of Lightning with which no run continues, why, and what to do.
 REFUSED = {
@@ -70,7 +74,6 @@ PROGRESS = {
 }
 #: Counters of schedulers, and the options that they do not exceed; none exceeds the steps, batches and epochs of the run.
 MOST = {"last_epoch": "total_steps", "_step_count": None, "cooldown_counter": "cooldown", "num_bad_epochs": "patience"}
-TENSOR = Kind("a tensor", lambda value: isinstance(value, Tensor))
 #: Example of the states.
 STATES = {
     "interrupted": False,
@@ -79,23 +82,6 @@ STATES = {
     "savers": DictOf({SAVER[0]: True, SAVER[1]: 0, SAVER[2]: OneOf(SCALAR), LAST: ""}),
     "processes": Kind("a list of dicts, one per process", lambda found: isinstance(found, list) and len(found) > 0),
 }
-#: Attributes of a logged value: how it is logged, and what it is so far.
-META = ("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "add_dataloader_idx", "metric_attribute")
-VALUES = ("value", "cumulated_batch_size", "_forward_cache")
-#: Attribute of DistributedDataParallel: whether the next forward pass takes the statistics of the first process.
-SYNCS = "require_forward_param_sync"
-PARTS = Kind(
-    "a list of tensors that differ in their first size only",
-    lambda found: (
-        isinstance(found, list)
-        and all(isinstance(part, Tensor) for part in found)
-        and len({(part.dtype, part.dim(), part.shape[1:]) for part in found}) <= 1
-    ),
-)
-#: States of torchmetrics with an entry for each example.
-PAIRED = ("preds", "target", "indexes")
-#: Functions that reduce logged values; checkpoints hold their places here.
-REDUCTIONS = (torch.mean, torch.sum, torch.max, torch.min, sum, max, min)
 
 
 def check_continues(trainer: pl.Trainer, checkpoint: dict[str, Any]) -> None:
@@ -144,9 +130,9 @@ def describe_states(trainer: pl.Trainer) -> dict[str, Any]:
     return {
         "interrupted": trainer.state.status == "interrupted",
         "flags": {name: flag for name, flag in _flags(model).items() if before.get(name, flag) != flag},
-        "masks": _copied(_masks(model)),
+        "masks": copied(_masks(model)),
         "savers": {saver.state_key: _state_of_saver(saver) for saver in _savers(trainer)},
-        "processes": gather_objects(_state_of_process(trainer)),
+        "processes": gather_objects(state_of_process(trainer)),
     }
 
 
@@ -182,13 +168,13 @@ def begin_training(trainer: pl.Trainer, checkpoint: dict[str, Any] | None) -> No
             getattr(part, name).requires_grad_(flag)
     if len(states["processes"]) == world_size():
         kept = states["processes"][rank()]
-        check_state(source, f"states.processes.{rank()}", kept, _example_of_process(trainer))
+        check_state(source, f"states.processes.{rank()}", kept, example_of_process(trainer))
         check_apart(source, f"states.processes.{rank()}", kept)
         for name, parts in kept["torchmetrics"].items():
             sizes = [[one.shape[:1] for one in parts[part]] for part in PAIRED if isinstance(parts.get(part), list)]
             paired = Kind("lists of as many predictions as targets", lambda found: all(size == found[0] for size in found))
             check_state(source, f"states.processes.{rank()}.torchmetrics.{name}", sizes, paired)
-        _restore_process(trainer, kept)
+        restore_process(trainer, kept)
     for saver in _savers(trainer):
         kept = states["savers"].get(saver.state_key)
         if kept is not None:
@@ -324,117 +310,6 @@ def _masks(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def _state_of_process(trainer: pl.Trainer) -> dict[str, Any]:
-    """Return what a process holds of an epoch so far: gradients to which more are added, torchmetrics, logged values.
-
-    Between two epochs these are gradients that Lightning uses again while it renews the statistics of averaged weights. Each
-    process has statistics of its own.
-    """
-    model, loop = trainer.lightning_module, trainer.fit_loop.epoch_loop
-    averages = any(isinstance(callback, StochasticWeightAveraging) for callback in trainer.callbacks)  # type: ignore[attr-defined]
-    gradients = averages if between_epochs(trainer)[0] else loop._should_accumulate()
-    logged = [result for result in loop._results.values() if not result.has_reset and result.meta.reduce_fx in REDUCTIONS]
-    return _copied(
-        {
-            "gradients": {
-                name: weight.grad for name, weight in model.named_parameters() if gradients and weight.grad is not None
-            },
-            "syncs": getattr(trainer.model, SYNCS, True),
-            "statistics": {
-                f"{name}.{part}": value
-                for name, module in model.named_modules()
-                if isinstance(module, nn.modules.batchnorm._BatchNorm) and world_size() > 1
-                for part, value in module.named_buffers(recurse=False)
-            },
-            "torchmetrics": {
-                name: {part: getattr(metric, part) for part in (*metric._defaults, "_update_count")}
-                for name, metric in _torchmetrics(model)
-                if metric.update_called
-            },
-            "logged": [
-                {
-                    "meta": {name: getattr(result.meta, name) for name in META},
-                    "sync": {"sync_dist": result.meta.sync.should, "rank_zero_only": result.meta.sync.rank_zero_only},
-                    "reduce_fx": REDUCTIONS.index(result.meta.reduce_fx),
-                    "values": {name: getattr(result, name) for name in VALUES if isinstance(getattr(result, name, 0), Tensor)},
-                }
-                for result in logged
-            ],
-        }
-    )
-
-
-def _example_of_process(trainer: pl.Trainer) -> dict[str, Any]:
-    """Return an example of the result of :func:`_state_of_process`."""
-    model = trainer.lightning_module
-    text, flag = "", True
-    meta: dict[str, Any] = dict.fromkeys(META, flag) | {"fx": text, "name": text, "metric_attribute": None}
-    values = dict.fromkeys(VALUES, SCALAR) | {VALUES[1]: torch.zeros((), dtype=torch.int64)}
-    logged = {
-        "meta": meta,
-        "sync": {"sync_dist": flag, "rank_zero_only": flag},
-        "reduce_fx": Kind("the number of a function", lambda found: type(found) is int and 0 <= found < len(REDUCTIONS)),
-        "values": Some(values),
-    }
-    metrics = [name for name, module in model.named_modules() if isinstance(module, Metric)]
-    of_metric = logged | {
-        "meta": meta | {"metric_attribute": one_of("the metrics of the model", metrics)},
-        "values": Some({name: values[name] for name in VALUES[1:]}),
-    }
-    return {
-        "gradients": Some({name: weight.detach() for name, weight in model.named_parameters()}),
-        "syncs": flag,
-        "statistics": Some(dict(model.named_buffers())),
-        "torchmetrics": Some(
-            {
-                name: {part: _example_of_metric(value) for part, value in metric._defaults.items()} | {"_update_count": 0}
-                for name, metric in _torchmetrics(model)
-            }
-        ),
-        "logged": ListOf(OneOf(logged, of_metric)),
-    }
-
-
-def _example_of_metric(default: Any) -> Any:
-    """Return an example of a state of a torchmetric: a tensor, or tensors that are concatenated."""
-    return default if isinstance(default, Tensor) else PARTS
-
-
-def _restore_process(trainer: pl.Trainer, kept: dict[str, Any]) -> None:
-    """Restore the result of :func:`_state_of_process`, as far as it belongs to the present epoch."""
-    model, results = trainer.lightning_module, trainer.fit_loop.epoch_loop._results
-    kept = move_data_to_device(kept, trainer.strategy.root_device)
-    for name, weight in model.named_parameters():
-        if name in kept["gradients"]:
-            weight.grad = kept["gradients"][name]
-    if hasattr(trainer.model, SYNCS):
-        setattr(trainer.model, SYNCS, bool(kept["syncs"]))
-    for name, buffer in model.named_buffers():
-        if name in kept["statistics"]:
-            buffer.copy_(kept["statistics"][name])
-    if between_epochs(trainer)[0]:
-        return
-    for name, metric in _torchmetrics(model):
-        if name in kept["torchmetrics"]:
-            for part in (*metric._defaults, "_update_count"):
-                setattr(metric, part, kept["torchmetrics"][name][part])
-    for entry in kept["logged"]:
-        meta = {name: entry["meta"][name] for name in META}
-        values = {name: value for name, value in entry["values"].items() if name in VALUES}
-        value = torch.zeros(()) if "value" in values else model.get_submodule(meta["metric_attribute"])
-        options = {**meta, **entry["sync"], "reduce_fx": REDUCTIONS[entry["reduce_fx"]]}
-        results.log(value=value, batch_size=1, sync_dist_fn=trainer.strategy.reduce, **options)
-        vars(results[f"{meta['fx']}.{meta['name']}"]).update(values)
-    trainer._logger_connector._first_loop_iter = True  # as after a batch: the first batch of an epoch resets what was logged
-
-
-def _torchmetrics(model: nn.Module) -> Iterator[tuple[str, Metric]]:
-    """Yield the metrics of training in a model; validation and test begin anew."""
-    for name, module in model.named_modules():
-        if isinstance(module, Metric) and not name.startswith(("val_", "test_")):
-            yield name, module
-
-
 def _savers(trainer: pl.Trainer) -> list[Any]:
     return [saver for saver in trainer.checkpoint_callbacks if isinstance(saver, ModelCheckpoint)]
 
@@ -469,8 +344,3 @@ def _replace_later_files(saver: Any, trainer: pl.Trainer) -> None:
 
 def _time_of(path: Path) -> int:
     return path.stat().st_mtime_ns if path.is_file() else 0
-
-
-def _copied(found: dict[str, Any]) -> dict[str, Any]:
-    copied: dict[str, Any] = apply_to_collection(found, Tensor, lambda value: value.detach().cpu().clone())
-    return copied

@@ -4,49 +4,45 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar, Literal, TypeAlias, get_args
+from functools import partial
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
 from typing_extensions import Self, override
 
-from lit_sparse.checks import check_choice, check_indices, check_result
-from lit_sparse.errors import ConfigurationError, full_name
-from lit_sparse.ground.arguments import KeepsArguments, constructor_parameters
+from lit_sparse.checks import check_indices
 from lit_sparse.ground.distributed import shard
 from lit_sparse.lightning.choice import (
     NAME,
     DoublePrecision,
-    GradClipAlgorithmType,
     LRSchedulerCallable,
     ModelCheckpoint,
     OptimizerCallable,
-    Precision,
     check_pairing,
     pl,
 )
-from lit_sparse.lightning.internals import after_restore, given_hyperparameters, limits_of, number_of_loaders, sets_rates
+from lit_sparse.lightning.internals import after_restore, given_hyperparameters, number_of_loaders, sets_rates
+from lit_sparse.lightning.limits import limits_of
 from lit_sparse.lightning.states import is_tuning, unmask
-from lit_sparse.models.data_protocols import Batch, check_batch, first_update, rows_of, size_of, updates_of
+from lit_sparse.models.data_protocols import Batch, first_update, rows_of, size_of, updates_of
 from lit_sparse.models.loaded_weights import load_initial_weights, match_risk, not_given
-from lit_sparse.models.optimizers import DUAL, build_optimizer, clips_by_itself, renew_dual_rates, warn_of_other_rates
+from lit_sparse.models.objective import ObjectiveModule, Stage, column_of
+from lit_sparse.models.optimizers import build_optimizer, clip_fused, renew_dual_rates, warn_of_other_rates
 from lit_sparse.models.restoring import guard_restoring, prepare_to_continue, start_training, store_training
 from lit_sparse.models.schedulers import built_scheduler, check_end, describe_scheduler
-from lit_sparse.models.stage_metrics import StageMetrics, group_metrics, mean_metrics
+from lit_sparse.models.stage_metrics import StageMetrics, check_measurement, check_metrics, group_metrics, mean_metrics
 from lit_sparse.models.step_output import StepOutput
 from lit_sparse.models.updates import check_updates, joined, make_update
 from lit_sparse.random import seed_generator
-from lit_sparse.risks import BrokenLossError, Mean, Risk
+from lit_sparse.risks import Mean, Risk
 from lit_sparse.runs.checkpoint_files import check_kinds, load_module
-from lit_sparse.runs.descriptions import class_path, describe_all
+from lit_sparse.runs.descriptions import class_path, describe_all, describe_run
 
 __all__ = ["Batch", "LitSparseModule", "Stage", "StepOutput", "mean_metrics"]
-
-Stage: TypeAlias = Literal["train", "val", "test"]
 
 #: Number of steps between updates of the progress bar's loss; logging costs about as much as a small layer.
 SHOWN_EVERY = 10
@@ -54,16 +50,17 @@ SHOWN_EVERY = 10
 MOST_COUNTED = 4096
 #: Entry of a batch with the group of each example, whose scores are logged, unless the risk names another.
 GROUP = "group"
-#: Measurements of a step that callbacks get as they are.
-REPORTED = ("example_index", "support_size", "decoder_calls", "num_allowed", "groups", "artifacts")
 
 
-class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
+class LitSparseModule(ObjectiveModule):
     """Base of the package's LightningModules; a subclass implements :meth:`step`.
 
     - Means over examples are exact for uneven batches and any number of processes.
     - Random draws in training are a function of (seed, epoch, batch, process), so a resumed run continues the same draws.
     - Checkpoints describe the model's arguments, and load from Python and from the command line.
+    - An epoch logs ``{stage}/{name}`` for each metric of :meth:`configure_metrics`, a stage being ``train``, ``val`` or
+      ``test``, ``train/{name}`` for measurements of the risk, and ``{stage}/{count_name}``; every tenth batch logs
+      ``train/loss_step``.
 
     Args:
         risk: training objective over the losses of a batch; None for their mean. Validation and test use the mean.
@@ -81,12 +78,8 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
     count_name: ClassVar[str] = "examples"
     #: Inference arguments; they may differ from training.
     inference_arguments: ClassVar[frozenset[str]] = frozenset()
-    #: Whether a risk may perturb the inputs; ``step`` then calls :meth:`perturbed`.
-    adversarial: ClassVar[bool] = False
     #: Whether validation and test skip an empty batch, that of a process without examples.
     skips_empty_batches: ClassVar[bool] = True
-    #: What :meth:`compile` makes of ``step``.
-    _compiled_step: Callable[..., StepOutput] | None = None
     #: Learning rate in place of the optimizer's own.
     _rate: float | None = None
     #: Loader of validation or test whose batch is measured.
@@ -100,7 +93,7 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         lr_scheduler: LRSchedulerCallable | None = None,
         initial_weights: str | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(risk)
         check_pairing()
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
@@ -113,14 +106,6 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
             name for name, value in self._arguments.items() if isinstance(value, nn.Module) and name not in described
         ]
         del self._arguments  # parts of the model are stored only as its modules
-        if risk is not None and not isinstance(risk, Risk):
-            raise ConfigurationError(f"Expected `risk` to be a lit_sparse.risks.Risk or None but got {risk!r}. Build one.")
-        if risk is not None and risk.adversary is not None and not self.adversarial:
-            raise ConfigurationError(
-                f"Expected a risk that does not perturb inputs for {type(self).__name__} but got {type(risk).__name__}. Use"
-                " another risk, such as SafeKLDRO, or a model of images or features, such as RobustClassifier."
-            )
-        self.risk = Mean() if risk is None else risk
         self._training_seed: int | None = None
         self._resumed: dict[str, Any] | None = None
         self._limits: dict[str, Any] = {}
@@ -147,16 +132,6 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
             return super().load_from_checkpoint(checkpoint_path, weights_only=False, **options)
         return load_module(cls, checkpoint_path, trust=trust, **options)
 
-    @abstractmethod
-    def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
-        """Return the losses and measurements of one batch.
-
-        Args:
-            batch: batch of the data module.
-            batch_idx: index of the batch in its epoch.
-            stage: ``"train"``, ``"val"`` or ``"test"``.
-        """
-
     def configure_metrics(self, stage: Stage) -> dict[str, Metric]:
         """Return the metrics of a stage by name; the base logs them at the end of each epoch.
 
@@ -180,11 +155,7 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         """Return the metrics of a stage from :meth:`configure_metrics`, on the model's device; each loader has its own."""
         name = f"{stage}_metrics_{self._loader}".removesuffix("_0")
         if name not in self._modules:
-            declared = self.configure_metrics(stage)
-            if not isinstance(declared, dict) or not all(isinstance(metric, Metric) for metric in declared.values()):
-                raise ConfigurationError(
-                    f"Expected `configure_metrics` of {full_name(self)} to return a dict of metrics but got {declared!r}."
-                )
+            declared = check_metrics(self, self.configure_metrics(stage))
             if stage != "train":
                 declared |= group_metrics(declared)
             elif not isinstance(self.risk, Mean):
@@ -192,152 +163,6 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
             setattr(self, name, StageMetrics(declared).to(self.device))
         metrics: StageMetrics = getattr(self, name)
         return metrics
-
-    @override
-    def compile(self, *args: Any, **options: Any) -> None:
-        """Compile :meth:`step` by ``torch.compile`` with these arguments; what Lightning does around it stays as it is."""
-        self._compiled_step = torch.compile(self.step, *args, **options)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state without compiled code, which belongs to this object and process."""
-        return {name: value for name, value in super().__getstate__().items() if name != "_compiled_step"}
-
-    def configure_predictor(self) -> nn.Module:
-        """Return a plain torch module that computes the model's predictions; it may share the model's parts."""
-        raise ConfigurationError(
-            f"Expected a model with a predictor but got {type(self).__name__}. Override `configure_predictor`, or use one of"
-            " its modules."
-        )
-
-    def predictor(self) -> nn.Module:
-        """Return a copy of the model for serving: a plain torch module in evaluation, without Lightning, the risk or gradients.
-
-        Raises:
-            ConfigurationError: for a model without a predictor, or one whose vocabularies are not set yet.
-        """
-        served = self.configure_predictor()
-        if not isinstance(served, nn.Module):
-            raise ConfigurationError(
-                f"Expected `configure_predictor` of {full_name(self)} to return a torch module but got {full_name(served)}."
-            )
-        return copy.deepcopy(served).requires_grad_(False).eval()
-
-    def exported(self) -> dict[str, tuple[nn.Module, tuple[Any, ...]]]:
-        """Return the modules that ``lit-sparse export`` writes, by what follows the name of the file, with example arguments.
-
-        By default the predictor, of two examples with ``in_features`` numbers each.
-        """
-        return {"": (self.predictor(), (torch.rand(2, int(getattr(self, "in_features", 1))),))}
-
-    def run_step(self, batch: Batch, batch_idx: int, stage: Stage) -> dict[str, Any]:
-        """Return the objective of a batch as ``loss``, and the measurements of the step for callbacks.
-
-        The objective is the risk of the losses in training, and their mean in validation and test, with the weights of the
-        examples.
-
-        Args:
-            batch: batch of the data module.
-            batch_idx: index of the batch in its epoch.
-            stage: ``"train"``, ``"val"`` or ``"test"``.
-
-        Raises:
-            BrokenLossError: if a loss is NaN, or infinite and the risk is not the mean; it names the example.
-        """
-        check_choice("stage", stage, get_args(Stage))
-        check_batch(batch)
-        try:
-            output = (self._compiled_step or self.step)(batch, batch_idx, stage)
-        except KeyError as error:
-            if not isinstance(batch, dict) or not error.args or error.args[0] in batch:
-                raise
-            raise ConfigurationError(
-                f"Expected the entry {error.args[0]!r} in a batch for {type(self).__name__} but got"
-                f" {', '.join(map(str, batch))}. Use a data module that makes it."
-            ) from error
-        if not isinstance(output, StepOutput):
-            raise ConfigurationError(
-                f"Expected `step` of {full_name(self)} to return a StepOutput but got a {type(output).__name__}."
-            )
-        objective, losses, rows = output.objective, output.losses, output.example_index
-        if rows is not None and (not isinstance(rows, Tensor) or rows.dim() != 1 or rows.dtype != torch.int64):
-            raise ConfigurationError(f"Expected `example_index` of {full_name(self)} to be indices (R,) but got {rows!r}.")
-        known = batch.get("index", losses) if rows is None else rows
-        each = tuple(known.shape[:1]) if isinstance(known, Tensor) else ()
-        for name, shape in (("objective", ()), ("penalty", ()), ("losses", each), ("transport_cost", each)):
-            if (value := getattr(output, name)) is not None:
-                check_result(self, f"step(...).{name}", value, shape)
-        output.check_measurements(self)
-        if losses is not None:
-            logged = self.weighted(losses, batch, rows)
-            if objective is None:
-                minimized = losses if output.transport_cost is None else losses - output.transport_cost
-                objective = self.objective(minimized, batch, stage, rows)
-            if output.penalty is not None:
-                objective, logged = objective + output.penalty, logged + output.penalty
-        elif objective is not None:
-            logged = objective.reshape(1)
-        else:
-            raise ConfigurationError(f"Expected `losses` or an `objective` from {full_name(self)} but got neither.")
-        per_example = {name: values.detach() for name, values in ({"loss": logged} | output.per_example).items()}
-        return {"loss": objective, "per_example": per_example} | {name: getattr(output, name) for name in REPORTED}
-
-    @staticmethod
-    def weighted(losses: Tensor, batch: Batch, rows: Tensor | None = None) -> Tensor:
-        """Return losses times the weights of their examples, or unchanged losses for data without weights.
-
-        Args:
-            losses: (B,), or (R,) with ``rows``.
-            batch: batch, whose entry ``weight`` (B,) holds the weights, those of a coreset.
-            rows: (R,) position in the batch of the example that each loss belongs to.
-        """
-        weights = _column("weight", batch, rows)
-        return losses if weights is None else losses * weights.to(losses.dtype)
-
-    def objective(
-        self, losses: Tensor, batch: Batch, stage: Stage, rows: Tensor | None = None, shares: Tensor | None = None
-    ) -> Tensor:
-        """Return the risk of weighted losses in training, and their weighted mean in validation and test.
-
-        Args:
-            losses: (B,), or (R,) with ``rows``.
-            batch: batch, whose entry ``weight`` (B,) holds the weights, those of a coreset.
-            stage: ``"train"``, ``"val"`` or ``"test"``.
-            rows: (R,) position in the batch of the example that each loss belongs to.
-            shares: (R,) further factor of each weight.
-
-        Raises:
-            BrokenLossError: if a loss is NaN, or infinite and the risk is not the mean; it names the example.
-        """
-        if stage != "train":
-            return self.weighted(losses, batch, rows).mean()
-        try:
-            weights = _column("weight", batch, rows)
-            if shares is not None:
-                weights = shares if weights is None else shares * weights
-            risk: Tensor = self.risk(losses, weights, _column(self.risk.group_key, batch, rows))
-        except BrokenLossError as error:
-            row, index = error.row if rows is None else int(rows[error.row]), batch.get("index")
-            where = f" (number {int(index[row])} of the training data)" if isinstance(index, Tensor) else ""
-            raise error.located(row, where) from None
-        return risk
-
-    def perturbed(self, loss_fn: Callable[[Tensor], Tensor], inputs: Tensor, stage: Stage) -> tuple[Tensor, Tensor | None]:
-        """Return the inputs that the risk perturbs in training, and the transport cost (B,), or None without one.
-
-        Args:
-            loss_fn: function from inputs (B, ...) to losses (B,).
-            inputs: (B, ...) floating.
-            stage: ``"train"``, ``"val"`` or ``"test"``; only training perturbs inputs.
-        """
-        if stage != "train" or self.risk.adversary is None:
-            return inputs, None
-        moved, cost = self.risk.perturb(loss_fn, inputs)
-        if moved.shape != inputs.shape or cost.shape != inputs.shape[:1]:
-            raise ConfigurationError(
-                f"Expected `adversary` of {full_name(self.risk)} to return inputs {tuple(inputs.shape)} and a cost of each but"
-                f" got {tuple(moved.shape)} and {tuple(cost.shape)}."
-            )
-        return moved, cost
 
     @override
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
@@ -389,17 +214,9 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         With other strategies it is Lightning's own, which does nothing: Lightning asks whether a model overrides the hook, and
         then warns that its layers are not divided.
         """
-        return super().configure_model if self.device_mesh is None else self._shard
-
-    def _shard(self) -> None:
-        mesh = self.device_mesh
-        assert mesh is not None
-        if (size := mesh["tensor_parallel"].size()) > 1:
-            raise ConfigurationError(
-                f"Expected `tensor_parallel_size` of ModelParallelStrategy to be 1 but got {size}. Set it to 1, and"
-                " `data_parallel_size` to the number of processes."
-            )
-        shard(self, mesh["data_parallel"], ("training_step", "validation_step", "test_step", "predict_step"))
+        if self.device_mesh is None:
+            return super().configure_model
+        return partial(shard, self, self.device_mesh, ("training_step", "validation_step", "test_step", "predict_step"))
 
     @override
     def configure_callbacks(self) -> list[pl.Callback]:
@@ -418,10 +235,7 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
 
     @override
     def configure_optimizers(self) -> Any:
-        optimizer = build_optimizer(self.optimizer, self, self.risk)
-        if self._rate is not None:
-            for group in optimizer.param_groups:
-                group["lr"] = self.risk.dual_lr if group.get(DUAL) and self.risk.dual_lr is not None else self._rate
+        optimizer = build_optimizer(self.optimizer, self, self.risk, self._rate)
         if self.lr_scheduler is None:
             return optimizer
         scheduler = built_scheduler(self.lr_scheduler, optimizer)
@@ -435,11 +249,8 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         gradient_clip_algorithm: str | None = None,
     ) -> None:
         """Clip gradients, also for fused optimizers in bf16-mixed."""
-        precision = self.trainer.precision_plugin
-        if gradient_clip_val and clips_by_itself(optimizer, precision):
-            kind = GradClipAlgorithmType(gradient_clip_algorithm or "norm")
-            Precision.clip_gradients(precision, optimizer, gradient_clip_val, kind)
-        else:
+        given = (self.trainer.precision_plugin, optimizer, gradient_clip_val, gradient_clip_algorithm)
+        if not clip_fused(*given):
             super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def setup(self, stage: str) -> None:
@@ -448,7 +259,7 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
             self._limits = limits_of(self.trainer)
             guard_restoring(self.trainer)
             for logger in self.trainer.loggers:
-                logger.log_hyperparams(self._described())
+                logger.log_hyperparams(describe_run(self, getattr(self.trainer, "datamodule", None)))
             self.stage_metrics("train")
             after_restore(self.trainer, self._begin_weights)
 
@@ -464,17 +275,6 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         Args:
             data: data module of the training, or None.
         """
-
-    def _described(self) -> dict[str, Any]:
-        """Describe the model and its data module for a logger, each with ``class_path`` and ``init_args``."""
-        arguments = {name: value for name, value in self.hparams.items() if not name.startswith("_")}
-        described = {"model": {"class_path": class_path(type(self)), "init_args": arguments}}
-        data = getattr(self.trainer, "datamodule", None)
-        if data is not None:
-            kept = vars(data)  # not getattr: a property may compute, e.g. select a coreset
-            arguments = describe_all({name: kept[name] for name in constructor_parameters(type(data)) if name in kept})
-            described["data"] = {"class_path": class_path(type(data)), "init_args": arguments}
-        return described
 
     @property
     def _is_fitting(self) -> bool:
@@ -508,10 +308,7 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
     def on_train_epoch_end(self) -> None:
         self._log_metrics("train")
         for name, value in self.risk.measurements().items():
-            if not isinstance(value, int | float | Tensor):
-                raise ConfigurationError(
-                    f"Expected `measurements` of {full_name(self.risk)} to return numbers but got {value!r} as {name!r}."
-                )
+            check_measurement(self.risk, name, value)
             self.log(f"train/{name}", value, sync_dist=True)
 
     @override
@@ -572,7 +369,7 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
             if not batch:
                 return {}
             output = self.run_step(batch, batch_idx, stage)
-            metrics.measure(output["per_example"], _column(self.risk.group_key or GROUP, batch, output["example_index"]))
+            metrics.measure(output["per_example"], column_of(self.risk.group_key or GROUP, batch, output["example_index"]))
         return output
 
     @contextmanager
@@ -597,11 +394,3 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
 
     def _log_metrics(self, stage: Stage) -> None:
         self.stage_metrics(stage).log(self, stage, self.count_name)
-
-
-def _column(name: str | None, batch: Batch, rows: Tensor | None) -> Tensor | None:
-    """Return an entry of a batch (B,) at each of the rows (R,), all without rows; None for data without it."""
-    if name is None or name not in batch:
-        return None
-    column: Tensor = batch[name]
-    return column if rows is None else column[rows]

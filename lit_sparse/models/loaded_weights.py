@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from lit_sparse.errors import CheckpointError
 from lit_sparse.estimators import Sampler
 from lit_sparse.lightning.choice import pl, rank_zero_info
-from lit_sparse.runs.checkpoint_files import check_finite, read_torch_file
+from lit_sparse.runs.checkpoint_files import check_finite
+from lit_sparse.runs.torch_files import read_torch_file
 
 __all__ = ["load_initial_weights", "match_risk", "not_given", "read_weights"]
 

@@ -9,19 +9,27 @@ import torch
 from torch import nn
 
 from lit_sparse.errors import ConfigurationError, full_name
-from lit_sparse.lightning.choice import MixedPrecision, Precision, rank_zero_warn
+from lit_sparse.lightning.choice import GradClipAlgorithmType, MixedPrecision, Precision, rank_zero_warn
 from lit_sparse.risks import Risk
 
-__all__ = ["DUAL", "build_optimizer", "clips_by_itself", "renew_dual_rates", "warn_of_other_rates"]
+__all__ = ["DUAL", "build_optimizer", "clip_fused", "renew_dual_rates", "warn_of_other_rates"]
 
 #: Key that marks the parameter group of a risk's dual variable.
 DUAL = "dual"
 
 
-def build_optimizer(build: Callable[[Any], torch.optim.Optimizer], model: nn.Module, risk: Risk) -> torch.optim.Optimizer:
+def build_optimizer(
+    build: Callable[[Any], torch.optim.Optimizer], model: nn.Module, risk: Risk, rate: float | None = None
+) -> torch.optim.Optimizer:
     """Return the optimizer of a model; the dual variable of its risk is a group without weight decay.
 
     An optimizer without parameter groups, such as LBFGS, gets all parameters, unless the risk has a separate rate.
+
+    Args:
+        build: constructor of the optimizer.
+        model: the model.
+        risk: its risk.
+        rate: learning rate in place of the optimizer's; a separate rate of the dual variable is kept.
 
     Raises:
         ConfigurationError: if the optimizer does not accept its arguments.
@@ -48,23 +56,28 @@ def build_optimizer(build: Callable[[Any], torch.optim.Optimizer], model: nn.Mod
         raise ConfigurationError(
             f"Expected `optimizer` of {full_name(model)} to return an Optimizer but got {full_name(built)}."
         )
+    for group in built.param_groups if rate is not None else ():
+        group["lr"] = risk.dual_lr if group.get(DUAL) and risk.dual_lr is not None else rate
     return built
 
 
-def clips_by_itself(optimizer: torch.optim.Optimizer, precision: Precision) -> bool:
-    """Return whether gradients of a fused optimizer must be clipped without Lightning's check, which is meant for 16-mixed.
+def clip_fused(precision: Precision, optimizer: torch.optim.Optimizer, value: float | None, algorithm: str | None) -> bool:
+    """Clip the gradients of a fused optimizer, and return whether it is one; Lightning refuses it in bf16-mixed.
 
     A fused optimizer divides gradients by the loss scale within its step, so scaled gradients cannot be clipped before.
-    Lightning also refuses clipping in bf16-mixed, which has no scale.
+    In bf16-mixed there is no scale.
 
     Args:
-        optimizer: optimizer of the clipped gradients.
         precision: precision of the trainer.
+        optimizer: optimizer of the gradients.
+        value: largest norm or value; nothing is clipped without one.
+        algorithm: ``"norm"`` or ``"value"``; None for the norm.
 
     Raises:
         ConfigurationError: for a fused optimizer with a loss scale.
     """
-    if not (isinstance(precision, MixedPrecision) and getattr(optimizer, "_step_supports_amp_scaling", False)):
+    fused = getattr(optimizer, "_step_supports_amp_scaling", False)
+    if not (value and fused and isinstance(precision, MixedPrecision)):
         return False
     if precision.scaler is not None:
         raise ConfigurationError(
@@ -72,6 +85,7 @@ def clips_by_itself(optimizer: torch.optim.Optimizer, precision: Precision) -> b
             f" {type(optimizer).__name__}(fused=True). Use --model.init_args.optimizer.init_args.fused false, or"
             " --trainer.precision bf16-mixed."
         )
+    Precision.clip_gradients(precision, optimizer, value, GradClipAlgorithmType(algorithm or "norm"))
     return True
 
 

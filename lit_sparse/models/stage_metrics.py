@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
 
+from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.ground.distributed import is_first
 from lit_sparse.lightning.choice import AGREED, pl
 from lit_sparse.metrics import GroupMeans, MeanOverExamples
 
-__all__ = ["StageMetrics", "group_metrics", "mean_metrics"]
+__all__ = ["StageMetrics", "check_measurement", "check_metrics", "group_metrics", "mean_metrics"]
 
 #: Validation and test means in the progress bar.
 SHOWN = ("loss", "accuracy")
@@ -28,6 +29,23 @@ def group_metrics(declared: Mapping[str, Metric]) -> dict[str, Metric]:
     """Return means by group of the loss and the accuracy, if they are among the declared metrics."""
     found: dict[str, Metric] = {"group_loss": GroupMeans("loss", "max"), "group_accuracy": GroupMeans("accuracy", "min")}
     return {name: metric for name, metric in found.items() if isinstance(declared.get(name[6:]), MeanOverExamples)}
+
+
+def check_metrics(model: object, declared: Any) -> dict[str, Metric]:
+    """Return what ``configure_metrics`` of a model returns, if it is a dict of metrics."""
+    if not isinstance(declared, dict) or not all(isinstance(metric, Metric) for metric in declared.values()):
+        raise ConfigurationError(
+            f"Expected `configure_metrics` of {full_name(model)} to return a dict of metrics but got {declared!r}."
+        )
+    return declared
+
+
+def check_measurement(risk: object, name: str, value: Any) -> None:
+    """Check that a measurement of a risk is a number."""
+    if not isinstance(value, int | float | Tensor):
+        raise ConfigurationError(
+            f"Expected `measurements` of {full_name(risk)} to return numbers but got {value!r} as {name!r}."
+        )
 
 
 class StageMetrics(nn.ModuleDict):

@@ -17,7 +17,7 @@ from lit_sparse.lightning.internals import after_restore, copy_averages
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.metrics import group_counts, tied_groups
 from lit_sparse.models.base import LitSparseModule
-from lit_sparse.runs.checkpoint_files import read_torch_file
+from lit_sparse.runs.torch_files import read_torch_file
 from lit_sparse.text import Vocabulary
 
 __all__ = ["TextModule", "check_lines", "check_parts", "count_groups", "two_texts"]

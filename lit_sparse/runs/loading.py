@@ -9,10 +9,11 @@ from typing import Any, Literal, overload
 from lit_sparse.errors import CheckpointError, ConfigurationError
 from lit_sparse.ground.stored import read_yaml
 from lit_sparse.lightning.choice import pl
-from lit_sparse.runs.checkpoint_files import is_url, load_module, restoring_error
-from lit_sparse.runs.descriptions import build
+from lit_sparse.runs.builder import build
+from lit_sparse.runs.checkpoint_files import load_module, restoring_error
 from lit_sparse.runs.folders import inside
 from lit_sparse.runs.shards import is_sharded
+from lit_sparse.runs.torch_files import is_url
 from lit_sparse.runs.trust import trusting
 
 __all__ = ["load"]

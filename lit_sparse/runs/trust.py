@@ -1,7 +1,7 @@
 """The classes that a stored description may name: stored files come from third parties, and an imported name may run code.
 
 Each place of a description has a base class, which the annotation of the argument declares
-(:mod:`lit_sparse.runs.descriptions`). A class may stand there if it is a subclass of that base, and one of:
+(:mod:`lit_sparse.runs.builder`). A class may stand there if it is a subclass of that base, and one of:
 
 - a part of this package: a public class of one of :data:`PARTS`;
 - a public class of ``torch.nn`` or ``torch.optim``;

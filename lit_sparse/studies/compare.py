@@ -21,7 +21,8 @@ from lit_sparse.studies.jobs.logged import SUMMARY, logged_by_program, summarize
 from lit_sparse.studies.jobs.rows import Row, shown
 from lit_sparse.studies.pages.figures import draw
 from lit_sparse.studies.pages.tables import by_cell, markdown
-from lit_sparse.studies.plan.study import Cell, Column, Figure, Panel, Study
+from lit_sparse.studies.plan.presentation import Column, Figure, Panel
+from lit_sparse.studies.plan.study import Cell, Study
 from lit_sparse.studies.settings import read_config, settings_of
 
 __all__ = ["Source", "comparison", "configs_of", "first_of", "is_folder", "main", "named", "parser", "sources", "table_of"]

@@ -34,7 +34,7 @@ def arrays(**others: Any) -> dict[str, Any]:
 
 
 @given(data=st.data(), dtype=st.sampled_from([torch.float32, torch.float64]))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_files_give_back_what_was_saved(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, dtype: torch.dtype
 ) -> None:

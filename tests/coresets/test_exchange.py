@@ -71,7 +71,7 @@ def test_the_exchange_is_the_best_of_all(k: int) -> None:
         assert found == best, seed
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(0, 10**6), st.integers(2, 30), st.integers(1, 12), st.integers(1, 8), st.booleans())
 def test_exchanges_bring_the_sum_nearer(seed: int, size: int, draws: int, k: int, doubled: bool) -> None:
     """Also where vectors are equal, or more than they have numbers."""

@@ -24,7 +24,7 @@ def labels(sizes: list[int], seed: int = 0) -> torch.Tensor:
 
 
 @given(sizes=SIZES, data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_shares(sizes: list[int], data: st.DataObject) -> None:
     """They add up to k; each has at least one, at most all, and within one of its proportion where no group is too small."""
     total = sum(sizes)

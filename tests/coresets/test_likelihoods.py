@@ -78,7 +78,7 @@ def test_values_and_derivatives_to_the_last_digits(likelihood: Likelihood) -> No
 
 @pytest.mark.parametrize("likelihood", LIKELIHOODS, ids=repr)
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_derivatives_are_those_of_the_log_likelihood(likelihood: Likelihood, data: st.DataObject) -> None:
     eta = torch.tensor(data.draw(st.lists(st.floats(-30, 30), min_size=1, max_size=8)), dtype=torch.float64, requires_grad=True)
     if isinstance(likelihood, NormalLikelihood):

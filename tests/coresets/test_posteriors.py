@@ -99,7 +99,7 @@ def test_draws_have_its_moments_and_their_seed() -> None:
 
 
 @given(seed=st.integers(0, 10**6), dim=st.integers(1, 6), size=st.integers(1, 20))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_the_posterior_of_a_normal_mean(seed: int, dim: int, size: int) -> None:
     rng = np.random.default_rng(seed)
     X, w = rng.standard_normal((size, dim)), rng.exponential(1.0, size) * (rng.random(size) < 0.5)
@@ -116,7 +116,7 @@ def test_the_posterior_of_a_normal_mean(seed: int, dim: int, size: int) -> None:
 
 
 @given(seed=st.integers(0, 10**6), dim=st.integers(1, 6), size=st.integers(1, 30), variance=st.floats(0.05, 20))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_linear_regression_in_closed_form(seed: int, dim: int, size: int, variance: float) -> None:
     features, target, weights = drawn("normal", seed, size, dim)
     prior = normal(dim, seed)
@@ -131,7 +131,7 @@ def test_linear_regression_in_closed_form(seed: int, dim: int, size: int, varian
 
 @pytest.mark.parametrize("kind", ["logistic", "poisson"])
 @given(seed=st.integers(0, 10**6), size=st.integers(1, 60), dim=st.integers(1, 5))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_laplace_is_that_of_the_second_opinion(kind: problems.Kind, seed: int, size: int, dim: int) -> None:
     features, target, weights = drawn(kind, seed, size, dim)
     expected = problems.laplace(kind, features.numpy(), target.numpy(), weights.numpy())
@@ -272,7 +272,7 @@ def direct_kl(p: GaussianPosterior, q: GaussianPosterior) -> float:
 
 
 @given(seed=st.integers(0, 10**6), dim=st.integers(1, 8))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_divergences_are_their_formulas(seed: int, dim: int) -> None:
     full, coreset = normal(dim, seed), normal(dim, seed + 2)
     assert forward_kl(full, coreset) == pytest.approx(direct_kl(full, coreset), rel=1e-9, abs=1e-12)

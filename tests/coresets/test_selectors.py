@@ -231,7 +231,7 @@ def test_pursuit_falls_in_every_iteration_and_ends_at_nothing() -> None:
     assert coreset.objective < 1e-20 * float(vectors.sum(0).square().sum())
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(0, 10**6), st.integers(1, 30), st.integers(1, 12), st.integers(1, 30))
 def test_weights_after_a_refit_are_the_best_nonnegative_ones(seed: int, size: int, draws: int, k: int) -> None:
     vectors = tiny(seed, size, draws)

@@ -21,8 +21,9 @@ from lit_sparse.data import (
     SyntheticRegressionDataModule,
     TableDataModule,
 )
-from lit_sparse.data.base import ResumableDataModule, shuffled
+from lit_sparse.data.base import ResumableDataModule
 from lit_sparse.data.images.base import UNLABELLED
+from lit_sparse.data.splits import shuffled
 from lit_sparse.errors import CheckpointError, ConfigurationError
 from lit_sparse.lightning.choice import pl
 from lit_sparse.testing import concrete_subclasses

@@ -13,7 +13,7 @@ import torch
 from pyarrow import parquet
 
 from lit_sparse.data import EntailmentDataModule, RadialBases, TableDataModule, TranslationDataModule
-from lit_sparse.data.readers import arrow_files, tables
+from lit_sparse.data.readers import arrow_files, splits, tables, text_tables
 from lit_sparse.data.stream import Stream, stream_order
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.lightning.choice import pl
@@ -58,10 +58,10 @@ FORMS: dict[str, Callable[[Path], None]] = {
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(tables, "ROWS", 16)
-    monkeypatch.setattr(tables, "AT_ONCE", 8)
+    monkeypatch.setattr(splits, "ROWS", 16)
+    monkeypatch.setattr(text_tables, "AT_ONCE", 8)
     monkeypatch.setattr(arrow_files, "BATCH", 16)
-    monkeypatch.setattr(tables, "BLOCK", 256)
+    monkeypatch.setattr(text_tables, "BLOCK", 256)
     folder = tmp_path / "pairs"
     folder.mkdir()
     for split in ("val", "test"):

@@ -13,7 +13,7 @@ import yaml
 
 from lit_sparse.studies.jobs.rows import Row
 from lit_sparse.studies.pages.tables import cell_text, numbers, selected
-from lit_sparse.studies.plan.study import Column
+from lit_sparse.studies.plan.presentation import Column
 from tests.conftest import CONFIGS, ROOT
 from tests.support.studies import packaged
 from tests.test_configs import RESULTS

@@ -20,7 +20,8 @@ from lit_sparse.data.readers.word_vectors import read_vectors
 from lit_sparse.errors import CheckpointError, DataError
 from lit_sparse.ground.pickles import check_pickle
 from lit_sparse.models.loaded_weights import read_weights
-from lit_sparse.runs.checkpoint_files import read_checkpoint, read_torch_file
+from lit_sparse.runs.checkpoint_files import read_checkpoint
+from lit_sparse.runs.torch_files import read_torch_file
 
 START, BIG = b"\x80\x02", b"J" + struct.pack("<i", 2**29)
 

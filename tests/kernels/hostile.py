@@ -88,9 +88,7 @@ def fuzz(name: str, body: Callable[..., None], **strategies: st.SearchStrategy[A
     """Run a body on drawn arguments, in both float types."""
 
     @seed(0)
-    @settings(
-        max_examples=EXAMPLES, deadline=None, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
-    )
+    @settings(max_examples=EXAMPLES, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
     @given(x=scores(), **strategies)
     def run(x: Tensor, **arguments: Any) -> None:
         seen[name] += len(x)

@@ -18,7 +18,7 @@ __all__ = ["assert_same_groups", "by_reference", "fixed_settings", "rows", "smoo
 
 def fixed_settings(examples: int) -> settings:
     """The same examples every time."""
-    return settings(max_examples=examples, deadline=None, derandomize=True, database=None)
+    return settings(max_examples=examples, derandomize=True, database=None)
 
 
 def by_reference(kernel: RowKernel, *args: Any) -> Any:

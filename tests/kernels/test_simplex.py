@@ -21,7 +21,7 @@ def by_sorting(x: np.ndarray, gamma: float) -> np.ndarray:
     return np.maximum(x - x.max() - tau, 0) / gamma
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(1, 200), st.integers(0, 10**6), st.sampled_from([1e-3, 0.1, 1.0, 30.0]), st.booleans())
 def test_projection_equals_sorting(d: int, seed: int, gamma: float, tied: bool) -> None:
     rng = np.random.default_rng(seed)
@@ -33,7 +33,7 @@ def test_projection_equals_sorting(d: int, seed: int, gamma: float, tied: bool) 
         np.testing.assert_allclose(got, by_sorting(row, gamma), atol=1e-9)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.integers(1, 80),
     st.integers(0, 10**6),

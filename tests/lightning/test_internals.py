@@ -13,7 +13,8 @@ from pytorch_lightning.trainer.connectors.logger_connector.result import _Metada
 
 from lit_sparse.data import DigitsDataModule
 from lit_sparse.lightning.internals import after_restore, given_hyperparameters
-from lit_sparse.lightning.states import LAST, META, REFUSED, SAVER, VALUES
+from lit_sparse.lightning.process_states import META, VALUES
+from lit_sparse.lightning.states import LAST, REFUSED, SAVER
 from lit_sparse.models import RobustClassifier
 from lit_sparse.nn import ConvNet
 

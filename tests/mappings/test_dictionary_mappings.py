@@ -108,7 +108,8 @@ def _process(rank: int, store: str, folder: str) -> None:
 def _sharded(rank: int, store: str) -> None:
     torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
     model = torch.nn.Sequential(torch.nn.Linear(4, 40), BatchTopK(3))
-    shard(model, torch.distributed.init_device_mesh("cpu", (1,)), [])
+    names = ("data_parallel", "tensor_parallel")
+    shard(model, torch.distributed.init_device_mesh("cpu", (1, 1), mesh_dim_names=names), [])
     model(torch.randn(20, 4))
     assert float(model[1].cutoff) > 0 and int(model[1].batches) == 1
     torch.distributed.destroy_process_group()

@@ -120,7 +120,7 @@ def together(processes: Sequence[TextMetric]) -> TextMetric:
 
 
 @given(corpora(), st.data())
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_bleu_is_that_of_sacrebleu_however_the_corpus_is_split(corpus: Corpus, data: st.DataObject) -> None:
     tokenize = data.draw(st.sampled_from(["13a", "none", "intl", "char", "zh"]))
     lowercase = data.draw(st.booleans())
@@ -136,7 +136,7 @@ def test_bleu_is_that_of_sacrebleu_however_the_corpus_is_split(corpus: Corpus, d
 
 
 @given(corpora(), st.data())
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_chrf_is_that_of_sacrebleu_however_the_corpus_is_split(corpus: Corpus, data: st.DataObject) -> None:
     word_order, lowercase = data.draw(st.sampled_from([0, 1, 2])), data.draw(st.booleans())
     owners = data.draw(st.lists(st.integers(0, 2), min_size=len(corpus[0]), max_size=len(corpus[0])))

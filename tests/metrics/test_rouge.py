@@ -33,7 +33,7 @@ def of_one(metric: Rouge, hypothesis: str, references: Sequence[str]) -> dict[st
 @pytest.mark.filterwarnings("ignore:Rouge's tokenizer")
 @pytest.mark.parametrize("use_stemmer", [False, True])
 @given(HEADLINES, HEADLINES)
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_one_reference_is_scored_as_by_rouge_score(use_stemmer: bool, hypothesis: str, reference: str) -> None:
     types = ("rouge1", "rouge2", "rouge3", "rougeL")
     found = of_one(Rouge(types, use_stemmer=use_stemmer), hypothesis, [reference])
@@ -49,7 +49,7 @@ def test_stems_are_compared() -> None:
 
 
 @given(st.sampled_from(FIRST + SECOND + [""]), st.sampled_from([*REFERENCES, [""], ["a b"], ["a", "", "The old bridge"]]))
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 def test_several_references(hypothesis: str, references: list[str]) -> None:
     types = ("rouge1", "rouge2", "rougeL")
     scorer = RougeScorer(types)
@@ -123,7 +123,7 @@ def test_weighted_subsequence_is_that_of_the_paper_s_recursion(
 
 
 @given(st.permutations("abcdef"), st.permutations("abcdef"), st.integers(0, 6), st.sampled_from([1.2, 2.0]))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_weighted_subsequence_is_the_heaviest_where_no_word_comes_twice(
     hypothesis: list[str], reference: list[str], length: int, weight: float
 ) -> None:
@@ -132,7 +132,6 @@ def test_weighted_subsequence_is_the_heaviest_where_no_word_comes_twice(
 
 
 @given(TOKENS, TOKENS)
-@settings(deadline=None)
 def test_weight_of_one_is_the_longest_subsequence(hypothesis: list[str], reference: list[str]) -> None:
     expected = overlaps(hypothesis, reference, ["rougeL"])["rougeL"].score()
     assert rouge_w(hypothesis, reference, weight=1) == pytest.approx(expected)
@@ -233,7 +232,7 @@ def test_what_the_tokenizers_keep() -> None:
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_batches_and_processes_change_nothing(data: st.DataObject) -> None:
     rule = data.draw(st.sampled_from(["average", "best", "pooled"]))
     make = Rouge(EVERY, data.draw(st.sampled_from([None, 20])), references=rule)

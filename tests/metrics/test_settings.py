@@ -30,7 +30,8 @@ from lit_sparse.metrics import (
     hoyer_sparseness,
 )
 from lit_sparse.metrics.exact_metric import ExactMetric
-from lit_sparse.runs.descriptions import build, describe
+from lit_sparse.runs.builder import build
+from lit_sparse.runs.descriptions import describe
 from lit_sparse.testing import concrete_subclasses
 
 #: Metric -> arguments of one instance, and other arguments, which may change what an update counts.

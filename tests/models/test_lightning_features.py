@@ -1,27 +1,121 @@
-"""Each model with a plain Trainer and the features of Lightning that its users expect."""
+"""Each model and each data module with a plain Trainer and the features of Lightning that its users expect."""
 
 from __future__ import annotations
 
 import copy
 import functools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
+from PIL import Image
 from pytorch_lightning.callbacks import BasePredictionWriter, EMAWeightAveraging, ModelCheckpoint, ModelSummary
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 from pytorch_lightning.tuner import Tuner
 
 from lit_sparse.callbacks import CountLogger
+from lit_sparse.coresets import Uniform
+from lit_sparse.data import (
+    CaliforniaHousingDataModule,
+    ColoredDigitsDataModule,
+    CoresetDataModule,
+    ImageFolderDataModule,
+    ImageTableDataModule,
+    MNISTDataModule,
+    PairDataModule,
+    SummarizationDataModule,
+    TableDataModule,
+)
+from lit_sparse.data.base import ResumableDataModule
+from lit_sparse.data.regression.california_housing import RAW
+from lit_sparse.mappings import BatchTopK, Sparsemax
+from lit_sparse.models import RobustClassifier, RobustRegressor, Seq2Seq, SparseAutoencoder
+from lit_sparse.nn import ConvNet, RecurrentBody
+from lit_sparse.testing import concrete_subclasses
+from tests.data.encoder import tiny_activations
+from tests.data.images.test_mnist import idx
+from tests.data.pairs import write_pairs
 
-from .test_precision import MADE
+from .test_precision import ADAM, MADE, Pair, digits
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The number of training batches:UserWarning"),
     pytest.mark.filterwarnings("ignore:Checkpoint directory:UserWarning"),
 ]
+
+
+def _images(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+
+
+def _classified(data: pl.LightningDataModule, height: int = 8, colors: int = 1) -> Pair:
+    network = ConvNet(height, height, colors=colors, channels=[4], hidden=8)
+    return RobustClassifier(network=network, in_features=colors * height**2, optimizer=ADAM), data
+
+
+def _mnist(folder: Path) -> Pair:
+    for prefix, size in (("train", 80), ("t10k", 20)):
+        (folder / f"{prefix}-images-idx3-ubyte").write_bytes(idx(_images(size, 28, 28)))
+        (folder / f"{prefix}-labels-idx1-ubyte").write_bytes(idx(np.arange(size) % 10))
+    return _classified(MNISTDataModule(folder=str(folder), val_size=20, labelled=1.0, batch_size=16), 28)
+
+
+def _folder(folder: Path) -> Pair:
+    for number, pixels in enumerate(_images(80, 8, 8)):
+        path = folder / ("train", "val", "test")[max(0, number % 5 - 2)] / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(path)
+    return _classified(ImageFolderDataModule(str(folder), size=(8, 8), labelled=1.0, batch_size=10))
+
+
+def _archive(folder: Path) -> Pair:
+    parts = np.array(["train", "train", "train", "val", "test"] * 16)
+    np.savez(folder / "images.npz", images=_images(80, 8, 8), labels=np.arange(80) % 3, split=parts)
+    return _classified(ImageTableDataModule(str(folder / "images.npz"), labelled=1.0, batch_size=10))
+
+
+def _table(folder: Path, columns: Sequence[str], size: int = 60) -> str:
+    rows = np.random.default_rng(0).integers(1, 60, (size, len(columns)))
+    np.savetxt(folder / "t.csv", rows, delimiter=",", fmt="%d", header=",".join(columns), comments="")
+    return str(folder / "t.csv")
+
+
+def _pairs(kind: type[PairDataModule], folder: Path) -> Pair:
+    for split in ("train", "val", "test"):
+        write_pairs(folder, split, 30)
+    data = kind(str(folder), source="de", target="en", batch_size=8)
+    return Seq2Seq(Sparsemax(), RecurrentBody(8, 1, 0.1), max_output=5, optimizer=ADAM), data
+
+
+#: The data modules that no model above is trained on, each with one that is.
+OTHERS: dict[str, Callable[[Path], Pair]] = {
+    "ActivationDataModule": lambda folder: (
+        SparseAutoencoder(BatchTopK(2), in_features=8, width=8, optimizer=ADAM),
+        tiny_activations(folder, batch_size=8),
+    ),
+    "CaliforniaHousingDataModule": lambda folder: (
+        RobustRegressor(in_features=9, optimizer=ADAM),
+        CaliforniaHousingDataModule(path=_table(folder, RAW), batch_size=8),
+    ),
+    "ColoredDigitsDataModule": lambda _: _classified(ColoredDigitsDataModule(labelled=1.0, batch_size=50), colors=2),
+    "CoresetDataModule": lambda _: _classified(
+        CoresetDataModule(digits(labelled=1.0), Uniform(), 100, lambda examples: torch.ones(len(examples), 1))
+    ),
+    "ImageFolderDataModule": _folder,
+    "ImageTableDataModule": _archive,
+    "MNISTDataModule": _mnist,
+    "PairDataModule": functools.partial(_pairs, PairDataModule),
+    "SummarizationDataModule": functools.partial(_pairs, SummarizationDataModule),
+    "TableDataModule": lambda folder: (
+        RobustRegressor(in_features=3, optimizer=ADAM),
+        TableDataModule(_table(folder, "abc"), features="a,b", target="c", batch_size=8),
+    ),
+}
+PAIRS = MADE | OTHERS
 EACH = pytest.mark.parametrize("name", MADE)
 
 
@@ -47,13 +141,19 @@ class Seen(BasePredictionWriter):
         self.epoch = len(predictions)
 
 
-@pytest.mark.cases(quick=1, gate=2)
-@EACH
+def test_each_data_module_is_trained_on(tmp_path: Path) -> None:
+    kinds = {type(make(tmp_path)[1]) for make in MADE.values()}
+    assert {kind.__name__ for kind in kinds} | {*OTHERS} == {kind.__name__ for kind in concrete_subclasses(ResumableDataModule)}
+    assert all(type(OTHERS[name](tmp_path)[1]).__name__ == name for name in OTHERS if name != "ActivationDataModule")
+
+
+@pytest.mark.cases(quick=2, gate=4)
+@pytest.mark.parametrize("name", PAIRS)
 def test_a_model_takes_the_features_of_lightning(name: str, tmp_path: Path) -> None:
     for options in ({"fast_dev_run": True}, {"overfit_batches": 1}):
-        trainer(tmp_path, **options).fit(*MADE[name](tmp_path))
+        trainer(tmp_path, **options).fit(*PAIRS[name](tmp_path))
     pl.seed_everything(0)
-    model, data = MADE[name](tmp_path)
+    model, data = PAIRS[name](tmp_path)
     loggers, writer = [CSVLogger(tmp_path / "csv"), TensorBoardLogger(tmp_path / "board")], Seen()
     kernel = "Kernel" in name  # whose own optimizer has no weights to average, and adds up no gradients
     callbacks = [ModelSummary(2), writer, *([] if kernel else [EMAWeightAveraging(decay=0.5)])]
@@ -86,8 +186,8 @@ def test_a_plain_trainer_logs_counts_and_keeps_the_best_checkpoint(name: str, tm
     assert all(callback in used.callbacks for callback in own) and len(used.checkpoint_callbacks) == 1  # type: ignore[attr-defined]
 
 
-@pytest.mark.cases(quick=1, gate=2)
-@EACH
+@pytest.mark.cases(quick=2, gate=4)
+@pytest.mark.parametrize("name", PAIRS)
 def test_finders_set_the_rate_and_the_batch_size(name: str, tmp_path: Path) -> None:
     """A run after a search continues exactly."""
     if "Kernel" in name:
@@ -95,7 +195,7 @@ def test_finders_set_the_rate_and_the_batch_size(name: str, tmp_path: Path) -> N
     weights = []
     for continued in (False, True):
         pl.seed_everything(0)
-        model, data = MADE[name](tmp_path)
+        model, data = PAIRS[name](tmp_path)
         saver = ModelCheckpoint(tmp_path / "run", every_n_train_steps=5, save_top_k=-1)
         before, used = model.lr, trainer(tmp_path, max_epochs=30, max_steps=8, callbacks=[saver], enable_checkpointing=True)
         found = Tuner(used).lr_find(model, data, num_training=15, min_lr=1e-4, max_lr=1e-2, early_stop_threshold=None)

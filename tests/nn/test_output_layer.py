@@ -139,7 +139,7 @@ def test_ties_and_equal_scores(mapping: SparseMapping) -> None:
     check(layer, hidden.requires_grad_(), torch.randint(200, (40,)))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     seed=st.integers(0, 2**31),
     number=st.integers(1, 40),

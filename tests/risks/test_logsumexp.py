@@ -38,7 +38,7 @@ def by_root_finder(x: list[float], rho: float, weights: list[float]) -> float:
 
 
 @given(st.lists(st.floats(-1e4, 1e4), min_size=1, max_size=12), RHOS, st.sampled_from(["ones", "shares", "any"]), st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_equals_a_root_finder(x: list[float], rho: float, kind: str, data: st.DataObject) -> None:
     weights = [1.0] * len(x)
     if kind == "shares":
@@ -54,7 +54,7 @@ def test_equals_a_root_finder(x: list[float], rho: float, kind: str, data: st.Da
 
 
 @given(st.lists(st.floats(-1e4, 1e4, width=32), min_size=1, max_size=30), RHOS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_bounds(x: list[float], rho: float) -> None:
     """Those of the publication: of LogSumExp from below, and of CVaR from both sides."""
     values, n = torch.tensor(x, dtype=torch.float64), len(x)

@@ -35,7 +35,7 @@ def tensor(values: list[float]) -> Tensor:
 
 
 @given(LOSSES, st.floats(0.01, 1.0))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_cvar_is_a_linear_program(losses: list[float], level: float) -> None:
     """The largest mean under weights of at most 1 / (level n), and its gradient such weights."""
     n = len(losses)
@@ -50,7 +50,7 @@ def test_cvar_is_a_linear_program(losses: list[float], level: float) -> None:
 
 
 @given(LOSSES, st.floats(0.01, 100), st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_kl_dro_is_log_mean_exp(losses: list[float], lam: float, data: st.DataObject) -> None:
     weights = data.draw(st.lists(st.floats(0.1, 3), min_size=len(losses), max_size=len(losses)))
     scores = np.array(losses) / lam
@@ -73,7 +73,7 @@ def value_at(link: str, s: float, rho: float) -> float:
 
 
 @given(LOSSES, st.floats(0.2, 5), st.floats(-3, -0.05), st.sampled_from(["softplus", "capped_exp"]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_the_dual_variable_is_solved_exactly(losses: list[float], lam: float, power: float, link: str) -> None:
     """Against a scalar minimizer of the formula, and against the safe LogSumExp under the mean."""
     rho = 10.0**power
@@ -102,7 +102,7 @@ def test_the_dual_variable_is_solved_exactly(losses: list[float], lam: float, po
     mean=st.sampled_from([None, 0.3, 0.8, 1.0, 3.0, 0.01]),
     link=st.sampled_from(["softplus", "capped_exp"]),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_the_dual_variable_is_a_minimizer_at_every_scale(
     seed: int, size: int, whole: bool, ties: bool, scale: int, ratio: int, mean: float | None, link: str
 ) -> None:
@@ -142,7 +142,7 @@ def test_weights_whose_mean_is_rho_up_to_rounding_are_scaled(link: Literal["soft
     scale=st.integers(-60, 60),
     mean=st.sampled_from([None, 0.01, 0.8, 1.0, 3.0]),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_powers_of_two_scale_every_risk_exactly(seed: int, size: int, ties: bool, scale: int, mean: float | None) -> None:
     """Losses, and parameters in their unit, times a power of two: the value is multiplied, the gradient is the same."""
     generator, unit = torch.Generator().manual_seed(seed), 2.0**scale

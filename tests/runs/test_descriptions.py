@@ -20,10 +20,11 @@ from lit_sparse.lightning.choice import LRSchedulerCallable, OptimizerCallable, 
 from lit_sparse.mappings import Fusedmax, LearnableEntmax, RegularizedArgmax, Softmax, SparseMAP, SparseMapping, TopKSparsemax
 from lit_sparse.models import LitSparseModule
 from lit_sparse.nn import EncoderDecoder
-from lit_sparse.runs import descriptions
+from lit_sparse.runs import builder
 from lit_sparse.runs.allocation import Limits
+from lit_sparse.runs.builder import build, plan, plan_arguments
 from lit_sparse.runs.checkpoint_files import plan_module
-from lit_sparse.runs.descriptions import build, describe, plan, plan_arguments
+from lit_sparse.runs.descriptions import describe
 from lit_sparse.runs.trust import PARTS, trusting
 from lit_sparse.structures import Budget, Structure
 from lit_sparse.text import VocabularyOptions
@@ -284,7 +285,7 @@ def places() -> Iterator[tuple[type, str]]:
     """Yield the arguments of all parts that a description may name."""
     for owner in {*public_classes()}:
         if not inspect.isabstract(owner) and (not owner.__module__.startswith("lit_sparse.") or owner.__name__ != "Plan"):
-            yield from ((owner, name) for name in descriptions._signature(owner)[0])
+            yield from ((owner, name) for name in builder._signature(owner)[0])
 
 
 def classes_in(hint: Any) -> Iterator[type]:
@@ -303,7 +304,7 @@ def test_no_class_stands_where_its_base_is_not_declared() -> None:
     candidates = sorted({*public_classes(), Hostile}, key=lambda kind: (kind.__module__, kind.__qualname__))
     checked = stood = 0
     for owner, name in places():
-        declared = tuple(classes_in(descriptions._signature(owner)[1].get(name)))
+        declared = tuple(classes_in(builder._signature(owner)[1].get(name)))
         for candidate in candidates:
             described = {"class_path": f"{candidate.__module__}.{candidate.__qualname__}"}
             checked += 1

@@ -200,7 +200,7 @@ def test_a_sweep_of_a_program(sampler: str, program: Callable[..., Path], capsys
     ]
     Path("kill").write_text("logged 1")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lit_sparse.studies.search.sweep.Sweep._config", lambda *_: "")  # the stand-in prints none
+        patch.setattr("lit_sparse.studies.search.sweep.Sweep.config", lambda *_: "")  # the stand-in prints none
         patch.setattr("lit_sparse.studies.jobs.processes._INTERRUPTED.is_set", lambda: True)
         assert main(words) == 0
         assert main(words) == 0

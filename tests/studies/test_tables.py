@@ -16,7 +16,8 @@ from lit_sparse.studies.jobs.engine import Runner
 from lit_sparse.studies.pages.figures import canvas_of, series
 from lit_sparse.studies.pages.tables import cell_text, markdown, page
 from lit_sparse.studies.plan.load import load_study
-from lit_sparse.studies.plan.study import Column, Panel, digest
+from lit_sparse.studies.plan.presentation import Column, Panel
+from lit_sparse.studies.plan.study import digest
 from tests.conftest import CONFIGS, ROOT
 from tests.support.studies import STUDIES, packaged, schedules_of
 

@@ -116,7 +116,7 @@ def test_moses_tokens_come_back() -> None:
     assert pickle.loads(pickle.dumps(vocabulary)) == vocabulary
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.text(max_size=30), min_size=1, max_size=5))
 def test_any_text_has_numbers_and_every_number_text(lines: list[str]) -> None:
     for kind in ("words", "spaces", "bpe"):

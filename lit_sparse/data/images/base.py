@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from lit_sparse.checks import MOST, MOST_EXAMPLES, check_count, check_number, check_positive
-from lit_sparse.data.base import ResumableDataModule, Split, in_batches, loaded, shuffled
+from lit_sparse.data.base import ResumableDataModule
 from lit_sparse.data.images.binarize import binarize
 from lit_sparse.data.images.label_noise import LabelNoise
 from lit_sparse.data.loader import Batch
 from lit_sparse.data.readers.integers import read_indices
+from lit_sparse.data.splits import Split, in_batches, loaded, shuffled
 from lit_sparse.errors import ConfigurationError, DataError, full_name
 
 __all__ = ["UNLABELLED", "ImageDataModule", "Images"]

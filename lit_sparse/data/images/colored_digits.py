@@ -9,9 +9,9 @@ import torch
 from typing_extensions import override
 
 from lit_sparse.checks import check_number
-from lit_sparse.data.base import Split
 from lit_sparse.data.images.base import STREAMS, Images
 from lit_sparse.data.images.digits import DigitsDataModule
+from lit_sparse.data.splits import Split
 from lit_sparse.random import seeded_uniform
 
 __all__ = ["ColoredDigitsDataModule"]

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from lit_sparse.data.base import Split, held_out, shuffled
 from lit_sparse.data.images.base import ImageDataModule, Images
+from lit_sparse.data.splits import Split, held_out, shuffled
 
 __all__ = ["DigitsDataModule"]
 

@@ -11,10 +11,10 @@ import torch
 from typing_extensions import override
 
 from lit_sparse.checks import MOST_EXAMPLES
-from lit_sparse.data.base import Split, held_out, shuffled
 from lit_sparse.data.images.base import ImageDataModule, Images
 from lit_sparse.data.loader import EpochLoader
 from lit_sparse.data.readers.idx import find_idx, read_idx
+from lit_sparse.data.splits import Split, held_out, shuffled
 from lit_sparse.errors import ConfigurationError, DataError, MissingExtraError
 
 __all__ = ["MNISTDataModule"]

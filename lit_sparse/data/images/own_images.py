@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from lit_sparse.checks import check_count, check_number
-from lit_sparse.data.base import Split, held_out, shuffled
 from lit_sparse.data.images.base import UNLABELLED, ImageDataModule, Images
 from lit_sparse.data.readers.arrays import Arrays, open_arrays
 from lit_sparse.data.readers.images import ENDINGS, read_image
 from lit_sparse.data.readers.text_files import in_folder
+from lit_sparse.data.splits import Split, held_out, shuffled
 from lit_sparse.errors import ConfigurationError, DataError, did_you_mean
 
 __all__ = ["ImageFolderDataModule", "ImageTableDataModule", "OwnImagesDataModule"]

@@ -9,7 +9,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from lit_sparse.data.readers.arrow_files import brief, needed
-from lit_sparse.data.readers.tables import Chunk, chunks_of_batches, of_batches, rows_of
+from lit_sparse.data.readers.tables import chunks_of_batches, of_batches, rows_of
+from lit_sparse.data.readers.text_tables import Chunk
 from lit_sparse.errors import DataError
 
 __all__ = ["hub_chunks", "load"]

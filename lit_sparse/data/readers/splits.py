@@ -12,12 +12,15 @@ from typing import Any
 
 from lit_sparse.data.readers.hub import hub_chunks
 from lit_sparse.data.readers.places import Place, is_url, place_of
-from lit_sparse.data.readers.tables import ROWS, TABLES, Chunk, chunks_of, from_chunks
+from lit_sparse.data.readers.tables import TABLES, chunks_of, from_chunks
 from lit_sparse.data.readers.text_files import SGML, ending_of, in_folder, numbered_lines, read_lines, segment_names
+from lit_sparse.data.readers.text_tables import Chunk
 from lit_sparse.errors import ConfigurationError, DataError
 
 __all__ = ["check_split", "is_of_hub", "open_split", "read_split"]
 
+#: Number of pairs of lines in a chunk.
+ROWS = 4096
 #: Name of the first file that ``save_to_disk`` of ``datasets`` writes.
 SAVED = re.compile(r"data-0+-of-\d+\.arrow")
 #: Pattern of a data set's name on the hub.

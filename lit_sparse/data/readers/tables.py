@@ -6,15 +6,11 @@ readers keep the values unchanged, and need no network, cache or home folder.
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
-import json
 import math
-import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from typing import Any, NamedTuple
@@ -24,32 +20,37 @@ import numpy as np
 from lit_sparse.data.columns import Column, stored
 from lit_sparse.data.readers.arrow_files import arrow_batches, parquet_batches
 from lit_sparse.data.readers.places import Place
-from lit_sparse.data.readers.sizes import check_rows
-from lit_sparse.data.readers.text_files import BOM, ending_of, numbered_lines, open_bounded
+from lit_sparse.data.readers.text_files import ending_of
+from lit_sparse.data.readers.text_tables import (
+    LONGEST,
+    Chunk,
+    Row,
+    cell_chunks,
+    cell_rows,
+    decoded,
+    has_encoded,
+    json_chunks,
+    json_rows,
+    too_long,
+    value_at,
+)
 from lit_sparse.errors import DataError, did_you_mean
-from lit_sparse.ground.stored import unique_keys
 
 __all__ = [
-    *("TABLES", "Chunk", "Row", "chunks_of", "chunks_of_batches", "float_of", "from_chunks"),
-    *("number_chunks", "of_batches", "read_numbers", "rows_of"),
+    "TABLES",
+    "chunks_of",
+    "chunks_of_batches",
+    "float_of",
+    "from_chunks",
+    "number_chunks",
+    "of_batches",
+    "read_numbers",
+    "rows_of",
 ]
 
 NUMBER = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?"
-#: Digits of the longest integer that a float can hold.
-LONGEST = 308
 #: Largest number of columns that an error lists.
 LISTED = 100
-#: Number of rows of a chunk, and number that are read at once: more are slower, by the garbage collection.
-ROWS, AT_ONCE = 4096, 256
-#: Number of bytes of a table of text that are read at once.
-BLOCK = 2**20
-#: Start of a cell with a value in JSON.
-ENCODED = "\0"
-DECODER = json.JSONDecoder(object_pairs_hook=unique_keys)
-#: Position of a row, such as "line 3", and its values by column.
-Row = tuple[str, Mapping[str, Any]]
-#: Role -> values of some rows, an array of Arrow.
-Chunk = dict[str, Any]
 
 
 class _Format(NamedTuple):
@@ -83,7 +84,7 @@ def from_chunks(chunks: Iterable[Chunk], first: Place | None, columns: Mapping[s
         if ending in (".csv", ".tsv") and first is not None and all(map(_are_numbers, arrays)):  # these formats have no types
             _check_digits(arrays, columns[role], first)
             decode = _number
-        elif decode is not None and not any(map(_has_encoded, arrays)):
+        elif decode is not None and not any(map(has_encoded, arrays)):
             decode = None
         read[role] = Column(arrays, decode)
     return read
@@ -206,7 +207,7 @@ def _explain(rows: Iterable[Row], columns: Mapping[str, str], where: str, option
     size = 0
     for place, row in rows:
         size += 1
-        for role in [role for role, column in columns.items() if _value(row, column) is None]:
+        for role in [role for role, column in columns.items() if value_at(row, column) is None]:
             first, count = empty.get(role, (place, 0))
             empty[role] = (first, count + 1)
             names.update(dict.fromkeys(itertools.islice(_names(row), LISTED)))
@@ -222,15 +223,6 @@ def _explain(rows: Iterable[Row], columns: Mapping[str, str], where: str, option
             raise DataError(f"{where} has no value in column {column!r} in {first}{more}. Fill it in, or leave the row out.")
 
 
-def _value(row: Mapping[str, Any], column: str) -> Any:
-    """Return the value in a column, or None."""
-    if column in row:
-        return row[column]
-    outer, _, inner = column.partition(".")
-    inside = row.get(outer)
-    return _value(inside, inner) if inner and isinstance(inside, Mapping) else None
-
-
 def _names(row: Mapping[str, Any]) -> Iterator[str]:
     for name, value in row.items():
         if isinstance(value, Mapping):
@@ -242,166 +234,7 @@ def _names(row: Mapping[str, Any]) -> Iterator[str]:
 # JSON: each cell is text, or begins with a mark and is a value in JSON
 
 
-def _json_chunks(path: Place, columns: Mapping[str, str]) -> Iterator[Chunk]:
-    def cell(row: Row, column: str) -> str | None:
-        value = _value(row[1], column)
-        if type(value) is int and abs(value) > sys.float_info.max:
-            raise _too_long(column, path, row[0])
-        return _cell(value)
-
-    return _chunks_of_rows(_json_rows(path, columns), columns, cell)
-
-
-def _chunks_of_rows(rows: Iterator[Row], columns: Mapping[str, str], cell: Callable[[Row, str], str | None]) -> Iterator[Chunk]:
-    import pyarrow
-
-    while some := list(itertools.islice(rows, AT_ONCE)):
-        cells = {role: [cell(row, column) for row in some] for role, column in columns.items()}
-        yield {role: pyarrow.array(values, pyarrow.large_string()) for role, values in cells.items()}
-
-
-def _cell(value: Any) -> str | None:
-    if value is None or (isinstance(value, str) and value[:1] != ENCODED and (value.isascii() or _is_whole(value))):
-        return value
-    return ENCODED + json.dumps(value)
-
-
-def _has_encoded(cells: Any) -> bool:
-    """Return whether the text of a chunk has a mark anywhere."""
-    text = cells.buffers()[2]
-    return text is not None and re.search(ENCODED.encode(), text) is not None
-
-
-def _is_whole(text: str) -> bool:
-    """Return whether a text has no half of a character, which UTF-8 cannot encode."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)
-
-
-def _decoded(cell: str) -> Any:
-    return json.loads(cell[1:]) if cell.startswith(ENCODED) else cell
-
-
-def _json_rows(path: Place, _: Mapping[str, str]) -> Iterator[Row]:
-    """Yield the objects of an array, or of the lines."""
-    values = 0
-    with closing(numbered_lines(path)) as lines:
-        for number, line in lines:
-            if not line.strip():
-                continue
-            array = line.lstrip().startswith("[")
-            text = "\n".join([line, *(rest for _, rest in lines)]) if array else line
-            values += text.count("{") + text.count("[")
-            check_rows(path, values)
-            found, kind = _parsed(path, number, text), "row" if array else "line"
-            for place, row in enumerate(found, 1) if array else [(number, found)]:
-                if not isinstance(row, dict):
-                    raise DataError(
-                        f"Expected objects, {{...}}, in {str(path)!r} but got {type(row).__name__} in {kind} {place}. Correct"
-                        " it."
-                    )
-                yield f"{kind} {place}", row
-
-
-def _parsed(path: Place, number: int, text: str) -> Any:
-    try:
-        return DECODER.decode(text)
-    except json.JSONDecodeError as error:
-        line, what = number + error.lineno - 1, f"{error.msg} at character {error.colno}"
-    except (ValueError, RecursionError) as error:  # thousands of digits or of brackets
-        line, what = number, str(error)
-    raise DataError(f"{str(path)!r} is not JSON in line {line}: {what}. Write one object per line, or an array of objects.")
-
-
 # CSV and TSV: each cell is text
-
-
-def _cell_chunks(path: Place, columns: Mapping[str, str]) -> Iterator[Chunk]:
-    """Yield the rows below a header: Arrow reads them as Python does, but faster, up to the first quotation mark or mistake."""
-    delimiter, done = "\t" if ending_of(path) == ".tsv" else ",", 0
-    with open_bounded(path, lines=True) as file:
-        header = file.readline().removeprefix(BOM)
-        while block := file.read(BLOCK):
-            try:
-                chunk = _plain_chunk(block + file.readline(), delimiter, header, columns)
-            except ValueError:  # of Arrow, too
-                break
-            done += len(next(iter(chunk.values())))
-            yield chunk
-        else:
-            return
-    rows = itertools.islice(_cell_rows(path, columns), done, None)
-    yield from _chunks_of_rows(rows, columns, lambda row, column: row[1].get(column))
-
-
-def _plain_chunk(block: bytes, delimiter: str, header: bytes, columns: Mapping[str, str]) -> Chunk:
-    """Return the rows of lines that Arrow reads as Python does.
-
-    Raises:
-        ValueError: if it may not, because of a quotation mark, a line's end or the header.
-    """
-    from pyarrow import csv as arrow
-    from pyarrow import large_string, nulls
-
-    names = header.decode().rstrip("\r\n").split(delimiter)
-    quoted = b'"' in header or b'"' in block
-    if quoted or block.count(b"\r") > block.count(b"\r\n") or len({*names}) < len(names) or not all(names):
-        raise ValueError
-    kept = [name for name in names if name in columns.values()] or names[:1]
-    table = arrow.read_csv(
-        io.BytesIO(block),
-        arrow.ReadOptions(column_names=names, block_size=len(block) + 1, use_threads=False),
-        arrow.ParseOptions(delimiter=delimiter, quote_char=False),
-        arrow.ConvertOptions(
-            include_columns=kept,
-            column_types=dict.fromkeys(kept, large_string()),
-            null_values=[""],
-            strings_can_be_null=True,
-        ),
-    )
-    return {
-        role: table[column].combine_chunks() if column in kept else nulls(len(table), large_string())
-        for role, column in columns.items()
-    }
-
-
-def _numbered_cells(path: Place) -> Generator[tuple[int, list[str]], None, None]:
-    """Yield the cells of each line, or of several with line ends in quotation marks, and the number of the last."""
-    with closing(numbered_lines(path)) as lines:
-        if ending_of(path) == ".tsv":
-            yield from ((number, line.split("\t") if line else []) for number, line in lines)
-            return
-        reader = csv.reader((f"{line}\n" for _, line in lines), strict=True)
-        try:
-            while (cells := _next(reader)) is not None:
-                yield reader.line_num, cells
-        except csv.Error as error:
-            raise DataError(f"{str(path)!r} is not a table in line {reader.line_num}: {error}. Correct the line.") from error
-
-
-def _next(rows: Iterator[list[str]]) -> list[str] | None:
-    """Return the next row, in which a cell may be long; None at the end."""
-    limit = csv.field_size_limit(2**31 - 1)  # by default 131,072 characters, fewer than a long article
-    try:
-        return next(rows, None)
-    finally:
-        csv.field_size_limit(limit)
-
-
-def _cell_rows(path: Place, _: Mapping[str, str]) -> Iterator[Row]:
-    """Yield the rows below a header; empty lines are skipped, and empty cells are missing values."""
-    header: list[str] = []
-    with closing(_numbered_cells(path)) as rows:
-        for number, cells in rows:
-            if cells and not header:
-                header = cells
-                if len({*header}) < len(header):
-                    raise DataError(f"Expected unique columns in {str(path)!r} but got {', '.join(header)[:200]}. Rename one.")
-            elif cells and len(cells) != len(header):
-                raise DataError(
-                    f"Expected {len(header)} cells per line in {str(path)!r} but got {len(cells)} in line {number}. Correct it."
-                )
-            elif cells:
-                yield f"line {number}", {name: cell or None for name, cell in zip(header, cells, strict=True)}
 
 
 def _are_numbers(cells: Any) -> bool:
@@ -426,16 +259,8 @@ def _check_digits(arrays: Iterable[Any], column: str, path: Place, row: int = 0)
         if (compute.max(compute.binary_length(cells)).as_py() or 0) > LONGEST:
             for place, cell in enumerate(cells.to_pylist(), row + 1):
                 if cell and cell.lstrip("-").isdecimal() and (len(cell) > LONGEST + 2 or abs(int(cell)) > sys.float_info.max):
-                    raise _too_long(column, path, f"row {place}")
+                    raise too_long(column, path, f"row {place}")
         row += len(cells)
-
-
-def _too_long(column: str, path: Place, place: str) -> DataError:
-    """Return the error about an integer of too many digits."""
-    return DataError(
-        f"Expected integers of at most {LONGEST} digits in column {column!r} of {str(path)!r} but got a longer integer in"
-        f" {place}. Shorten it, or leave the row out."
-    )
 
 
 # Arrow's own formats, and data sets of the hub
@@ -477,10 +302,10 @@ def _of_arrow(batches: Callable[[Place, Mapping[str, str]], Iterable[Any]]) -> _
 
 #: Endings of tables, and how they are read.
 TABLES = {
-    ".jsonl": _Format(_json_chunks, _json_rows, _decoded),
-    ".json": _Format(_json_chunks, _json_rows, _decoded),
-    ".csv": _Format(_cell_chunks, _cell_rows),
-    ".tsv": _Format(_cell_chunks, _cell_rows),
+    ".jsonl": _Format(json_chunks, json_rows, decoded),
+    ".json": _Format(json_chunks, json_rows, decoded),
+    ".csv": _Format(cell_chunks, cell_rows),
+    ".tsv": _Format(cell_chunks, cell_rows),
     ".parquet": _of_arrow(parquet_batches),
     ".arrow": _of_arrow(arrow_batches),
 }

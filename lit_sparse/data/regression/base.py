@@ -13,9 +13,10 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_sparse.checks import check_count, check_number
-from lit_sparse.data.base import ResumableDataModule, Split, held_out, loaded, shuffled
+from lit_sparse.data.base import ResumableDataModule
 from lit_sparse.data.loader import Batch
 from lit_sparse.data.regression.radial_bases import RadialBases
+from lit_sparse.data.splits import Split, held_out, loaded, shuffled
 from lit_sparse.errors import ConfigurationError, DataError
 
 __all__ = ["Affine", "RegressionDataModule", "Table"]

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 
 from lit_sparse.checks import check_choice
-from lit_sparse.data.base import Split
 from lit_sparse.data.readers.arrow_files import brief
 from lit_sparse.data.readers.sizes import check_unpacked
 from lit_sparse.data.readers.tables import TABLES, chunks_of, float_of, from_chunks
 from lit_sparse.data.readers.text_files import ending_of
 from lit_sparse.data.regression.base import RegressionDataModule, Table
+from lit_sparse.data.splits import Split
 from lit_sparse.errors import ConfigurationError, DataError, did_you_mean
 from lit_sparse.ground.stored import largest_unpacked, open_plain
 

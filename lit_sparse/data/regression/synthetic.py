@@ -8,8 +8,8 @@ from typing import Any, Literal
 import torch
 
 from lit_sparse.checks import MOST_EXAMPLES, check_choice, check_count, check_number
-from lit_sparse.data.base import Split
 from lit_sparse.data.regression.base import RegressionDataModule, Table
+from lit_sparse.data.splits import Split
 from lit_sparse.errors import ConfigurationError
 
 __all__ = ["SyntheticRegressionDataModule"]

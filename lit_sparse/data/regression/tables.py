@@ -13,7 +13,6 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_sparse.checks import check_count
-from lit_sparse.data.base import Split, held_out, shuffled
 from lit_sparse.data.loader import Batch
 from lit_sparse.data.readers.arrays import Arrays, open_arrays
 from lit_sparse.data.readers.places import Place, place_of
@@ -22,6 +21,7 @@ from lit_sparse.data.readers.tables import TABLES, chunks_of, float_of, number_c
 from lit_sparse.data.readers.text_files import ending_of, open_bounded
 from lit_sparse.data.regression.base import Affine, RegressionDataModule, Table
 from lit_sparse.data.regression.streamed import Spread
+from lit_sparse.data.splits import Split, held_out, shuffled
 from lit_sparse.data.stream import Stream, stream_batches
 from lit_sparse.errors import ConfigurationError, DataError
 

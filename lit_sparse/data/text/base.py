@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from lit_sparse.checks import check_count
-from lit_sparse.data.base import ResumableDataModule, Split, in_batches, shuffled, warn_without_test
+from lit_sparse.data.base import ResumableDataModule
 from lit_sparse.data.columns import chosen, joined, unchecked
 from lit_sparse.data.loader import Batch, EpochLoader
 from lit_sparse.data.readers.hub import load
 from lit_sparse.data.readers.splits import check_split, is_of_hub, open_split, read_split
+from lit_sparse.data.splits import Split, in_batches, shuffled, warn_without_test
 from lit_sparse.data.stream import Stream, stream_batches
 from lit_sparse.data.text.ragged import Ragged
 from lit_sparse.errors import ConfigurationError, DataError

@@ -11,11 +11,11 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_sparse.checks import check_count
-from lit_sparse.data.base import Split
 from lit_sparse.data.columns import chosen, unchecked
 from lit_sparse.data.loader import Batch
 from lit_sparse.data.readers.splits import read_split
 from lit_sparse.data.readers.word_vectors import read_vectors, read_words
+from lit_sparse.data.splits import Split
 from lit_sparse.data.text.base import WORDS, TextDataModule
 from lit_sparse.errors import ConfigurationError, DataError, did_you_mean
 from lit_sparse.lightning.choice import rank_zero_info

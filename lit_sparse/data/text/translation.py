@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 from torch import Tensor
 from typing_extensions import override
 
-from lit_sparse.data.base import Split
 from lit_sparse.data.loader import Batch
 from lit_sparse.data.readers.places import place_of
 from lit_sparse.data.readers.splits import read_split
 from lit_sparse.data.readers.tables import TABLES
 from lit_sparse.data.readers.text_files import ending_of, read_lines
+from lit_sparse.data.splits import Split
 from lit_sparse.data.text.base import WORDS, TextDataModule
 from lit_sparse.errors import DataError
 from lit_sparse.text import VocabularyOptions

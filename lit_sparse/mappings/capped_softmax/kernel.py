@@ -40,6 +40,32 @@ FARTHEST = 1e30  # from the threshold, where a sigmoid is 0 or 1
 ENOUGH = 40.0  # beyond this, a sigmoid differs from its limit by less than rounding
 
 
+def _map_reference(x: Tensor, rho: float | Tensor, gamma: float) -> Tensor:
+    """Bisect for the threshold, relative to the score at which hard caps would end."""
+    rho = torch.as_tensor(rho, dtype=x.dtype, device=x.device)
+    allowed = x != -torch.inf
+    invalid = ~(x < torch.inf).all(-1, keepdim=True) | ~((rho > 0) & (rho < 1))
+    n = allowed.sum(-1, keepdim=True).clamp_min(1)
+    target = rho * n
+    scores = torch.where(allowed, torch.where(invalid, 0.0, x), -torch.inf)
+    ranked = scores.sort(dim=-1, descending=True).values
+    rank = torch.where(invalid, 0.0, target).long().clamp_max(n - 1)
+    z = ((scores - ranked.gather(-1, rank)) / gamma).clamp(-FARTHEST, FARTHEST)
+    # Farther away the sum is right up to rounding.
+    upper = ENOUGH + torch.ones_like(x).sum(-1, keepdim=True).log() - torch.where(invalid, 1.0, rho).log()
+    lower, _ = repeat(_halved, (-upper, upper), (z, allowed, target), REFERENCE_PASSES)
+    y = torch.where(allowed, torch.sigmoid(z - lower), 0.0)
+    y = y / torch.where(allowed.any(-1, keepdim=True), y.sum(-1, keepdim=True), 1.0)
+    return torch.where(allowed & invalid, torch.full_like(y, torch.nan), y)
+
+
+def _halved(lower: Tensor, upper: Tensor, z: Tensor, allowed: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the half of a bracket that holds the threshold."""
+    middle = lower + 0.5 * (upper - lower)
+    above = torch.where(allowed, torch.sigmoid(z - middle), 0.0).sum(-1, keepdim=True) >= target
+    return torch.where(above, middle, lower), torch.where(above, upper, middle)
+
+
 @compile_rows(REDUCTION_FLAGS)
 def chunk_sums(powers: Any, part: Any) -> Any:
     """Return the sums of ``sigma = e / (q + e)`` and of ``sigma (1 - sigma)``, in the type of e."""
@@ -151,32 +177,6 @@ def map_block(start: Any, stop: Any, out: Any, x: Any, rhos: Any, gamma: Any) ->
         total, _ = logistic_sums(work, n, q)
         write_logistic(work, n, q, 1.0 / total, row, out)
         spread_allowed(row, n, places, out)
-
-
-def _halved(lower: Tensor, upper: Tensor, z: Tensor, allowed: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the half of a bracket that holds the threshold."""
-    middle = lower + 0.5 * (upper - lower)
-    above = torch.where(allowed, torch.sigmoid(z - middle), 0.0).sum(-1, keepdim=True) >= target
-    return torch.where(above, middle, lower), torch.where(above, upper, middle)
-
-
-def _map_reference(x: Tensor, rho: float | Tensor, gamma: float) -> Tensor:
-    """Bisect for the threshold, relative to the score at which hard caps would end."""
-    rho = torch.as_tensor(rho, dtype=x.dtype, device=x.device)
-    allowed = x != -torch.inf
-    invalid = ~(x < torch.inf).all(-1, keepdim=True) | ~((rho > 0) & (rho < 1))
-    n = allowed.sum(-1, keepdim=True).clamp_min(1)
-    target = rho * n
-    scores = torch.where(allowed, torch.where(invalid, 0.0, x), -torch.inf)
-    ranked = scores.sort(dim=-1, descending=True).values
-    rank = torch.where(invalid, 0.0, target).long().clamp_max(n - 1)
-    z = ((scores - ranked.gather(-1, rank)) / gamma).clamp(-FARTHEST, FARTHEST)
-    # Farther away the sum is right up to rounding.
-    upper = ENOUGH + torch.ones_like(x).sum(-1, keepdim=True).log() - torch.where(invalid, 1.0, rho).log()
-    lower, _ = repeat(_halved, (-upper, upper), (z, allowed, target), REFERENCE_PASSES)
-    y = torch.where(allowed, torch.sigmoid(z - lower), 0.0)
-    y = y / torch.where(allowed.any(-1, keepdim=True), y.sum(-1, keepdim=True), 1.0)
-    return torch.where(allowed & invalid, torch.full_like(y, torch.nan), y)
 
 
 map_capped = RowKernel(

@@ -37,33 +37,6 @@ ROUNDINGS = 16.0  # of an excess
 KINDS_OF_BITS = ((), (0,), (1,), (0, 1), (2,), (0, 2), (1, 2), (0, 1, 2))
 
 
-@compile_rows()
-def _kind_bits(alphas: Any) -> Any:
-    """Return a number with bit k set if some alpha is of kind k."""
-    bits = 0
-    for i in range(len(alphas)):
-        bits |= 1 if is_power(alphas[i]) else 4 if alphas[i] > 2.0 else 2
-    return bits
-
-
-def _kinds(alphas: Array) -> tuple[int, ...]:
-    """Return the kinds of alpha that there are. The functions of one kind leave out the rows of the others."""
-    if len(alphas) == 1:
-        alpha = alphas.item()
-        return (0,) if alpha in POWERS else (2,) if alpha > 2.0 else (1,)
-    return KINDS_OF_BITS[_kind_bits(alphas)]
-
-
-def _map_cpu(out: Array, x: Array, alphas: Array, gamma: float) -> None:
-    for kind in _kinds(alphas):
-        over_rows(MAPS[kind], x.shape, SECONDS, out, x, alphas, gamma)
-
-
-def _product_cpu(out: Array, v: Array, y: Array, alphas: Array, gamma: float) -> None:
-    for kind in _kinds(alphas):
-        over_rows(PRODUCTS[kind], y.shape, PRODUCT_SECONDS, out, v, y, alphas, gamma)
-
-
 def _map_reference(x: Tensor, alpha: float | Tensor, gamma: float) -> Tensor:
     """Bracket the threshold and bisect, in the scale on which the largest score is 1."""
     eps = torch.as_tensor(alpha, dtype=x.dtype, device=x.device) - 1
@@ -94,25 +67,6 @@ def _map_reference(x: Tensor, alpha: float | Tensor, gamma: float) -> Tensor:
     return torch.where(allowed & invalid, torch.full_like(y, torch.nan), y)
 
 
-map_entmax = RowKernel(
-    "map_entmax",
-    "(Tensor x, Tensor alpha, float gamma) -> Tensor",
-    _map_cpu,
-    _map_reference,
-    triton_rows.map_entmax,
-    parameters=1,
-)
-"""Row kernel ``(x (..., d), alpha (..., 1) or a number, gamma) -> y (..., d)``: alpha-entmax of ``x / gamma``.
-
-``-inf`` marks an entry that is not allowed; a row without allowed entries gives zeros, a row with NaN or +inf, or an alpha
-of 0 or less, gives NaN at its allowed entries.
-"""
-
-
-def _map_root_cpu(out: Array, x: Array, gamma: float) -> None:
-    _map_cpu(out, x, np.full(1, 1.5), gamma)
-
-
 def _map_root_reference(x: Tensor, gamma: float) -> Tensor:
     """Return the closed form for alpha = 3/2, by sorting (Peters, Niculae & Martins 2019, algorithm 2)."""
     allowed = x != -torch.inf
@@ -130,6 +84,52 @@ def _map_root_reference(x: Tensor, gamma: float) -> Tensor:
     y = torch.where(allowed & (excess > ROUNDINGS * torch.finfo(x.dtype).eps), excess.square(), 0.0)
     y = y / torch.where(some, y.sum(-1, keepdim=True), 1.0)
     return torch.where(allowed & invalid, torch.full_like(y, torch.nan), y)
+
+
+@compile_rows()
+def _kind_bits(alphas: Any) -> Any:
+    """Return a number with bit k set if some alpha is of kind k."""
+    bits = 0
+    for i in range(len(alphas)):
+        bits |= 1 if is_power(alphas[i]) else 4 if alphas[i] > 2.0 else 2
+    return bits
+
+
+def _kinds(alphas: Array) -> tuple[int, ...]:
+    """Return the kinds of alpha that there are. The functions of one kind leave out the rows of the others."""
+    if len(alphas) == 1:
+        alpha = alphas.item()
+        return (0,) if alpha in POWERS else (2,) if alpha > 2.0 else (1,)
+    return KINDS_OF_BITS[_kind_bits(alphas)]
+
+
+def _map_cpu(out: Array, x: Array, alphas: Array, gamma: float) -> None:
+    for kind in _kinds(alphas):
+        over_rows(MAPS[kind], x.shape, SECONDS, out, x, alphas, gamma)
+
+
+def _product_cpu(out: Array, v: Array, y: Array, alphas: Array, gamma: float) -> None:
+    for kind in _kinds(alphas):
+        over_rows(PRODUCTS[kind], y.shape, PRODUCT_SECONDS, out, v, y, alphas, gamma)
+
+
+map_entmax = RowKernel(
+    "map_entmax",
+    "(Tensor x, Tensor alpha, float gamma) -> Tensor",
+    _map_cpu,
+    _map_reference,
+    triton_rows.map_entmax,
+    parameters=1,
+)
+"""Row kernel ``(x (..., d), alpha (..., 1) or a number, gamma) -> y (..., d)``: alpha-entmax of ``x / gamma``.
+
+``-inf`` marks an entry that is not allowed; a row without allowed entries gives zeros, a row with NaN or +inf, or an alpha
+of 0 or less, gives NaN at its allowed entries.
+"""
+
+
+def _map_root_cpu(out: Array, x: Array, gamma: float) -> None:
+    _map_cpu(out, x, np.full(1, 1.5), gamma)
 
 
 map_entmax_root = RowKernel("map_entmax_root", "(Tensor x, float gamma) -> Tensor", _map_root_cpu, _map_root_reference)

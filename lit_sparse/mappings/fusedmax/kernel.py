@@ -40,6 +40,81 @@ EPS_SINGLE, EPS_DOUBLE = float(np.finfo(np.float32).eps), float(np.finfo(np.floa
 MARGIN = 1e-6  # of the scale of the row: rounding must not make a wall of an entry that counts
 
 
+def _map_reference(x: Tensor, lam: float | Tensor, gamma: float) -> tuple[Tensor, Tensor]:
+    lam = torch.as_tensor(lam, dtype=x.dtype, device=x.device)
+    allowed = x != -torch.inf
+    top = x.amax(-1, keepdim=True)
+    invalid = ~(x < torch.inf).all(-1, keepdim=True) | ~((lam >= 0) & (lam < torch.inf))
+    plain = ~invalid & allowed.any(-1, keepdim=True)
+    z = torch.where(plain & allowed, (x - top) / gamma, torch.zeros_like(x))
+    w, labels = total_variation_prox(z, torch.where(plain, lam, torch.zeros_like(lam)), allowed)
+    roundings = torch.where(plain, ROUNDINGS * (1 + 4 * lam), 0.0)
+    y = project_sorted(torch.where(plain & allowed, w, -torch.inf), 1.0, 0, roundings)
+    y = torch.where(allowed & invalid, torch.full_like(y, torch.nan), y)
+    labels = torch.where((y > 0) & plain, labels, torch.full_like(labels, -1))
+    return y, torch.where(y.isnan(), torch.full_like(labels, 2), labels)
+
+
+def total_variation_prox(z: Tensor, lam: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``argmin_w 1/2 ||w - z||^2 + lam sum |w_(i+1) - w_i|`` over maximal runs of allowed entries, and the labels.
+
+    As lam grows from zero, runs of equal values only ever merge: this follows their values from merger to merger, one of each
+    row at a time, in at most d steps.
+
+    Args:
+        z: (..., d), finite.
+        lam: (..., 1), >= 0.
+        allowed: (..., d); a run ends where an entry is not allowed.
+    """
+    lam = lam.to(z.dtype).expand(*z.shape[:-1], 1)
+    neighbours = allowed[..., 1:] & allowed[..., :-1]
+    joined = torch.zeros_like(neighbours)  # whether entry i + 1 belongs to the run of entry i
+    joined, _, step = repeat_while(
+        lambda joined, reached, step, z, lam, neighbours: (reached < lam) & (neighbours.sum(-1, keepdim=True) > 0),
+        _merged,
+        (joined, torch.zeros_like(lam), torch.where(neighbours, torch.sign(z[..., :-1] - z[..., 1:]), 0.0)),
+        (z, lam, neighbours),
+    )
+    ids, size, mean = _runs(z, joined)
+    w = mean + lam * _slopes(step, ids) / size
+    least = torch.finfo(z.dtype).eps + ROUNDING * (1 + 4 * lam)
+    joined = joined | (neighbours & (lam > 0) & (w.diff(dim=-1).abs() <= least))
+    ids, size, mean = _runs(z, joined)
+    slope = _slopes(torch.where(joined, 0.0, step), ids)
+    return mean + lam * slope / size, ((ids << 3) | (slope.long() + 2)).to(torch.int32)
+
+
+def _runs(z: Tensor, joined: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the number of each entry's run, the run's size and its mean of z, all (..., d)."""
+    ids = torch.cat([torch.zeros_like(z[..., :1]).long(), (~joined).long()], -1).cumsum(-1)
+    size = group_sums(torch.ones_like(z), ids)
+    return ids, size, group_sums(z, ids) / size
+
+
+def _slopes(step: Tensor, ids: Tensor) -> Tensor:
+    """Return the derivative (..., d) of the sum of each entry's run in the strength reached, from the signs at its ends."""
+    edge = torch.zeros_like(ids[..., :1], dtype=step.dtype)
+    left, right = torch.cat([edge, step], -1), torch.cat([step, edge], -1)
+    return group_sums(left - right, ids)
+
+
+def _merged(
+    joined: Tensor, reached: Tensor, step: Tensor, z: Tensor, lam: Tensor, neighbours: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Raise the strength of each row to its next merger of runs, or to ``lam`` if there is none before."""
+    ids, size, mean = _runs(z, joined)
+    rate = _slopes(step, ids) / size
+    w = mean + reached * rate
+    gap, closing = (w[..., :-1] - w[..., 1:]) * step, (rate[..., 1:] - rate[..., :-1]) * step
+    open_ = neighbours & ~joined
+    wait = torch.where(open_ & (closing > 0), gap.clamp_min(0) / torch.where(closing > 0, closing, 1.0), torch.inf)
+    wait = torch.where(open_ & (step == 0) & (lam > 0), 0.0, wait)  # equal neighbours are one run
+    soonest, which = wait.min(-1, keepdim=True)
+    merges = reached + soonest <= lam
+    joined = joined | ((torch.zeros_like(wait).scatter(-1, which, 1.0) > 0) & merges)
+    return joined, torch.where(merges, reached + soonest, lam), torch.where(joined, 0.0, step)
+
+
 @compile_rows()
 def forward_clips(x: Any, row: Any, first: Any, last: Any, top: Any, scale: Any, lam: Any, walls: Any, work: Any) -> Any:
     """Fill in between which two numbers each entry lies, given the next; return the value of the last one.
@@ -301,81 +376,6 @@ def map_block(start: Any, stop: Any, out: Any, labels: Any, x: Any, lams: Any, g
         if n == LANES or (n > 0 and row == stop - 1):
             fuse_rows(n, out, labels, x, gamma, rows, tops, strengths, places, work, lanes)
             n = 0
-
-
-def total_variation_prox(z: Tensor, lam: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``argmin_w 1/2 ||w - z||^2 + lam sum |w_(i+1) - w_i|`` over maximal runs of allowed entries, and the labels.
-
-    As lam grows from zero, runs of equal values only ever merge: this follows their values from merger to merger, one of each
-    row at a time, in at most d steps.
-
-    Args:
-        z: (..., d), finite.
-        lam: (..., 1), >= 0.
-        allowed: (..., d); a run ends where an entry is not allowed.
-    """
-    lam = lam.to(z.dtype).expand(*z.shape[:-1], 1)
-    neighbours = allowed[..., 1:] & allowed[..., :-1]
-    joined = torch.zeros_like(neighbours)  # whether entry i + 1 belongs to the run of entry i
-    joined, _, step = repeat_while(
-        lambda joined, reached, step, z, lam, neighbours: (reached < lam) & (neighbours.sum(-1, keepdim=True) > 0),
-        _merged,
-        (joined, torch.zeros_like(lam), torch.where(neighbours, torch.sign(z[..., :-1] - z[..., 1:]), 0.0)),
-        (z, lam, neighbours),
-    )
-    ids, size, mean = _runs(z, joined)
-    w = mean + lam * _slopes(step, ids) / size
-    least = torch.finfo(z.dtype).eps + ROUNDING * (1 + 4 * lam)
-    joined = joined | (neighbours & (lam > 0) & (w.diff(dim=-1).abs() <= least))
-    ids, size, mean = _runs(z, joined)
-    slope = _slopes(torch.where(joined, 0.0, step), ids)
-    return mean + lam * slope / size, ((ids << 3) | (slope.long() + 2)).to(torch.int32)
-
-
-def _runs(z: Tensor, joined: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the number of each entry's run, the run's size and its mean of z, all (..., d)."""
-    ids = torch.cat([torch.zeros_like(z[..., :1]).long(), (~joined).long()], -1).cumsum(-1)
-    size = group_sums(torch.ones_like(z), ids)
-    return ids, size, group_sums(z, ids) / size
-
-
-def _slopes(step: Tensor, ids: Tensor) -> Tensor:
-    """Return the derivative (..., d) of the sum of each entry's run in the strength reached, from the signs at its ends."""
-    edge = torch.zeros_like(ids[..., :1], dtype=step.dtype)
-    left, right = torch.cat([edge, step], -1), torch.cat([step, edge], -1)
-    return group_sums(left - right, ids)
-
-
-def _merged(
-    joined: Tensor, reached: Tensor, step: Tensor, z: Tensor, lam: Tensor, neighbours: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Raise the strength of each row to its next merger of runs, or to ``lam`` if there is none before."""
-    ids, size, mean = _runs(z, joined)
-    rate = _slopes(step, ids) / size
-    w = mean + reached * rate
-    gap, closing = (w[..., :-1] - w[..., 1:]) * step, (rate[..., 1:] - rate[..., :-1]) * step
-    open_ = neighbours & ~joined
-    wait = torch.where(open_ & (closing > 0), gap.clamp_min(0) / torch.where(closing > 0, closing, 1.0), torch.inf)
-    wait = torch.where(open_ & (step == 0) & (lam > 0), 0.0, wait)  # equal neighbours are one run
-    soonest, which = wait.min(-1, keepdim=True)
-    merges = reached + soonest <= lam
-    joined = joined | ((torch.zeros_like(wait).scatter(-1, which, 1.0) > 0) & merges)
-    return joined, torch.where(merges, reached + soonest, lam), torch.where(joined, 0.0, step)
-
-
-def _map_reference(x: Tensor, lam: float | Tensor, gamma: float) -> tuple[Tensor, Tensor]:
-    lam = torch.as_tensor(lam, dtype=x.dtype, device=x.device)
-    allowed = x != -torch.inf
-    top = x.amax(-1, keepdim=True)
-    invalid = ~(x < torch.inf).all(-1, keepdim=True) | ~((lam >= 0) & (lam < torch.inf))
-    plain = ~invalid & allowed.any(-1, keepdim=True)
-    z = torch.where(plain & allowed, (x - top) / gamma, torch.zeros_like(x))
-    w, labels = total_variation_prox(z, torch.where(plain, lam, torch.zeros_like(lam)), allowed)
-    roundings = torch.where(plain, ROUNDINGS * (1 + 4 * lam), 0.0)
-    y = project_sorted(torch.where(plain & allowed, w, -torch.inf), 1.0, 0, roundings)
-    y = torch.where(allowed & invalid, torch.full_like(y, torch.nan), y)
-    labels = torch.where((y > 0) & plain, labels, torch.full_like(labels, -1))
-    return y, torch.where(y.isnan(), torch.full_like(labels, 2), labels)
 
 
 def fused_rows(out: Any, labels: Any, x: Any, lams: Any, places: Any, work: Any, gamma: Any) -> None:

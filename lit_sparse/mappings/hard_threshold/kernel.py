@@ -16,6 +16,16 @@ from lit_sparse.kernels.row_kernel import RowKernel
 __all__ = ["chosen_product", "threshold_hard"]
 
 
+def _threshold_reference(x: Tensor, k: int, nonneg: bool) -> tuple[Tensor, Tensor]:
+    allowed = x != -torch.inf
+    invalid = ~(x < torch.inf).all(-1, keepdim=True) & allowed
+    size = torch.where(allowed & (x > 0) if nonneg else allowed, x.abs(), -1.0)
+    order = size.argsort(dim=-1, descending=True, stable=True)
+    first = torch.zeros_like(x).scatter(-1, order[..., :k], 1.0)
+    chosen = ((first > 0) & (size >= 0)) | invalid
+    return torch.where(invalid, torch.nan, torch.where(chosen, x, 0.0)), chosen.to(torch.uint8)
+
+
 @compile_rows(REDUCTION_FLAGS)
 def magnitude_keys(bits: Any, row: Any, low: Any, infinite: Any, nonneg: Any, keys: Any) -> Any:
     """Write integers that order as the magnitudes, or as the positive entries; -1 for entries that must not be chosen.
@@ -55,16 +65,6 @@ def threshold_block(start: Any, stop: Any, out: Any, chosen: Any, x: Any, k: Any
                 chosen[row, i] = keys[0, i] >= 0
         for i in range(x.shape[1]):
             out[row, i] = x[row, i] if chosen[row, i] else zero
-
-
-def _threshold_reference(x: Tensor, k: int, nonneg: bool) -> tuple[Tensor, Tensor]:
-    allowed = x != -torch.inf
-    invalid = ~(x < torch.inf).all(-1, keepdim=True) & allowed
-    size = torch.where(allowed & (x > 0) if nonneg else allowed, x.abs(), -1.0)
-    order = size.argsort(dim=-1, descending=True, stable=True)
-    first = torch.zeros_like(x).scatter(-1, order[..., :k], 1.0)
-    chosen = ((first > 0) & (size >= 0)) | invalid
-    return torch.where(invalid, torch.nan, torch.where(chosen, x, 0.0)), chosen.to(torch.uint8)
 
 
 threshold_hard = RowKernel(

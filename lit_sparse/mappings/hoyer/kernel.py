@@ -32,6 +32,50 @@ UP = 2.0**700  # powers of two that bring float64 back from the ends of its rang
 DOWN = 2.0**-540
 
 
+def _project_reference(x: Tensor, sparseness: float | Tensor, norm: float | Tensor, nonneg: bool) -> Tensor:
+    """Project by sorting: the support is the first d entries that keep the next one out."""
+    sparseness, norm = (torch.as_tensor(number, dtype=x.dtype, device=x.device) for number in (sparseness, norm))
+    allowed = x != -torch.inf
+    n = allowed.sum(-1, keepdim=True)
+    invalid = ~(x < torch.inf).all(-1, keepdim=True)
+    unit = unit_of(torch.where(allowed & ~invalid, x.abs(), 0.0))
+    a = (x if nonneg else x.abs()) / unit
+    top = torch.where(allowed, a, -torch.inf).amax(-1, keepdim=True)
+    z = torch.where(invalid | (n == 0) | ~allowed, torch.full_like(x, -torch.inf), a - top)
+    z = torch.where(invalid & allowed, 0.0, z)
+    root = n.clamp_min(1).to(x.dtype).sqrt()
+    ratio = torch.minimum((root - sparseness * (root - 1)).clamp_min(1), root)
+    total = norm * ratio
+    order = z.argsort(dim=-1, descending=True, stable=True)
+    ranked = z.gather(-1, order)
+    value = torch.where(ranked == -torch.inf, 0.0, ranked)
+    count = torch.arange(1, x.shape[-1] + 1, device=x.device, dtype=x.dtype)
+    sums, squares = value.cumsum(-1), value.square().cumsum(-1)
+    below = torch.cat([value[..., 1:], value[..., -1:]], -1)
+    excess, energy = sums - count * below, squares - 2 * below * sums + count * below.square()
+    ties = (ranked == 0).sum(-1, keepdim=True)
+    fits = (excess.square() >= ratio.square() * energy) & (count > ratio.square()) & (count > ties)
+    size = torch.where(fits & (count < n), count, torch.inf).amin(-1, keepdim=True)
+    size = torch.minimum(size, n.to(x.dtype))
+    tied = ties >= ratio.square() - SLACK * n
+    few = torch.minimum((ratio.square() - SLACK * n).ceil().clamp_min(1), ties.to(x.dtype))
+    size = torch.where(tied, few, size).clamp_min(1)
+    inside = (count <= size) & (ranked > -torch.inf)
+    mean = torch.where(inside, value, 0.0).sum(-1, keepdim=True) / size
+    centered = torch.where(inside, value - mean, 0.0)
+    # On tied entries any direction is as good: that of the first.
+    unit = torch.where(count == 1, 1.0, 0.0) - 1 / size
+    centered = torch.where(tied, torch.where(inside, unit, 0.0), centered)
+    spread = centered.square().sum(-1, keepdim=True)
+    rest = (norm * norm - total.square() / size).clamp_min(0)
+    kappa = torch.where(spread > 0, (rest / torch.where(spread > 0, spread, 1.0)).sqrt(), 0.0)
+    p = torch.where(inside, total / size + kappa * centered, 0.0).clamp_min(0)
+    y = torch.zeros_like(x).scatter(-1, order, p)
+    y = y if nonneg else torch.where(x < 0, -y, y)
+    y = torch.where(invalid, torch.full_like(y, torch.nan), y)
+    return torch.where(allowed & (n > 0), y, torch.zeros_like(y))
+
+
 @compile_rows(REDUCTION_FLAGS)
 def moments_above(z: Any, n: Any, tau: Any) -> Any:
     """Return number, sum and sum of squares of the entries above tau.
@@ -231,50 +275,6 @@ def project_block(start: Any, stop: Any, out: Any, x: Any, sparsenesses: Any, no
         if not nonneg:
             for i in range(d):
                 out[row, i] = -out[row, i] if x[row, i] < 0 else out[row, i]
-
-
-def _project_reference(x: Tensor, sparseness: float | Tensor, norm: float | Tensor, nonneg: bool) -> Tensor:
-    """Project by sorting: the support is the first d entries that keep the next one out."""
-    sparseness, norm = (torch.as_tensor(number, dtype=x.dtype, device=x.device) for number in (sparseness, norm))
-    allowed = x != -torch.inf
-    n = allowed.sum(-1, keepdim=True)
-    invalid = ~(x < torch.inf).all(-1, keepdim=True)
-    unit = unit_of(torch.where(allowed & ~invalid, x.abs(), 0.0))
-    a = (x if nonneg else x.abs()) / unit
-    top = torch.where(allowed, a, -torch.inf).amax(-1, keepdim=True)
-    z = torch.where(invalid | (n == 0) | ~allowed, torch.full_like(x, -torch.inf), a - top)
-    z = torch.where(invalid & allowed, 0.0, z)
-    root = n.clamp_min(1).to(x.dtype).sqrt()
-    ratio = torch.minimum((root - sparseness * (root - 1)).clamp_min(1), root)
-    total = norm * ratio
-    order = z.argsort(dim=-1, descending=True, stable=True)
-    ranked = z.gather(-1, order)
-    value = torch.where(ranked == -torch.inf, 0.0, ranked)
-    count = torch.arange(1, x.shape[-1] + 1, device=x.device, dtype=x.dtype)
-    sums, squares = value.cumsum(-1), value.square().cumsum(-1)
-    below = torch.cat([value[..., 1:], value[..., -1:]], -1)
-    excess, energy = sums - count * below, squares - 2 * below * sums + count * below.square()
-    ties = (ranked == 0).sum(-1, keepdim=True)
-    fits = (excess.square() >= ratio.square() * energy) & (count > ratio.square()) & (count > ties)
-    size = torch.where(fits & (count < n), count, torch.inf).amin(-1, keepdim=True)
-    size = torch.minimum(size, n.to(x.dtype))
-    tied = ties >= ratio.square() - SLACK * n
-    few = torch.minimum((ratio.square() - SLACK * n).ceil().clamp_min(1), ties.to(x.dtype))
-    size = torch.where(tied, few, size).clamp_min(1)
-    inside = (count <= size) & (ranked > -torch.inf)
-    mean = torch.where(inside, value, 0.0).sum(-1, keepdim=True) / size
-    centered = torch.where(inside, value - mean, 0.0)
-    # On tied entries any direction is as good: that of the first.
-    unit = torch.where(count == 1, 1.0, 0.0) - 1 / size
-    centered = torch.where(tied, torch.where(inside, unit, 0.0), centered)
-    spread = centered.square().sum(-1, keepdim=True)
-    rest = (norm * norm - total.square() / size).clamp_min(0)
-    kappa = torch.where(spread > 0, (rest / torch.where(spread > 0, spread, 1.0)).sqrt(), 0.0)
-    p = torch.where(inside, total / size + kappa * centered, 0.0).clamp_min(0)
-    y = torch.zeros_like(x).scatter(-1, order, p)
-    y = y if nonneg else torch.where(x < 0, -y, y)
-    y = torch.where(invalid, torch.full_like(y, torch.nan), y)
-    return torch.where(allowed & (n > 0), y, torch.zeros_like(y))
 
 
 project_hoyer = RowKernel(

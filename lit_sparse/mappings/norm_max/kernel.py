@@ -30,6 +30,35 @@ EPS = float(np.finfo(np.float64).eps)
 UNSURE, STEEP = 1e-10, 1e-4  # rounding of m = z - tau: its sign is unsure below, its root steep below
 
 
+def _map_reference(x: Tensor, alpha: float | Tensor, gamma: float) -> Tensor:
+    """Bisect for the threshold."""
+    alpha = torch.as_tensor(alpha, dtype=x.dtype, device=x.device)
+    allowed = x != -torch.inf
+    top = x.amax(-1, keepdim=True)
+    good = (alpha > 1) & (alpha < torch.inf)
+    invalid = ~(x < torch.inf).all(-1, keepdim=True) | ~good
+    z = torch.where(invalid | ~allowed.any(-1, keepdim=True), torch.zeros_like(x), (x - top) / gamma)
+    r = 1 / (torch.where(good, alpha, 2.0) - 1)
+
+    def powers(tau: Tensor, z: Tensor, allowed: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+        m = torch.where(allowed, z - tau, 0.0).clamp_min(0)
+        return m, torch.where(m > 0, m, 1.0).pow(r) * (m > 0)
+
+    def halved(lower: Tensor, upper: Tensor, *constants: Tensor) -> tuple[Tensor, Tensor]:
+        middle = 0.5 * (lower + upper)
+        m, u = powers(middle, *constants)
+        above = (u * m).sum(-1, keepdim=True) >= 1
+        return torch.where(above, middle, lower), torch.where(above, upper, middle)
+
+    size = torch.ones_like(x).sum(-1, keepdim=True)
+    bounds = torch.full_like(top, -1.0), -(size ** (-1 / (1 + r)))
+    lower, _ = repeat(halved, (bounds[0], bounds[1] + torch.zeros_like(top)), (z, allowed, r), REFERENCE_PASSES)
+    m, u = powers(lower, z, allowed, r)
+    u = torch.where(m > ROUNDINGS * torch.finfo(x.dtype).eps, u, 0.0)
+    y = u / torch.where(allowed.any(-1, keepdim=True), u.sum(-1, keepdim=True), 1.0)
+    return torch.where(allowed & invalid, torch.full_like(y, torch.nan), y)
+
+
 @compile_rows()
 def norm_sums(z: Any, n: Any, r: Any, last: Any, least: Any) -> Any:
     """Return the sums of ``m^r`` and ``m^(r + 1)``, and the number of m > 0, where ``m = least + (z - last)``."""
@@ -132,35 +161,6 @@ def map_block(start: Any, stop: Any, out: Any, x: Any, alphas: Any, gamma: Any) 
             total += z[j]
         for j in range(n):
             out[row, places[j]] = z[j] / total
-
-
-def _map_reference(x: Tensor, alpha: float | Tensor, gamma: float) -> Tensor:
-    """Bisect for the threshold."""
-    alpha = torch.as_tensor(alpha, dtype=x.dtype, device=x.device)
-    allowed = x != -torch.inf
-    top = x.amax(-1, keepdim=True)
-    good = (alpha > 1) & (alpha < torch.inf)
-    invalid = ~(x < torch.inf).all(-1, keepdim=True) | ~good
-    z = torch.where(invalid | ~allowed.any(-1, keepdim=True), torch.zeros_like(x), (x - top) / gamma)
-    r = 1 / (torch.where(good, alpha, 2.0) - 1)
-
-    def powers(tau: Tensor, z: Tensor, allowed: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
-        m = torch.where(allowed, z - tau, 0.0).clamp_min(0)
-        return m, torch.where(m > 0, m, 1.0).pow(r) * (m > 0)
-
-    def halved(lower: Tensor, upper: Tensor, *constants: Tensor) -> tuple[Tensor, Tensor]:
-        middle = 0.5 * (lower + upper)
-        m, u = powers(middle, *constants)
-        above = (u * m).sum(-1, keepdim=True) >= 1
-        return torch.where(above, middle, lower), torch.where(above, upper, middle)
-
-    size = torch.ones_like(x).sum(-1, keepdim=True)
-    bounds = torch.full_like(top, -1.0), -(size ** (-1 / (1 + r)))
-    lower, _ = repeat(halved, (bounds[0], bounds[1] + torch.zeros_like(top)), (z, allowed, r), REFERENCE_PASSES)
-    m, u = powers(lower, z, allowed, r)
-    u = torch.where(m > ROUNDINGS * torch.finfo(x.dtype).eps, u, 0.0)
-    y = u / torch.where(allowed.any(-1, keepdim=True), u.sum(-1, keepdim=True), 1.0)
-    return torch.where(allowed & invalid, torch.full_like(y, torch.nan), y)
 
 
 map_norm = RowKernel(

@@ -35,6 +35,95 @@ S, W = KEYS, SPARE  # rows of the float workspace once it is sorted
 OF_S, OF_W = SUMS, MEANS  # rows of what a block's mean or logsumexp is above its first entry
 
 
+def _rank_reference(x: Tensor, gamma: float, entropic: bool) -> tuple[Tensor, Tensor]:
+    top = x.amax(-1, keepdim=True)
+    keys = torch.maximum((x - torch.where(top.isfinite(), top, 0.0)) / gamma, -highest_like(top))
+    broken, use, order, s = _sorted(x, keys)
+    place = torch.arange(x.shape[-1], device=x.device)
+    n = use.sum(-1, keepdim=True)
+    inside = place < n
+    rank = torch.where(inside, n - place, 1).to(x.dtype)
+    ids, first = _blocks(s, rank.log() if entropic else rank, inside, entropic)
+    step = s - s.gather(-1, first)
+    if entropic:
+        y = step.exp() * (group_sums(rank, ids) / group_sums(step.exp(), ids))
+    else:
+        size = group_sums(torch.ones_like(s), ids)
+        y = group_sums(rank, ids) / size + (step - group_sums(step, ids) / size)
+    y = torch.zeros_like(x).scatter(-1, order, torch.where(inside, y, 0.0))
+    labels = torch.zeros_like(order).scatter(-1, order, torch.where(inside, order.gather(-1, first), OUTSIDE))
+    return torch.where(broken, torch.nan, y), torch.where(broken, BROKEN, labels).to(torch.int32)
+
+
+def _sort_reference(x: Tensor, strength: float | Tensor, entropic: bool) -> tuple[Tensor, Tensor, Tensor]:
+    strength = torch.as_tensor(strength, dtype=x.dtype, device=x.device)
+    broken, use, order, w = _sorted(x, -x)
+    place = torch.arange(x.shape[-1], device=x.device).expand_as(order)
+    inside = place < use.sum(-1, keepdim=True)
+    s = -place / strength
+    ids, first = _blocks(s, w, inside, entropic)
+    step, back = w - w.gather(-1, first), s - s.gather(-1, first)
+    if entropic:
+        y = group_sums(back.exp(), ids).log() - group_sums(step.exp(), ids).log() - back
+    else:
+        y = (group_sums(back, ids) - group_sums(step, ids)) / group_sums(torch.ones_like(s), ids) - back
+    y = y - w.gather(-1, first)
+    slots = (~use).to(torch.int32).argsort(dim=-1, stable=True)
+    y = torch.zeros_like(x).scatter(-1, slots, torch.where(inside, y, 0.0))
+    sources, labels = (
+        torch.where(broken, rest, torch.zeros_like(order).scatter(-1, slots, torch.where(inside, part, OUTSIDE)))
+        for part, rest in ((order, place), (order.gather(-1, first), BROKEN))
+    )
+    return torch.where(broken, torch.nan, y), sources.to(torch.int32), labels.to(torch.int32)
+
+
+def _blocks(s: Tensor, w: Tensor, inside: Tensor, entropic: bool) -> tuple[Tensor, Tensor]:
+    """Return the number of each entry's block, and where the block starts, for entries (..., d) in order.
+
+    All neighbours in violation are pooled at once until there are none; any order of pooling gives the same.
+
+    Args:
+        s: decreasing.
+        w: decreasing.
+        inside: where entries take part, from the first on.
+        entropic: the form.
+    """
+    place = torch.arange(s.shape[-1], device=s.device).expand_as(inside)
+    before = (place - 1).clamp_min(0)
+
+    def violating(begins: Tensor, s: Tensor, w: Tensor, inside: Tensor, before: Tensor) -> Tensor:
+        ids, first = _starts_of(begins)
+        of_s, of_w = ((part - part.gather(-1, first)) for part in (s, w))
+        if entropic:
+            level = group_sums(of_s.exp(), ids).log() - group_sums(of_w.exp(), ids).log()
+        else:
+            level = group_sums(of_s - of_w, ids) / group_sums(torch.ones_like(s), ids)
+        rises = [part - part.gather(-1, before) for part in (level, s.gather(-1, first), w.gather(-1, first))]
+        return begins & inside & (rises[0] + rises[1] - rises[2] > 0)
+
+    def pooled(begins: Tensor, *constants: Tensor) -> tuple[Tensor]:
+        return (begins & ~violating(begins, *constants),)
+
+    (begins,) = repeat_while(violating, pooled, (torch.ones_like(inside),), (s, w, inside, before))
+    return _starts_of(begins)
+
+
+def _starts_of(begins: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the number of each entry's block, and where it starts, given where blocks begin, the first of them at 0."""
+    ids = begins.long().cumsum(-1) - 1
+    place = torch.arange(ids.shape[-1], device=ids.device).expand_as(ids)
+    return ids, group_sums(torch.where(begins, place, 0), ids)
+
+
+def _sorted(x: Tensor, keys: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return where x is broken, how many entries of a row take part, the order of their keys, and these in that order."""
+    invalid = ~(x < torch.inf).all(-1, keepdim=True)
+    allowed = x != -torch.inf
+    use = allowed & ~invalid
+    order = torch.where(use, keys, -torch.inf).argsort(dim=-1, descending=True, stable=True)
+    return allowed & invalid, use, order, torch.where(use, keys, 0.0).gather(-1, order)
+
+
 @compile_rows()
 def log_sum(a: Any, b: Any) -> Any:
     """Return ``log(exp(a) + exp(b))``."""
@@ -135,95 +224,6 @@ def sort_block(start: Any, stop: Any, out: Any, order: Any, labels: Any, x: Any,
                 away = i - first if entropic else i - middle
                 out[row, slot] = shift - floats[W, first] + away / strength
                 order[row, slot], labels[row, slot] = ints[ORDER, i], ints[ORDER, first]
-
-
-def _blocks(s: Tensor, w: Tensor, inside: Tensor, entropic: bool) -> tuple[Tensor, Tensor]:
-    """Return the number of each entry's block, and where the block starts, for entries (..., d) in order.
-
-    All neighbours in violation are pooled at once until there are none; any order of pooling gives the same.
-
-    Args:
-        s: decreasing.
-        w: decreasing.
-        inside: where entries take part, from the first on.
-        entropic: the form.
-    """
-    place = torch.arange(s.shape[-1], device=s.device).expand_as(inside)
-    before = (place - 1).clamp_min(0)
-
-    def violating(begins: Tensor, s: Tensor, w: Tensor, inside: Tensor, before: Tensor) -> Tensor:
-        ids, first = _starts_of(begins)
-        of_s, of_w = ((part - part.gather(-1, first)) for part in (s, w))
-        if entropic:
-            level = group_sums(of_s.exp(), ids).log() - group_sums(of_w.exp(), ids).log()
-        else:
-            level = group_sums(of_s - of_w, ids) / group_sums(torch.ones_like(s), ids)
-        rises = [part - part.gather(-1, before) for part in (level, s.gather(-1, first), w.gather(-1, first))]
-        return begins & inside & (rises[0] + rises[1] - rises[2] > 0)
-
-    def pooled(begins: Tensor, *constants: Tensor) -> tuple[Tensor]:
-        return (begins & ~violating(begins, *constants),)
-
-    (begins,) = repeat_while(violating, pooled, (torch.ones_like(inside),), (s, w, inside, before))
-    return _starts_of(begins)
-
-
-def _starts_of(begins: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the number of each entry's block, and where it starts, given where blocks begin, the first of them at 0."""
-    ids = begins.long().cumsum(-1) - 1
-    place = torch.arange(ids.shape[-1], device=ids.device).expand_as(ids)
-    return ids, group_sums(torch.where(begins, place, 0), ids)
-
-
-def _sorted(x: Tensor, keys: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return where x is broken, how many entries of a row take part, the order of their keys, and these in that order."""
-    invalid = ~(x < torch.inf).all(-1, keepdim=True)
-    allowed = x != -torch.inf
-    use = allowed & ~invalid
-    order = torch.where(use, keys, -torch.inf).argsort(dim=-1, descending=True, stable=True)
-    return allowed & invalid, use, order, torch.where(use, keys, 0.0).gather(-1, order)
-
-
-def _rank_reference(x: Tensor, gamma: float, entropic: bool) -> tuple[Tensor, Tensor]:
-    top = x.amax(-1, keepdim=True)
-    keys = torch.maximum((x - torch.where(top.isfinite(), top, 0.0)) / gamma, -highest_like(top))
-    broken, use, order, s = _sorted(x, keys)
-    place = torch.arange(x.shape[-1], device=x.device)
-    n = use.sum(-1, keepdim=True)
-    inside = place < n
-    rank = torch.where(inside, n - place, 1).to(x.dtype)
-    ids, first = _blocks(s, rank.log() if entropic else rank, inside, entropic)
-    step = s - s.gather(-1, first)
-    if entropic:
-        y = step.exp() * (group_sums(rank, ids) / group_sums(step.exp(), ids))
-    else:
-        size = group_sums(torch.ones_like(s), ids)
-        y = group_sums(rank, ids) / size + (step - group_sums(step, ids) / size)
-    y = torch.zeros_like(x).scatter(-1, order, torch.where(inside, y, 0.0))
-    labels = torch.zeros_like(order).scatter(-1, order, torch.where(inside, order.gather(-1, first), OUTSIDE))
-    return torch.where(broken, torch.nan, y), torch.where(broken, BROKEN, labels).to(torch.int32)
-
-
-def _sort_reference(x: Tensor, strength: float | Tensor, entropic: bool) -> tuple[Tensor, Tensor, Tensor]:
-    strength = torch.as_tensor(strength, dtype=x.dtype, device=x.device)
-    broken, use, order, w = _sorted(x, -x)
-    place = torch.arange(x.shape[-1], device=x.device).expand_as(order)
-    inside = place < use.sum(-1, keepdim=True)
-    s = -place / strength
-    ids, first = _blocks(s, w, inside, entropic)
-    step, back = w - w.gather(-1, first), s - s.gather(-1, first)
-    if entropic:
-        y = group_sums(back.exp(), ids).log() - group_sums(step.exp(), ids).log() - back
-    else:
-        y = (group_sums(back, ids) - group_sums(step, ids)) / group_sums(torch.ones_like(s), ids) - back
-    y = y - w.gather(-1, first)
-    slots = (~use).to(torch.int32).argsort(dim=-1, stable=True)
-    y = torch.zeros_like(x).scatter(-1, slots, torch.where(inside, y, 0.0))
-    sources, labels = (
-        torch.where(broken, rest, torch.zeros_like(order).scatter(-1, slots, torch.where(inside, part, OUTSIDE)))
-        for part, rest in ((order, place), (order.gather(-1, first), BROKEN))
-    )
-    return torch.where(broken, torch.nan, y), sources.to(torch.int32), labels.to(torch.int32)
 
 
 rank_softly = RowKernel(

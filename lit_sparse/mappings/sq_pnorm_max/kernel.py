@@ -25,6 +25,33 @@ __all__ = ["map_pnorm", "pnorm_product"]
 NEWTON_PASSES, PASSES, REFERENCE_PASSES = 30, 120, 64
 
 
+def _map_reference(x: Tensor, p: float | Tensor, gamma: float) -> Tensor:
+    """Bisect for the threshold."""
+    p = torch.as_tensor(p, dtype=x.dtype, device=x.device)
+    r = 1 / (p - 1)
+    allowed = x != -torch.inf
+    top = x.amax(-1, keepdim=True)
+    invalid = ~(x < torch.inf).all(-1, keepdim=True) | ~((p > 1) & (p <= 2))
+    z = torch.where(invalid | ~allowed.any(-1, keepdim=True), torch.zeros_like(x), (x - top) / gamma)
+
+    def powers(tau: Tensor, z: Tensor, allowed: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+        m = torch.where(allowed, (1 - z / tau), 0.0).clamp_min(0)
+        return m, torch.where(m > 0, m, 1.0).pow(r) * (m > 0)
+
+    def halved(lower: Tensor, upper: Tensor, p: Tensor, *constants: Tensor) -> tuple[Tensor, Tensor]:
+        middle = 0.5 * (lower + upper)
+        m, u = powers(middle, *constants)
+        high = (u * m).sum(-1, keepdim=True)
+        above = -middle * u.sum(-1, keepdim=True) >= high ** ((2 - p) / p)
+        return torch.where(above, middle, lower), torch.where(above, upper, middle)
+
+    bounds = torch.full_like(top, -1.0), torch.full_like(top, -torch.finfo(x.dtype).tiny)
+    lower, _ = repeat(halved, bounds, (p, z, allowed, r), REFERENCE_PASSES)
+    u = powers(lower, z, allowed, r)[1]
+    y = u / torch.where(allowed.any(-1, keepdim=True), u.sum(-1, keepdim=True), 1.0)
+    return torch.where(allowed & invalid, torch.full_like(y, torch.nan), y)
+
+
 @compile_rows(frozenset({"contract"}))
 def powers(z: Any, n: Any, r: Any, depth: Any, work: Any, bits: Any) -> None:
     """Write ``(m / max m)^r`` to ``work[0]``, where ``m / max m = 1 + z / depth`` and depth = -tau."""
@@ -101,33 +128,6 @@ def map_block(start: Any, stop: Any, out: Any, x: Any, ps: Any, gamma: Any) -> N
         scale = x.dtype.type(1.0 / solve(z, pad(z, n), n, p, work, work_bits))
         for j in range(n):
             out[row, places[j]] = work[0, j] * scale
-
-
-def _map_reference(x: Tensor, p: float | Tensor, gamma: float) -> Tensor:
-    """Bisect for the threshold."""
-    p = torch.as_tensor(p, dtype=x.dtype, device=x.device)
-    r = 1 / (p - 1)
-    allowed = x != -torch.inf
-    top = x.amax(-1, keepdim=True)
-    invalid = ~(x < torch.inf).all(-1, keepdim=True) | ~((p > 1) & (p <= 2))
-    z = torch.where(invalid | ~allowed.any(-1, keepdim=True), torch.zeros_like(x), (x - top) / gamma)
-
-    def powers(tau: Tensor, z: Tensor, allowed: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
-        m = torch.where(allowed, (1 - z / tau), 0.0).clamp_min(0)
-        return m, torch.where(m > 0, m, 1.0).pow(r) * (m > 0)
-
-    def halved(lower: Tensor, upper: Tensor, p: Tensor, *constants: Tensor) -> tuple[Tensor, Tensor]:
-        middle = 0.5 * (lower + upper)
-        m, u = powers(middle, *constants)
-        high = (u * m).sum(-1, keepdim=True)
-        above = -middle * u.sum(-1, keepdim=True) >= high ** ((2 - p) / p)
-        return torch.where(above, middle, lower), torch.where(above, upper, middle)
-
-    bounds = torch.full_like(top, -1.0), torch.full_like(top, -torch.finfo(x.dtype).tiny)
-    lower, _ = repeat(halved, bounds, (p, z, allowed, r), REFERENCE_PASSES)
-    u = powers(lower, z, allowed, r)[1]
-    y = u / torch.where(allowed.any(-1, keepdim=True), u.sum(-1, keepdim=True), 1.0)
-    return torch.where(allowed & invalid, torch.full_like(y, torch.nan), y)
 
 
 map_pnorm = RowKernel(

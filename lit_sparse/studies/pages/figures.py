@@ -16,7 +16,8 @@ from lit_sparse.ground.figure_text import literal, new_figure
 from lit_sparse.ground.files import result_file
 from lit_sparse.studies.jobs.rows import Row
 from lit_sparse.studies.pages.tables import head, least, selected
-from lit_sparse.studies.plan.study import Figure, Panel, Study
+from lit_sparse.studies.plan.presentation import Figure, Panel
+from lit_sparse.studies.plan.study import Study
 
 __all__ = ["COLORS", "STYLES", "draw", "draw_front", "history_svg", "svg_of", "write_png"]
 

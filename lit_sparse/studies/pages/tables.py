@@ -12,7 +12,8 @@ import pandas as pd
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.studies.jobs.rows import Row
 from lit_sparse.studies.plan.load import check_names
-from lit_sparse.studies.plan.study import Column, Study, Table, written
+from lit_sparse.studies.plan.presentation import Column, Table
+from lit_sparse.studies.plan.study import Study, written
 
 __all__ = ["head", "least", "markdown", "numbers", "page", "selected"]
 

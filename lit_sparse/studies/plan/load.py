@@ -14,7 +14,8 @@ from jsonargparse import ArgumentError, ArgumentParser
 from lit_sparse.checks import check_count, check_number
 from lit_sparse.errors import ConfigurationError, did_you_mean
 from lit_sparse.ground.stored import read_yaml
-from lit_sparse.studies.plan.study import RESERVED, Cell, Column, Compare, Figure, Panel, Ranks, Study, Table
+from lit_sparse.studies.plan.presentation import Column, Compare, Figure, Panel, Ranks, Table
+from lit_sparse.studies.plan.study import RESERVED, Cell, Study
 
 __all__ = ["check_names", "load_study", "study_of"]
 

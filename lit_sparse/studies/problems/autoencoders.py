@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional as nnf
 
 from lit_sparse.data import ActivationDataModule
-from lit_sparse.data.base import in_batches, shuffled
 from lit_sparse.data.readers.splits import read_split
+from lit_sparse.data.splits import in_batches, shuffled
 from lit_sparse.hf.requirement import import_transformers
 from lit_sparse.hf.splicing import loss_recovered
 from lit_sparse.mappings import BatchTopK, HardThreshold, HoyerProjection, JumpReLU, SparseMapping, Sparsemax, TopKEntmax

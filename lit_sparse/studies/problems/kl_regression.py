@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lit_sparse.data import CaliforniaHousingDataModule
-from lit_sparse.data.base import in_batches, shuffled
+from lit_sparse.data.splits import in_batches, shuffled
 from lit_sparse.risks.safe_kl_dro import link_value
 
 __all__ = ["california", "optimum"]

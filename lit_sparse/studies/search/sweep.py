@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
-import csv
 import json
 import math
-import re
 import reprlib
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,13 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
-import yaml
-
-from lit_sparse.checks import check_count
-from lit_sparse.errors import ConfigurationError, LitSparseError, did_you_mean, printable
-from lit_sparse.ground.files import replaced
+from lit_sparse.errors import ConfigurationError, LitSparseError, did_you_mean
 from lit_sparse.ground.stored import read_yaml
-from lit_sparse.runs.config_files import find_config
 from lit_sparse.runs.folders import experiment_name
 from lit_sparse.runs.status import check_plain
 from lit_sparse.studies.jobs.cluster import Cluster
@@ -41,15 +32,12 @@ from lit_sparse.studies.jobs.processes import (
     try_lock,
 )
 from lit_sparse.studies.jobs.rows import shown
-from lit_sparse.studies.pages.figures import draw_front
-from lit_sparse.studies.pages.tables import markdown
-from lit_sparse.studies.plan.load import check_names, study_of
 from lit_sparse.studies.plan.study import Cell, Study
 from lit_sparse.studies.search.space import distribution_of, import_optuna, matching, pruner_of, sampler_of
 from lit_sparse.studies.search.storage import JournalLock, check_database, read_journal
 from lit_sparse.studies.settings import short_name
 
-__all__ = ["Sweep", "main", "parser"]
+__all__ = ["Sweep"]
 
 #: Direction -> parts of the names of metrics that have it.
 DIRECTIONS = {
@@ -372,7 +360,7 @@ class Sweep:
         texts = (f"{metric} = {shown(value) or 'nothing'}" for metric, value in zip(self.metrics, values, strict=True))
         say(f"{name}: {', '.join(texts)}")
 
-    def _config(self, number: int) -> str:
+    def config(self, number: int) -> str:
         """Return the config of a trial, without a fold, from the configs of the sweep and not from its run folder."""
         runner = self.runner(number, folds=1)
         command = runner.of(next(iter(runner.study.cells)), 0).printing()
@@ -392,136 +380,7 @@ class Sweep:
                     f" {metric!r}.{did_you_mean(metric, names)}"
                 )
 
-    def write(self) -> list[Path]:
-        """Write the table of all trials, the config of the best, and for two metrics a picture of the front."""
-        import optuna
-
-        trials = [t for t in self.study.get_trials(deepcopy=False) if t.state == optuna.trial.TrialState.COMPLETE]
-        if not trials:
-            return []
-        best = {trial.number for trial in self.study.best_trials}
-        sign = -1.0 if self.directions[0] == "maximize" else 1.0
-        trials.sort(key=lambda trial: sign * trial.values[0])
-        lines = [["trial", *self.space, *self.metrics]]
-        for trial in trials:
-            texts = [f"{value:.6g}" for value in trial.values]
-            marked = [f"**{text}**" for text in texts] if trial.number in best else texts
-            lines.append([str(trial.number), *(str(value) for value in self.params(trial).values()), *marked])
-        files = [self.folder / "sweep.md", self.folder / "sweep.csv", self.folder / "best.yaml"]
-        with replaced(files[0], "w") as file:
-            file.write("\n".join(markdown(lines)) + "\n")
-        with replaced(files[1], "w") as file:
-            csv.writer(file, lineterminator="\n").writerows([[text.strip("*") for text in line] for line in lines])
-        with replaced(files[2], "w") as file:
-            file.write(self._config(next(trial.number for trial in trials if trial.number in best)))
-        if len(self.metrics) == 2:
-            files.append(self.folder / "front.png")
-            draw_front([trial.values for trial in trials], [t.number in best for t in trials], self.metrics, files[-1])
-        print("\n".join(markdown(lines)))
-        return files
-
 
 def _mean(values: Sequence[float | None]) -> float | None:
     found = [value for value in values if value is not None]
     return sum(found) / len(found) if len(found) == len(values) else None
-
-
-def _direction(metric: str, mode: str | None) -> str:
-    if mode is not None:
-        return {"min": "minimize", "max": "maximize"}[mode]
-    found = [direction for direction, names in DIRECTIONS.items() if re.search(names, metric)]
-    if len(found) != 1:
-        raise ConfigurationError(f"Expected --mode min or --mode max for {metric}, whose direction is not known.")
-    return found[0]
-
-
-def _yaml(text: str) -> Any:
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise argparse.ArgumentTypeError(f"expected a name, or YAML, but got {text!r}: {error}") from error
-
-
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command."""
-    found = argparse.ArgumentParser(
-        prog="lit-sparse sweep",
-        description="Search over the values of a config, or over the options of a program, by Optuna.",
-        allow_abbrev=False,
-    )
-    found.add_argument("-c", "--config", action="append", default=[], help="file or name of a config; overlays follow it")
-    found.add_argument(
-        "-s", "--space", type=Path, required=True, help="YAML file of options and their values, or a program and its space"
-    )
-    found.add_argument("--metric", action="append", required=True, help="logged value, such as val/nelbo; two give a front")
-    found.add_argument("--mode", action="append", choices=("min", "max"), help="for each metric; known for usual ones")
-    found.add_argument("--trials", type=int, help="number of trials; 30 by default, or all of a grid")
-    found.add_argument(
-        "--sampler",
-        type=_yaml,
-        help="tpe, random, grid, or a class of optuna.samplers, such as GPSampler; with init_args in YAML; tpe by default",
-    )
-    found.add_argument(
-        "--prune",
-        type=_yaml,
-        nargs="?",
-        const="median",
-        help="stop trials that are worse than others: median (by default), hyperband, or a class of optuna.pruners",
-    )
-    found.add_argument("--folds", type=int, default=1, help="folds of the training and validation data; values are means")
-    found.add_argument("--jobs", type=int, default=1, help="number of trials at a time; they share the cores")
-    found.add_argument("--submit", metavar="CLUSTER[,KEY=VALUE]", help="submit the runs, such as slurm,timeout_min=600")
-    found.add_argument("--storage", help="URL of an Optuna storage, for several machines; a file in the folder by default")
-    found.add_argument("--output", type=Path, default=Path("runs/sweep"), help="folder of the sweeps")
-    return found
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Run a sweep; the exit status is 1 if a trial failed."""
-    words = list(arguments)
-    place = words.index("--") if "--" in words else len(words)
-    options = parser().parse_args(words[:place])
-    configs = [str(find_config(name)) for name in options.config]
-    if not options.space.is_file():
-        raise ConfigurationError(f"There is no file {str(options.space)!r}. Give a file of options and their values by -s.")
-    given = read_yaml(options.space)
-    if not given:
-        raise ConfigurationError(f"Expected options and their values in {options.space} but got {given!r}.")
-    space, base = given, Study()
-    if "program" in given:
-        space = given.pop("space", None)
-        check_names(given, PROGRAM, f"the keys of {options.space} besides `space`")
-        if not isinstance(space, dict) or not space:
-            raise ConfigurationError(f"Expected `space` of {options.space} to be options and their values but got {space!r}.")
-        base = study_of({"cells": {"trial": {}}, "tests": {}} | given, options.space)
-    elif not configs:
-        raise ConfigurationError(f"Expected a config by -c, or a `program` in {options.space}, but got none.")
-    if len(options.mode or []) > len(options.metric):
-        raise ConfigurationError(f"Expected a --mode for each --metric at most but got {len(options.mode)} modes.")
-    modes = [*(options.mode or []), *[None] * len(options.metric)]
-    sampler = options.sampler or "tpe"
-    sweep = Sweep(
-        configs,
-        space,
-        options.metric,
-        [_direction(metric, mode) for metric, mode in zip(options.metric, modes, strict=False)],
-        options.output / (options.space.stem if base.program else experiment_name(configs[0], "")),
-        storage=options.storage,
-        sampler=sampler,
-        prune=options.prune,
-        folds=options.folds,
-        cluster=None if options.submit is None else Cluster(options.submit),
-        extra=words[place + 1 :],
-        base=base,
-    )
-    usual = sweep.grid_size if sampler == "grid" else 30
-    trials = usual if options.trials is None else check_count("--trials", options.trials)
-    jobs = check_count("--jobs", options.jobs)
-    failed = sweep.run(min(trials, usual) if sampler == "grid" else trials, jobs)
-    if written := sweep.write():
-        print(*written, sep="\n")
-        more = " --storage URL" if options.storage else ""
-        print(printable(f"see all trials side by side with: lit-sparse report {sweep.folder}{more}"))
-    for message in failed:
-        print(printable(message), file=sys.stderr)
-    return 1 if failed else 0

@@ -146,7 +146,7 @@ def test_bullets_are_seen_on_dark_and_on_light() -> None:
 
 
 @given(st.lists(st.lists(st.sampled_from([0.0, 0.1, 0.2, 0.5]), min_size=6, max_size=6), min_size=1, max_size=4))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_what_is_drawn_is_what_a_loop_finds(rows: list[list[float]]) -> None:
     found = drawn(rows, groups="tied")
     runs: dict[str, set[tuple[int, int, int]]] = {"zeros": set(), "weights": set()}

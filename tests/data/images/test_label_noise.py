@@ -48,7 +48,7 @@ def made(noise: LabelNoise | None, **options: Any) -> DigitsDataModule:
     classes=st.integers(2, 5),
     seed=st.integers(0, 3),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_rate_of_symmetric_noise_is_exact(rate: float, size: int, classes: int, seed: int) -> None:
     labels = torch.arange(size) % classes
     before = labels.clone()

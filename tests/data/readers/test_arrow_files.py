@@ -16,7 +16,7 @@ from pyarrow import parquet
 
 from lit_sparse.ground import stored
 from lit_sparse.data import TableDataModule, columns
-from lit_sparse.data.readers import tables
+from lit_sparse.data.readers import text_tables
 from lit_sparse.data.readers.splits import read_split
 from lit_sparse.errors import DataError
 
@@ -140,7 +140,7 @@ def test_numbers_of_every_kind_of_table(tmp_path: Path, ending: str, monkeypatch
 @pytest.mark.parametrize("ending", ["\n", "\r\n"])
 def test_lines_with_and_without_quotation_marks(tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Arrow reads the first lines, and Python the others."""
-    monkeypatch.setattr(tables, "BLOCK", 64)
+    monkeypatch.setattr(text_tables, "BLOCK", 64)
     values = [f"plain {n}" for n in range(50)] + ['say "yes", \nor not', "more"] * 20
     with (tmp_path / "t.csv").open("w", newline="") as file:
         csv.writer(file, lineterminator=ending).writerows([["a", "b"], *([text, n] for n, text in enumerate(values))])

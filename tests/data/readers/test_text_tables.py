@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lit_sparse.data.readers import tables
+from lit_sparse.data.readers import text_tables
 from lit_sparse.data.readers.splits import read_split
 from lit_sparse.errors import DataError
 
@@ -32,7 +32,7 @@ def test_json_keeps_values_as_they_are(tmp_path: Path, name: str, array: bool) -
 @pytest.mark.parametrize("array", [False, True])
 def test_empty_lines_of_json_cost_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, array: bool) -> None:
     counted: list[int] = []
-    monkeypatch.setattr(tables, "check_rows", lambda path, values: counted.append(values))
+    monkeypatch.setattr(text_tables, "check_rows", lambda path, values: counted.append(values))
     write(
         tmp_path / "t.json", " \n\n\t\r\n" * 500 + ('[{"a": 1}, {"a": 2}]' if array else '{"a": 1}\n\n{"a": 2}') + "\n\n" * 500
     )
@@ -71,6 +71,25 @@ def test_csv(tmp_path: Path, name: str) -> None:
     assert read == dict(zip("anx", map(list, zip(*rows, strict=True)), strict=False)) | {"text": ["007", long, "5"]}
     assert {type(value) for value in read["n"]} == {int}
     assert csv.field_size_limit() == limit
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "read"),
+    [("t.csv", '"a","b, c"\n1,x\n', {"x": [1], "y": ["x"]}), ("t.tsv", 'a\tb, c\n1\t5" x\n', {"x": [1], "y": ['5" x']})],
+)
+def test_a_header_in_quotation_marks_is_read_fast(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, read: dict[str, list[Any]]
+) -> None:
+    monkeypatch.setattr(text_tables, "cell_rows", None)
+    write(tmp_path / name, text)
+    assert read_split(str(tmp_path), "t", {"x": "a", "y": "b, c"}) == read
+
+
+@pytest.mark.parametrize("header", ['"a\n", b', '"a', '"a"b,c', "a,,b", "a,a", ""])
+def test_an_odd_header_is_read_line_by_line(tmp_path: Path, header: str) -> None:
+    write(tmp_path / "t.csv", f"{header}\n1,2\n")
+    with pytest.raises(DataError, match=r"t.csv"):
+        read_split(str(tmp_path), "t", {"x": "z"})
 
 
 def test_tsv_has_no_quotation_marks(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def all_of(data: RegressionDataModule, split: Any) -> dict[str, torch.Tensor]:
     test_rows=st.sampled_from([0, 4]),
     seed=st.integers(0, 5),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_splits_are_disjoint_and_complete(rows: int, held: float, test_rows: int, seed: int) -> None:
     data = made(Numbered(rows, test_rows=test_rows, val_size=held, test_size=held, seed=seed))
     found = {split: all_of(data, split)["target"].int().tolist() for split in SPLITS}

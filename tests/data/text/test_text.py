@@ -48,7 +48,7 @@ def test_ragged_sequences_are_padded() -> None:
     assert Ragged.of([[], []]).padded(torch.tensor([0, 1]), 5)[0].tolist() == [[5], [5]]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=6), max_size=6), st.data())
 def test_ragged_sequences_are_chosen_cut_and_framed(sequences: list[list[int]], drawn: st.DataObject) -> None:
     def listed(ragged: Ragged) -> list[list[int]]:

@@ -14,7 +14,8 @@ from torch import Tensor
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import LPSparseMAP, SparseMAP, Sparsemax
 from lit_sparse.mappings import functional as F
-from lit_sparse.runs.descriptions import build, describe
+from lit_sparse.runs.builder import build
+from lit_sparse.runs.descriptions import describe
 from lit_sparse.structures import Assignment, Budget, Factor, FactorGraph, Or, Pair, Sequence, Tree, Xor
 from tests.mappings.lp_sparsemap.graphs import OneOfEachHalf, random_graph, solved_generically
 

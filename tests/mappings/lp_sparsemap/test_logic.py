@@ -20,7 +20,7 @@ from tests.support.convex import solved
 
 #: Random numbers, and quarters, of which many are equal or at the borders of faces.
 NUMBERS = st.one_of(st.floats(-2, 3), st.integers(-8, 12).map(lambda number: number / 4))
-MANY = settings(max_examples=60, deadline=None)
+MANY = settings(max_examples=60)
 
 #: Name -> factor over d variables, and which bits fit it.
 LOGIC: dict[str, tuple[Callable[[int], Factor], Callable[[tuple[int, ...]], bool]]] = {

@@ -1,0 +1,211 @@
+"""The command line as words: what configs and options say, over the model of a checkpoint."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonargparse import Namespace, capture_parser
+
+import lit_sparse.data
+import lit_sparse.estimators
+import lit_sparse.mappings
+import lit_sparse.models
+import lit_sparse.risks  # noqa: F401  (imported so that bare class names are found)
+from lit_sparse.cli.arguments import Given
+from lit_sparse.cli.callbacks import SaveConfig
+from lit_sparse.cli.checkpoints import StoredModel, changes_of_run, nested, read_for
+from lit_sparse.cli.help import USAGES
+from lit_sparse.cli.loggers import ROWS
+from lit_sparse.cli.messages import SAID
+from lit_sparse.cli.parser import Parser
+from lit_sparse.cli.stopping import say_less
+from lit_sparse.errors import CheckpointError, ConfigurationError, printable
+from lit_sparse.lightning.choice import LightningArgumentParser, LightningCLI, LightningEnvironment, pl, rank_zero_only
+from lit_sparse.runs.allocation import Limits
+from lit_sparse.runs.folders import experiment_folder, experiment_name, find_checkpoint, run_of
+from lit_sparse.runs.torch_files import is_url, local_copy
+from lit_sparse.runs.trust import trusting
+
+__all__ = ["CommandLine", "stamp"]
+
+
+def stamp(path: Path) -> tuple[int, int, int]:
+    """Return what differs once a file has been replaced."""
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+class CommandLine(LightningCLI):
+    """Parse a command: its configs and options, over the model of its checkpoint if it has one.
+
+    Args:
+        args: arguments after ``lit-sparse``; the command first.
+        execute: whether the command will be run once everything is built.
+
+    Raises:
+        LitSparseError: saying what to change.
+    """
+
+    #: Command whose usage the help shows; the parsed one by default.
+    shown: str | None = None
+    #: Whether only results, warnings and errors are printed.
+    _quiet = False
+
+    def __init__(self, args: list[str], execute: bool = True) -> None:
+        SAID.clear()
+        self.command = args[0]
+        self._given = Given.of(args[1:])
+        self._execute = execute
+        self._checkpoint: Path | None = None
+        self._resumed_step: int | None = None
+        self._kept_rows: int | None = None
+        self._limits: Limits | None = None
+        self._optimizer_options: dict[str, Any] = {}
+        self.run_folder: Path | None = None
+        with trusting(self._given.names):
+            super().__init__(
+                model_class=pl.LightningModule,
+                datamodule_class=pl.LightningDataModule,
+                save_config_callback=SaveConfig,
+                seed_everything_default=0,
+                parser_class=Parser,
+                parser_kwargs={self.command: {"usage": USAGES[self.shown or self.command], "description": None}},
+                subclass_mode_model=True,
+                subclass_mode_data=True,
+                auto_configure_optimizers=False,
+                args=[self.command, *self._given.words],
+            )
+
+    @classmethod
+    def parser_of(cls, *args: Any) -> Any:
+        """Return the parser of a command, for the arguments of this class."""
+        root = capture_parser(lambda: cls(*args))
+        return next(
+            parser for action in root._actions if isinstance(action.choices, dict) for parser in action.choices.values()
+        )
+
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
+        """Return only this command: describing the arguments of all four takes four times as long."""
+        return {self.command: LightningCLI.subcommands()[self.command]}
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add the arguments for the run folder, the checkpoints and the trusted classes."""
+        group = parser.add_argument_group("run folder")
+        help_of = "Folder of all runs; by default trainer.default_root_dir, or else `runs`."
+        group.add_argument("--output_dir", type=str | None, default=None, help=help_of)
+        group.add_argument(
+            "--name",
+            type=str | None,
+            default=None,
+            help="Name of the experiment; by default the name of its config, as in ssvae/digits.",
+        )
+        group.add_argument(
+            "--checkpoint_every_n_steps",
+            type=int | None,
+            default=None,
+            help="Number of steps after which the last checkpoint is also written, besides after each epoch.",
+        )
+        group.add_argument("--compile", type=bool, default=False, help="Whether torch.compile compiles the step of the model.")
+        group.add_argument("--quiet", action="store_true", help="Print only results, warnings and errors.")
+        group.add_argument(
+            "--trust",
+            type=list[str] | str | None,
+            default=None,
+            help="A class or function that the checkpoint may name, e.g. my_package.MyMapping; may be repeated.",
+        )
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parse the configs and options, over the model of the checkpoint if there is one."""
+        given, wanted, notes = self._given, self._given.checkpoint, list[str]()
+        if wanted in (None, "last", "best") or {"-h", "--help"} & {*given.options}:
+            self.config = parser.parse_args(args)
+        if wanted is None and self.command != "fit":
+            raise CheckpointError(
+                f"`{self.command}` needs the checkpoint of a trained model: --ckpt_path PATH, or --ckpt_path best for the best"
+                " of the newest run."
+            )
+        if wanted is not None:
+            newest = wanted in ("last", "best")
+            if is_url(wanted):
+                self._checkpoint = local_copy(wanted)
+            else:
+                self._checkpoint = find_checkpoint(wanted, self._experiment() if newest else Path(), given.config, notes.append)
+            shown = wanted if is_url(wanted) else str(self._checkpoint)
+            self._stamp = stamp(self._checkpoint)
+            within = self._checkpoint.parents[1] if newest else None
+            checkpoint = read_for(self.command, self._checkpoint, repr(shown), within)
+            self._resumed_step = checkpoint.get("global_step")
+            self._kept_rows = checkpoint.get(ROWS)
+            self._limits = Limits.of(repr(shown), checkpoint["state_dict"])
+            notes += self._merge(parser, args, shown, checkpoint)
+            self._options()["ckpt_path"] = shown
+        self._options()["trust"] = given.trusted or None
+        if self._options().pop("quiet", False):  # not a part of the config of a run
+            self._quiet = True
+            say_less()
+        for note in notes:
+            self._note(note)
+
+    def _merge(self, parser: LightningArgumentParser, args: Any, shown: str, checkpoint: dict[str, Any]) -> list[str]:
+        """Parse the configs and options over the model of a checkpoint, and return notes on what they change.
+
+        Args:
+            parser: parser of the command.
+            args: arguments of the command.
+            shown: path or URL of the checkpoint.
+            checkpoint: its content.
+        """
+        described = checkpoint.get("hyper_parameters") or {}
+        if "_class_path" not in described:
+            self.config = parser.parse_args(args)
+            return []
+        stored = StoredModel.of(described, shown)
+        base = nested(**{self.command: nested(model=stored.saved)})
+        self.config = parser.parse_args(args, namespace=base)
+        configured = self._options()["model"]
+        used = stored.used_in(self.command, configured, self._given.model_options)
+        notes = []
+        if (run := run_of(self._checkpoint)) is not None:
+            now = yaml.safe_load(parser.dump(self.config, skip_validation=True))[self.command]
+            notes = changes_of_run(run / "config.yaml", self.command, now)
+        if self.command == "fit":
+            self._optimizer_options, changes = stored.continued(used, configured, checkpoint["state_dict"])
+        else:
+            self._options()["model"], changes = used, stored.scored(used, configured)
+        return notes + changes
+
+    def _note(self, text: str) -> None:
+        """Print a note, once for all processes."""
+        if self._is_first():
+            print(f"note: {printable(text)}", file=sys.stderr)
+
+    def _parse_ckpt_path(self) -> None:
+        """Do nothing: Lightning would let the checkpoint silently override the command line."""
+
+    def _options(self) -> Namespace:
+        options: Namespace = self.config[self.command]
+        return options
+
+    def _experiment(self) -> Path:
+        """Return the folder of all runs of this experiment, and note its name in the config."""
+        options = self._options()
+        if options.get("name") is None:
+            options["name"] = experiment_name(self._given.config, str(options["model"]["class_path"]))
+        folders = {str(found) for found in (options["output_dir"], options["trainer"]["default_root_dir"]) if found is not None}
+        if len(folders) > 1:
+            raise ConfigurationError(
+                f"Expected one folder of all runs but got {' and '.join(sorted(folders))} as --output_dir and"
+                " --trainer.default_root_dir. Give one of the two."
+            )
+        return experiment_folder(next(iter(folders), "runs"), str(options["name"]))
+
+    def _is_first(self) -> bool:
+        """Return whether this is the first process, before a trainer exists.
+
+        Without a launcher, Lightning's rank is that within the machine until the trainer exists.
+        """
+        machine = LightningEnvironment().node_rank() if self._options()["trainer"].get("num_nodes", 1) > 1 else 0
+        return machine == 0 and not getattr(rank_zero_only, "rank", 0)

@@ -1,0 +1,76 @@
+"""What subclasses of data modules return, checked."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lit_sparse.data.loader import Batch
+from lit_sparse.data.splits import Split
+from lit_sparse.errors import ConfigurationError, full_name
+
+__all__ = ["batches_of", "fetched", "seeded"]
+
+
+def fetched(data: Any, split: Split, epoch: int, indices: Tensor) -> Batch:
+    """Return the batch that ``fetch`` of a data module makes; without this check, Lightning skips a batch that is None.
+
+    Raises:
+        ConfigurationError: if it is None, or has an ``index`` for fewer or more examples.
+    """
+    batch = data.fetch(split, epoch, indices)
+    index: Any = batch.get("index") if isinstance(batch, dict) else None
+    if batch is None or (isinstance(index, Tensor) and index.shape != indices.shape):
+        got = "None" if batch is None else f"an `index` {tuple(index.shape)}"
+        raise ConfigurationError(
+            f"Expected `fetch` of {full_name(data)} to return a batch of {len(indices)} examples but got {got}."
+        )
+    for change in (data.transform, data.augmentation if split == "train" else None):
+        if change is not None:
+            with seeded(data.seed, epoch, int(indices[0]) if len(indices) else 0):
+                batch = change(batch)
+            if not isinstance(batch, dict):
+                raise ConfigurationError(f"Expected {full_name(change)} to return a batch, a dict, but got {full_name(batch)}.")
+    checked: Batch = batch
+    return checked
+
+
+@contextmanager
+def seeded(*numbers: int) -> Iterator[None]:
+    """Seed the generators of torch, numpy and Python by numbers, and restore them afterwards."""
+    seed = int(np.random.SeedSequence([number % 2**32 for number in numbers]).generate_state(1)[0])
+    kept = random.getstate(), np.random.get_state()  # noqa: NPY002
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
+        try:
+            yield
+        finally:
+            random.setstate(kept[0])
+            np.random.set_state(kept[1])  # noqa: NPY002
+
+
+def batches_of(data: Any, epoch: int, rank: int, processes: int) -> Sequence[Tensor]:
+    """Return the batches that ``train_batches`` of a data module makes.
+
+    Raises:
+        ConfigurationError: if it is not a sequence of indices.
+    """
+    batches: Any = data.train_batches(epoch, rank, processes)
+    wrong = [batches]
+    if isinstance(batches, Sequence):
+        wrong = [it for it in batches if not isinstance(it, Tensor) or it.ndim != 1 or it.dtype != torch.int64]
+    if wrong:
+        got = f"{tuple(wrong[0].shape)} of {wrong[0].dtype}" if isinstance(wrong[0], Tensor) else full_name(wrong[0])
+        raise ConfigurationError(
+            f"Expected `train_batches` of {full_name(data)} to return a list of indices (B,) int64 but got {got}."
+        )
+    checked: Sequence[Tensor] = batches
+    return checked

@@ -1,0 +1,83 @@
+"""Splits and orders of examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from lit_sparse.checks import MOST_EXAMPLES, check_number
+from lit_sparse.errors import ConfigurationError, DataError, full_name
+from lit_sparse.lightning.choice import rank_zero_warn
+
+__all__ = ["Split", "held_out", "in_batches", "loaded", "shuffled", "warn_without_test"]
+
+Loaded = TypeVar("Loaded")
+Split = Literal["train", "val", "test", "predict"]
+
+
+def shuffled(size: int, seed: int, epoch: int = 0, stream: int = 0) -> Tensor:
+    """Return a permutation of ``range(size)`` that is a function of the other arguments."""
+    generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) * 101 + stream)
+    return torch.randperm(size, generator=generator)
+
+
+def in_batches(indices: Tensor, size: int) -> list[Tensor]:
+    """Split indices into batches of ``size``; the last batch may be smaller."""
+    return [indices[start : start + size] for start in range(0, len(indices), size)]
+
+
+def loaded(data: Any, kind: type[Loaded]) -> dict[Split, Loaded]:
+    """Return the splits that ``load`` of a data module returns.
+
+    Raises:
+        DataError: unless it is a dict of splits of a type, with one to train on.
+    """
+    splits: dict[Split, Loaded] = data.load()
+    if not isinstance(splits, dict) or "train" not in splits or not all(isinstance(part, kind) for part in splits.values()):
+        got = {name: full_name(part) for name, part in splits.items()} if isinstance(splits, dict) else full_name(splits)
+        raise DataError(
+            f"Expected `load` of {full_name(data)} to return a dict with 'train' and other splits, each {kind.__name__}, but"
+            f" got {got}."
+        )
+    return splits
+
+
+def held_out(name: str, size: float, total: int, rest: int) -> int:
+    """Return how many examples a split holds out.
+
+    Args:
+        name: name of the argument, for the message.
+        size: a fraction of ``total`` if below 1, else a number.
+        total: number of all examples.
+        rest: number of examples that can be held out; at least one of them remains.
+
+    Raises:
+        ConfigurationError: unless it is between 1 and ``rest - 1``.
+
+    Example:
+        >>> held_out("val_size", 0.1, 50, 40), held_out("val_size", 7, 50, 40)
+        (5, 7)
+    """
+    if MOST_EXAMPLES > size >= 1 and size != int(size):
+        raise ConfigurationError(f"Expected `{name}` to be a fraction below 1, or a whole number, but got {size}. Round it.")
+    count = round(check_number(name, size, 0.0, MOST_EXAMPLES) * total) if not size >= 1 else int(min(size, MOST_EXAMPLES))
+    if not 0 < count < rest:
+        raise ConfigurationError(
+            f"Expected `{name}` to hold out 1 .. {rest - 1} examples but got {size!r}, which is {count}. Change it."
+        )
+    return count
+
+
+def warn_without_test(check: Callable[[], None]) -> None:
+    """Warn before a long training if the test split is missing.
+
+    Args:
+        check: function that raises a DataError if the test split is missing.
+    """
+    try:
+        check()
+    except DataError as error:
+        rank_zero_warn(f"The test split is missing: `fit` runs without it, but `test` will not. {error}")

@@ -1,0 +1,211 @@
+"""What a model computes: the losses of a batch, their objective, and its predictor."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from lit_sparse.checks import check_choice, check_result
+from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.ground.arguments import KeepsArguments
+from lit_sparse.lightning.choice import pl
+from lit_sparse.models.data_protocols import Batch, check_batch
+from lit_sparse.models.step_output import StepOutput
+from lit_sparse.risks import BrokenLossError, Mean, Risk
+
+__all__ = ["ObjectiveModule", "Stage", "column_of"]
+
+Stage: TypeAlias = Literal["train", "val", "test"]
+
+#: Measurements of a step that callbacks get as they are.
+REPORTED = ("example_index", "support_size", "decoder_calls", "num_allowed", "groups", "artifacts")
+
+
+class ObjectiveModule(KeepsArguments, pl.LightningModule, ABC):
+    """A module whose objective is a risk of the losses of its :meth:`step`."""
+
+    #: Whether a risk may perturb the inputs; ``step`` then calls :meth:`perturbed`.
+    adversarial: ClassVar[bool] = False
+    #: What :meth:`compile` makes of ``step``.
+    _compiled_step: Callable[..., StepOutput] | None = None
+
+    def __init__(self, risk: Risk | None = None) -> None:
+        super().__init__()
+        if risk is not None and not isinstance(risk, Risk):
+            raise ConfigurationError(f"Expected `risk` to be a lit_sparse.risks.Risk or None but got {risk!r}. Build one.")
+        if risk is not None and risk.adversary is not None and not self.adversarial:
+            raise ConfigurationError(
+                f"Expected a risk that does not perturb inputs for {type(self).__name__} but got {type(risk).__name__}. Use"
+                " another risk, such as SafeKLDRO, or a model of images or features, such as RobustClassifier."
+            )
+        self.risk = Mean() if risk is None else risk
+
+    @abstractmethod
+    def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
+        """Return the losses and measurements of one batch.
+
+        Args:
+            batch: batch of the data module.
+            batch_idx: index of the batch in its epoch.
+            stage: ``"train"``, ``"val"`` or ``"test"``.
+        """
+
+    @override
+    def compile(self, *args: Any, **options: Any) -> None:
+        """Compile :meth:`step` by ``torch.compile`` with these arguments; what Lightning does around it stays as it is."""
+        self._compiled_step = torch.compile(self.step, *args, **options)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state without compiled code, which belongs to this object and process."""
+        return {name: value for name, value in super().__getstate__().items() if name != "_compiled_step"}
+
+    def run_step(self, batch: Batch, batch_idx: int, stage: Stage) -> dict[str, Any]:
+        """Return the objective of a batch as ``loss``, and the measurements of the step for callbacks.
+
+        The objective is the risk of the losses in training, and their mean in validation and test, with the weights of the
+        examples.
+
+        Args:
+            batch: batch of the data module.
+            batch_idx: index of the batch in its epoch.
+            stage: ``"train"``, ``"val"`` or ``"test"``.
+
+        Raises:
+            BrokenLossError: if a loss is NaN, or infinite and the risk is not the mean; it names the example.
+        """
+        check_choice("stage", stage, get_args(Stage))
+        check_batch(batch)
+        try:
+            output = (self._compiled_step or self.step)(batch, batch_idx, stage)
+        except KeyError as error:
+            if not isinstance(batch, dict) or not error.args or error.args[0] in batch:
+                raise
+            raise ConfigurationError(
+                f"Expected the entry {error.args[0]!r} in a batch for {type(self).__name__} but got"
+                f" {', '.join(map(str, batch))}. Use a data module that makes it."
+            ) from error
+        if not isinstance(output, StepOutput):
+            raise ConfigurationError(
+                f"Expected `step` of {full_name(self)} to return a StepOutput but got a {type(output).__name__}."
+            )
+        objective, losses, rows = output.objective, output.losses, output.example_index
+        if rows is not None and (not isinstance(rows, Tensor) or rows.dim() != 1 or rows.dtype != torch.int64):
+            raise ConfigurationError(f"Expected `example_index` of {full_name(self)} to be indices (R,) but got {rows!r}.")
+        known = batch.get("index", losses) if rows is None else rows
+        each = tuple(known.shape[:1]) if isinstance(known, Tensor) else ()
+        for name, shape in (("objective", ()), ("penalty", ()), ("losses", each), ("transport_cost", each)):
+            if (value := getattr(output, name)) is not None:
+                check_result(self, f"step(...).{name}", value, shape)
+        output.check_measurements(self)
+        if losses is not None:
+            logged = self.weighted(losses, batch, rows)
+            if objective is None:
+                minimized = losses if output.transport_cost is None else losses - output.transport_cost
+                objective = self.objective(minimized, batch, stage, rows)
+            if output.penalty is not None:
+                objective, logged = objective + output.penalty, logged + output.penalty
+        elif objective is not None:
+            logged = objective.reshape(1)
+        else:
+            raise ConfigurationError(f"Expected `losses` or an `objective` from {full_name(self)} but got neither.")
+        per_example = {name: values.detach() for name, values in ({"loss": logged} | output.per_example).items()}
+        return {"loss": objective, "per_example": per_example} | {name: getattr(output, name) for name in REPORTED}
+
+    @staticmethod
+    def weighted(losses: Tensor, batch: Batch, rows: Tensor | None = None) -> Tensor:
+        """Return losses times the weights of their examples, or unchanged losses for data without weights.
+
+        Args:
+            losses: (B,), or (R,) with ``rows``.
+            batch: batch, whose entry ``weight`` (B,) holds the weights, such as a coreset has.
+            rows: (R,) position in the batch of the example that each loss belongs to.
+        """
+        weights = column_of("weight", batch, rows)
+        return losses if weights is None else losses * weights.to(losses.dtype)
+
+    def objective(
+        self, losses: Tensor, batch: Batch, stage: Stage, rows: Tensor | None = None, shares: Tensor | None = None
+    ) -> Tensor:
+        """Return the risk of weighted losses in training, and their weighted mean in validation and test.
+
+        Args:
+            losses: (B,), or (R,) with ``rows``.
+            batch: batch, whose entry ``weight`` (B,) holds the weights, such as a coreset has.
+            stage: ``"train"``, ``"val"`` or ``"test"``.
+            rows: (R,) position in the batch of the example that each loss belongs to.
+            shares: (R,) further factor of each weight.
+
+        Raises:
+            BrokenLossError: if a loss is NaN, or infinite and the risk is not the mean; it names the example.
+        """
+        if stage != "train":
+            return self.weighted(losses, batch, rows).mean()
+        try:
+            weights = column_of("weight", batch, rows)
+            if shares is not None:
+                weights = shares if weights is None else shares * weights
+            risk: Tensor = self.risk(losses, weights, column_of(self.risk.group_key, batch, rows))
+        except BrokenLossError as error:
+            row, index = error.row if rows is None else int(rows[error.row]), batch.get("index")
+            where = f" (number {int(index[row])} of the training data)" if isinstance(index, Tensor) else ""
+            raise error.located(row, where) from None
+        return risk
+
+    def perturbed(self, loss_fn: Callable[[Tensor], Tensor], inputs: Tensor, stage: Stage) -> tuple[Tensor, Tensor | None]:
+        """Return the inputs that the risk perturbs in training, and the transport cost (B,), or None without one.
+
+        Args:
+            loss_fn: function from inputs (B, ...) to losses (B,).
+            inputs: (B, ...) floating.
+            stage: ``"train"``, ``"val"`` or ``"test"``; only training perturbs inputs.
+        """
+        if stage != "train" or self.risk.adversary is None:
+            return inputs, None
+        moved, cost = self.risk.perturb(loss_fn, inputs)
+        if moved.shape != inputs.shape or cost.shape != inputs.shape[:1]:
+            raise ConfigurationError(
+                f"Expected `adversary` of {full_name(self.risk)} to return inputs {tuple(inputs.shape)} and a cost of each but"
+                f" got {tuple(moved.shape)} and {tuple(cost.shape)}."
+            )
+        return moved, cost
+
+    def configure_predictor(self) -> nn.Module:
+        """Return a plain torch module that computes the model's predictions; it may share the model's parts."""
+        raise ConfigurationError(
+            f"Expected a model with a predictor but got {type(self).__name__}. Override `configure_predictor`, or use one of"
+            " its modules."
+        )
+
+    def predictor(self) -> nn.Module:
+        """Return a copy of the model for serving: a plain torch module in evaluation, without Lightning, the risk or gradients.
+
+        Raises:
+            ConfigurationError: for a model without a predictor, or one whose vocabularies are not set yet.
+        """
+        served = self.configure_predictor()
+        if not isinstance(served, nn.Module):
+            raise ConfigurationError(
+                f"Expected `configure_predictor` of {full_name(self)} to return a torch module but got {full_name(served)}."
+            )
+        return copy.deepcopy(served).requires_grad_(False).eval()
+
+    def exported(self) -> dict[str, tuple[nn.Module, tuple[Any, ...]]]:
+        """Return the modules that ``lit-sparse export`` writes, by what follows the name of the file, with example arguments.
+
+        By default the predictor, of two examples with ``in_features`` numbers each.
+        """
+        return {"": (self.predictor(), (torch.rand(2, int(getattr(self, "in_features", 1))),))}
+
+
+def column_of(name: str | None, batch: Batch, rows: Tensor | None) -> Tensor | None:
+    """Return an entry of a batch (B,) at each of the rows (R,), all without rows; None for data without it."""
+    if name is None or name not in batch:
+        return None
+    column: Tensor = batch[name]
+    return column if rows is None else column[rows]

@@ -1,0 +1,168 @@
+"""Files of torch: what is in them is checked before anything is made of it."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+import zlib
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import IO, Any
+
+import fsspec
+import torch
+from fsspec.implementations.local import LocalFileSystem
+from torch import Tensor
+
+from lit_sparse.errors import CheckpointError
+from lit_sparse.ground.pickles import check_torch_file
+from lit_sparse.ground.stored import NotPlainError, open_inside, open_plain
+from lit_sparse.runs.shards import is_sharded, read_shards
+
+__all__ = ["MOST_LEVELS", "SUGGESTION", "is_url", "leaves", "local_copy", "read_torch_file"]
+
+SUGGESTION = "Use another checkpoint, such as one of checkpoints/ in a run folder."
+#: Bytes by which a tensor may be larger than its part of the file, as expanded ones are.
+MOST_EXPANDED = 2**26
+#: Number of values that any checkpoint may hold; lists that stand in lists several times can be billions.
+MOST_SHARED = 10**6
+#: Largest depth of dicts and lists in a checkpoint.
+MOST_LEVELS = 60
+
+
+def read_torch_file(file: str | Path | IO[bytes], source: str, *, within: Path | None = None, **options: Any) -> Any:
+    """Return the content of a ``torch.save`` file without running code, and verify the checksums, which torch does not.
+
+    Args:
+        file: path or URL of a file, path of the folder of a sharded checkpoint, or an open file.
+        source: name of the file in messages.
+        within: folder out of which no link may lead; None for a file that the user names.
+        options: further arguments of ``torch.load``.
+
+    Raises:
+        CheckpointError: if the file is damaged, or holds objects other than tensors, numbers, text, lists and dicts.
+    """
+    try:
+        if isinstance(file, str | Path) and not is_url(file) and is_sharded(file):
+            return read_shards(Path(file).resolve(), source, read_torch_file)
+        if isinstance(file, str | Path):
+            with open_plain(local_copy(file)) if within is None else open_inside(Path(file), within) as opened:
+                return read_torch_file(opened, source, **options)
+        file.seek(0)
+        if not zipfile.is_zipfile(file):
+            raise UnpicklingError("it is not an archive, which torch.save writes since torch 1.6")
+        with zipfile.ZipFile(file) as archive:
+            members = archive.infolist()
+            if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+                raise zipfile.BadZipFile("a member of it is compressed, which torch never does")
+            if archive.comment or min((member.header_offset for member in members), default=0):
+                raise zipfile.BadZipFile("it holds more than the archive that torch writes")  # another archive, perhaps
+            if sum(member.file_size for member in members) > file.seek(0, io.SEEK_END):
+                raise zipfile.BadZipFile("its members overlap")
+            broken = archive.testzip()
+        if broken is not None:
+            raise zipfile.BadZipFile(f"the checksum of {broken!r} in it is wrong")
+        file.seek(0)
+        check_torch_file(file)
+        file.seek(0)
+        found = torch.load(file, **{"map_location": "cpu", "weights_only": True, **options})
+    except CheckpointError:
+        raise
+    except FileNotFoundError as error:
+        raise CheckpointError(f"Expected a checkpoint but the file {source} does not exist. Give the path of one.") from error
+    except NotPlainError as error:
+        raise CheckpointError(f"Expected {source} to be a plain file but it is a {error.kind}. Give a checkpoint.") from error
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+        raise CheckpointError(f"{source} is damaged: {error}. {SUGGESTION}") from error
+    except (OSError, UnpicklingError) as error:
+        reason = " ".join(str(error).split()).rstrip(".")[:300]
+        raise CheckpointError(f"{source} cannot be read as a checkpoint: {reason}. {SUGGESTION}") from error
+    except Exception as error:  # unpickling can raise any exception
+        raise CheckpointError(
+            f"{source} cannot be read as a checkpoint ({type(error).__name__}). It may be truncated, or hold objects that"
+            f" run code when they are read. {SUGGESTION}"
+        ) from error
+    _check_tensors(source, found, stored=options.get("map_location") != "meta")
+    return found
+
+
+def _check_tensors(source: str, found: Any, *, stored: bool) -> None:
+    """Check that each tensor is of a kind that can be read, and about as large as its part of the file.
+
+    Args:
+        source: name of the file in messages.
+        found: content of the file.
+        stored: whether the tensors have their values; others are not checked.
+
+    Raises:
+        CheckpointError: naming the tensor.
+    """
+    held = list(leaves(source, found, ""))
+    known: dict[int, int] = {}
+    if _written_out(found, known) > max(MOST_SHARED, 2 * (len(held) + len(known))):
+        raise CheckpointError(f"Expected {source} to hold few values at several places but got many. {SUGGESTION}")
+    for place, value in held:
+        if stored and isinstance(value, Tensor):
+            plain = value.layout in (torch.strided, torch.sparse_coo) and not value.is_nested and not value.is_meta
+            if not plain:
+                raise CheckpointError(f"Expected plain tensors in {source} but got another kind at `{place[1:]}`. {SUGGESTION}")
+            strided = value.layout == torch.strided
+            if strided and value.numel() * value.element_size() > value.untyped_storage().nbytes() + MOST_EXPANDED:
+                raise CheckpointError(
+                    f"Expected tensors in {source} whose entries are all stored but got an expanded one at `{place[1:]}`."
+                    f" {SUGGESTION}"
+                )
+
+
+def _written_out(found: Any, known: dict[int, int]) -> int:
+    """Return the number of values in dicts and lists, where a list at several places counts at each of them."""
+    inner = found.values() if isinstance(found, dict) else found if isinstance(found, list | tuple) else None
+    if inner is None:
+        return 1
+    if id(found) not in known:
+        known[id(found)] = 1 + sum(_written_out(value, known) for value in inner)
+    return known[id(found)]
+
+
+def leaves(source: str, found: Any, place: str, level: int = 0, seen: set[int] | None = None) -> Iterator[tuple[str, Any]]:
+    """Yield the values in dicts and lists with their places; a list that stands at several places is entered once."""
+    seen = set() if seen is None else seen
+    if level > MOST_LEVELS:
+        raise CheckpointError(f"{source} has more than {MOST_LEVELS} levels of nesting at `{place[:100]}`. {SUGGESTION}")
+    if isinstance(found, OrderedDict) and vars(found).keys() - {"_metadata"}:  # an attribute could hide a method
+        raise CheckpointError(f"Expected plain dicts in {source} but got one with attributes at `{place[1:100]}`. {SUGGESTION}")
+    inner = found.items() if isinstance(found, dict) else enumerate(found) if isinstance(found, list | tuple) else None
+    if inner is None:
+        yield place, found
+    elif id(found) not in seen:
+        for key, value in inner:
+            yield from leaves(source, value, f"{place}.{key}", level + 1, seen)
+        seen.add(id(found))
+
+
+def is_url(path: Any) -> bool:
+    """Return whether a path is a URL for fsspec, such as ``s3://bucket/last.ckpt`` or ``zip://last.ckpt::runs.zip``."""
+    return isinstance(path, str) and ("://" in path or "::" in path)
+
+
+def local_copy(path: str | Path) -> Path:
+    """Return the path of a file of this machine; a file elsewhere is copied once, and removed when the process ends.
+
+    Args:
+        path: path, or URL for fsspec.
+
+    Raises:
+        CheckpointError: if a file cannot be copied.
+    """
+    if not is_url(path):
+        return Path(path).expanduser()
+    try:
+        found, inner = fsspec.core.url_to_fs(str(path))
+        return Path(inner if isinstance(found, LocalFileSystem) else fsspec.open_local(f"simplecache::{path}"))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"Expected a checkpoint but the file {path!r} does not exist. Give the path of one.") from error
+    except Exception as error:  # each file system has errors of its own
+        reason = " ".join(str(error).split()).rstrip(".")[:300] or type(error).__name__
+        raise CheckpointError(f"{path!r} cannot be read as a checkpoint: {reason}. {SUGGESTION}") from error
