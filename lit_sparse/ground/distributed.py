@@ -187,7 +187,8 @@ def shard(module: nn.Module, mesh: Any, methods: Iterable[str]) -> None:
     from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
     if not isinstance(module, FSDPModule):
-        fully_shard(module, mesh=mesh["data_parallel"])
+        whole = {value for value in module.parameters() if value.dim() == 0 and not value.requires_grad}  # counts and means
+        fully_shard(module, mesh=mesh["data_parallel"], ignored_params=whole)
         for name in methods:
             register_fsdp_forward_method(module, name)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.ground.distributed import shard
 from lit_sparse.mappings import BatchTopK, JumpReLU
 from lit_sparse.mappings import functional as F
 from tests.support.processes import run_processes
@@ -102,6 +103,21 @@ def _process(rank: int, store: str, folder: str) -> None:
     torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     torch.save(_trained(rank), f"{folder}/{rank}.pt")
     torch.distributed.destroy_process_group()
+
+
+def _sharded(rank: int, store: str) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 40), BatchTopK(3))
+    names = ("data_parallel", "tensor_parallel")
+    shard(model, torch.distributed.init_device_mesh("cpu", (1, 1), mesh_dim_names=names), [])
+    model(torch.randn(20, 4))
+    assert float(model[1].cutoff) > 0 and int(model[1].batches) == 1
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.gate
+def test_a_sharded_model_keeps_its_cutoff(tmp_path: Path) -> None:
+    run_processes(_sharded, (str(tmp_path / "store"),), 1)
 
 
 def _trained(rank: int | None) -> list[Tensor]:
