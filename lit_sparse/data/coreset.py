@@ -41,22 +41,10 @@ __all__ = ["CoresetDataModule"]
 
 STATE = "coreset"
 #: Attributes of the wrapped data module that models and callbacks read.
-FORWARDED = frozenset(
-    {
-        "attribute_count",
-        "attributes",
-        "class_names",
-        "classes",
-        "group_names",
-        "labels",
-        "shape",
-        "target_mean",
-        "target_std",
-        "use_vocabularies",
-        "vectors",
-        "vocabularies",
-    }
-)
+FORWARDED = {
+    *("attribute_count", "attributes", "class_names", "classes", "group_names", "labels", "shape", "target_mean", "target_std"),
+    *("use_vocabularies", "vectors", "vocabularies"),
+}
 
 
 @ranges(k=Number(0.0, 1e18, open_low=True))

@@ -96,16 +96,13 @@ class LitSparseModule(ObjectiveModule):
     ) -> None:
         super().__init__(risk)
         check_pairing()
-        self.optimizer = optimizer
-        self.lr_scheduler = lr_scheduler
-        self.initial_weights = initial_weights
+        self.optimizer, self.lr_scheduler, self.initial_weights = optimizer, lr_scheduler, initial_weights
         # In the form of Lightning's command line, also for a model that is built in Python: Lightning would store the objects.
         kind = {"_class_path": class_path(type(self)), "_instantiator": f"{NAME}.cli.instantiate_module"}
         described = {**given_hyperparameters(), **kind, **describe_all(self._arguments)}
         self.save_hyperparameters(described, logger=False)
-        self._undescribed = [
-            name for name, value in self._arguments.items() if isinstance(value, nn.Module) and name not in described
-        ]
+        modules = [name for name, value in self._arguments.items() if isinstance(value, nn.Module)]
+        self._undescribed = [name for name in modules if name not in described]
         del self._arguments  # parts of the model are stored only as its modules
         self._training_seed: int | None = None
         self._resumed: dict[str, Any] | None = None

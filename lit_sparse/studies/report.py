@@ -24,6 +24,7 @@ from lit_sparse.runs.config_files import find_config
 from lit_sparse.runs.result_files import read_attention, read_png
 from lit_sparse.studies.compare import Source, comparison, configs_of, first_of, is_folder, named, sources, table_of
 from lit_sparse.studies.jobs.engine import Runner
+from lit_sparse.studies.jobs.logged import directions_of
 from lit_sparse.studies.jobs.processes import say
 from lit_sparse.studies.jobs.rows import Row
 from lit_sparse.studies.pages.figures import COLORS, history_svg, svg_of
@@ -33,7 +34,6 @@ from lit_sparse.studies.plan.presentation import Figure
 from lit_sparse.studies.plan.study import Study, changes
 from lit_sparse.studies.search.space import import_optuna
 from lit_sparse.studies.search.storage import stored_study
-from lit_sparse.studies.search.sweep import directions_of
 from lit_sparse.studies.settings import config_file, settings_of, short_name
 
 __all__ = ["main", "page_of", "parser"]

@@ -12,8 +12,13 @@ import pandas as pd
 from lit_sparse.runs.result_files import read_lines
 from lit_sparse.studies.plan.study import Study
 
-__all__ = ["by_age", "kind_and_name", "logged_by_program", "summarized"]
+__all__ = ["by_age", "directions_of", "kind_and_name", "logged_by_program", "summarized"]
 
+#: Direction -> parts of the names of metrics that have it.
+DIRECTIONS = {
+    "minimize": r"loss|nelbo|nll|bits|(?<=/)rate(?!_)|distortion|perplexity|classification|calls|error",
+    "maximize": r"success|accuracy|similarity|bleu|rouge",
+}
 #: ``sum(train/NAME)`` and its like.
 SUMMARY = re.compile(r"(first|last|sum|min|max|count|argmax|argmin)\((.+)\)")
 
@@ -43,6 +48,16 @@ def kind_and_name(value: str) -> tuple[str, str]:
     """
     given = SUMMARY.fullmatch(value)
     return (given[1], given[2]) if given else ("last", value)
+
+
+def directions_of(metric: str) -> list[str]:
+    """Return the directions that words of a metric's name tell.
+
+    Example:
+        >>> directions_of("val/accuracy"), directions_of("val/rate"), directions_of("val/hit_rate")
+        (['maximize'], ['minimize'], [])
+    """
+    return [way for way, names in DIRECTIONS.items() if re.search(rf"(?<![a-z])(?:{names})(?![a-z])", metric)]
 
 
 def summarized(lines: Sequence[Mapping[str, float]], value: str) -> float | None:

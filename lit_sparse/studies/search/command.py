@@ -18,11 +18,12 @@ from lit_sparse.ground.stored import read_yaml
 from lit_sparse.runs.config_files import find_config
 from lit_sparse.runs.folders import experiment_name
 from lit_sparse.studies.jobs.cluster import Cluster
+from lit_sparse.studies.jobs.logged import directions_of
 from lit_sparse.studies.pages.figures import draw_front
 from lit_sparse.studies.pages.tables import markdown
 from lit_sparse.studies.plan.load import check_names, study_of
 from lit_sparse.studies.plan.study import Study
-from lit_sparse.studies.search.sweep import PROGRAM, Sweep, directions_of
+from lit_sparse.studies.search.sweep import PROGRAM, Sweep
 
 __all__ = ["main", "parser"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import reprlib
 import subprocess
 import time
@@ -38,13 +37,8 @@ from lit_sparse.studies.search.space import distribution_of, import_optuna, matc
 from lit_sparse.studies.search.storage import JournalLock, check_database, read_journal
 from lit_sparse.studies.settings import short_name
 
-__all__ = ["Sweep", "directions_of"]
+__all__ = ["Sweep"]
 
-#: Direction -> parts of the names of metrics that have it.
-DIRECTIONS = {
-    "minimize": r"loss|nelbo|nll|bits|(?<=/)rate(?!_)|distortion|perplexity|classification|calls|error",
-    "maximize": r"success|accuracy|similarity|bleu|rouge",
-}
 #: Keys of the file of a program's space.
 PROGRAM = ("program", "metric_files", "checkpoint_files", "options")
 
@@ -393,13 +387,3 @@ class Sweep:
 def _mean(values: Sequence[float | None]) -> float | None:
     found = [value for value in values if value is not None]
     return sum(found) / len(found) if len(found) == len(values) else None
-
-
-def directions_of(metric: str) -> list[str]:
-    """Return the directions that words of a metric's name tell.
-
-    Example:
-        >>> directions_of("val/accuracy"), directions_of("val/rate"), directions_of("val/hit_rate")
-        (['maximize'], ['minimize'], [])
-    """
-    return [way for way, names in DIRECTIONS.items() if re.search(rf"(?<![a-z])(?:{names})(?![a-z])", metric)]

@@ -23,14 +23,16 @@ Names that the programs share:
 - A number that Python has in double precision comes as two floats, ``high`` and ``low``.
 """
 
-from lit_sparse.kernels.gpu.triton_programs.attention import attend_blocks, differentiate_keys, differentiate_queries
+from lit_sparse.kernels.gpu.triton_programs.attention import attend_blocks
+from lit_sparse.kernels.gpu.triton_programs.attention_slopes import differentiate_keys, differentiate_queries
 from lit_sparse.kernels.gpu.triton_programs.budget import budget_jacobian, map_budget
 from lit_sparse.kernels.gpu.triton_programs.capped import capped_jacobian, map_capped
 from lit_sparse.kernels.gpu.triton_programs.entmax import apply_jacobian, map_entmax
 from lit_sparse.kernels.gpu.triton_programs.hoyer import hoyer_jacobian, project_hoyer
 from lit_sparse.kernels.gpu.triton_programs.largest import keep_chosen, threshold_hard
 from lit_sparse.kernels.gpu.triton_programs.listed import multiply_listed, scatter_listed, sum_listed
-from lit_sparse.kernels.gpu.triton_programs.lists import bound_scores, mark_scores, write_lists
+from lit_sparse.kernels.gpu.triton_programs.lists import mark_scores, write_lists
+from lit_sparse.kernels.gpu.triton_programs.score_bounds import bound_scores
 from lit_sparse.kernels.gpu.triton_programs.simplex import project_simplex
 
 __all__ = [
