@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
@@ -304,6 +303,13 @@ def _interval(low: float, high: float, open_low: bool = False, open_high: bool =
     return f"{'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
 
 
+def _bounded(check: Callable[..., Any], bounds: dict[str, Any]) -> Callable[[str, Any], Any]:
+    def checked_within(name: str, value: Any) -> Any:  # torch.compile knows no partial here
+        return check(name, value, **bounds)
+
+    return checked_within
+
+
 @dataclass(frozen=True)
 class Range:
     """The values that an argument of a constructor may have, declared by :func:`ranges`.
@@ -311,10 +317,12 @@ class Range:
     Attributes:
         check: function of the argument's name and value that returns the value, converted, or raises a ConfigurationError.
         text: the range in the help of the command line; empty where the type says enough.
+        bounds: the bounds by name, where there are any.
     """
 
-    check: Callable[[str, Any], Any]
+    check: Callable[..., Any]
     text: str = ""
+    bounds: dict[str, Any] = field(default_factory=dict)
 
     def __call__(self, name: str, value: Any) -> Any:
         """Return the value after the check."""
@@ -322,31 +330,37 @@ class Range:
 
 
 class Count(Range):
-    """Integers in ``least .. most``; see :func:`check_count`."""
+    """Integers from ``least`` to ``most``; see :func:`check_count`."""
 
     def __init__(self, least: int = 1, most: int | None = None) -> None:
-        super().__init__(partial(check_count, least=least, most=most), _interval(least, math.inf if most is None else most))
+        text = _interval(least, math.inf if most is None else most)
+        bounds = {"least": least, "most": most}
+        super().__init__(_bounded(check_count, bounds), text, bounds)
 
 
 class Number(Range):
-    """Numbers in ``low .. high``; see :func:`check_number`."""
+    """Numbers from ``low`` to ``high``; see :func:`check_number`."""
 
     def __init__(self, low: float, high: float, *, open_low: bool = False, open_high: bool = False) -> None:
         bounds: Any = {"low": low, "high": high, "open_low": open_low, "open_high": open_high}
-        super().__init__(partial(check_number, **bounds), _interval(**bounds))
+        super().__init__(_bounded(check_number, bounds), _interval(**bounds), bounds)
 
 
 class Learnable(Range):
-    """Numbers in ``low .. high``, or tensors of them; see :func:`check_learnable`."""
+    """Numbers from ``low`` to ``high``, or tensors of them; see :func:`check_learnable`."""
 
     def __init__(self, low: float, high: float, *, open_low: bool = False) -> None:
-        check = partial(check_learnable, low=low, high=high, open_low=open_low)
-        super().__init__(check, _interval(low, high, open_low))
+        bounds: Any = {"low": low, "high": high, "open_low": open_low}
+        super().__init__(_bounded(check_learnable, bounds), _interval(**bounds), bounds)
 
 
+#: Ranges of strengths, of integers, and of booleans.
 POSITIVE, INTEGER, FLAG = Range(check_positive, "> 0"), Range(check_integer), Range(check_flag)
+#: Ranges of numbers of classes, of seeds, and of fractions that are dropped.
 CLASSES, SEED, DROPOUT = Count(2, MOST_FEATURES), Count(-MOST_SEED, MOST_SEED), Number(0.0, 1.0, open_high=True)
+#: Ranges of numbers of features, of inputs, and of examples.
 FEATURES, INPUTS, EXAMPLES = Count(most=MOST_FEATURES), Count(most=MOST_INPUTS), Count(most=MOST_EXAMPLES)
+#: Ranges of shapes, and of widths of layers.
 SHAPE, WIDTHS = Range(check_shape), Range(check_widths, f"{_interval(1, MOST_FEATURES)} each")
 
 

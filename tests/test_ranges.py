@@ -47,7 +47,7 @@ def at_and_beyond(declared: Range) -> tuple[list[Any], list[Any]]:
     if declared.check in FIXED:
         inside, outside = FIXED[declared.check]
         return [*inside], [*outside]
-    bounds = declared.check.keywords  # type: ignore[attr-defined]
+    bounds = declared.bounds
     if "least" in bounds:
         least, most = bounds["least"], bounds["most"] or 2**63 - 1
         return [least, most], [least - 1, most + 1, least + 0.5, True]

@@ -7,8 +7,10 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from lit_sparse.checks import Count, check_count, ranges
+from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.distributed import gather, gather_unequal, rank, world_size
 from lit_sparse.ground.kept_dtype import KeepsDtype
+from lit_sparse.ground.torch_internals import is_jit_tracing
 from lit_sparse.mappings.base import SparseMapping
 from lit_sparse.mappings.hard_threshold.layer import hard_threshold
 from lit_sparse.mappings.jump_relu import jump_relu, mark_invalid
@@ -49,6 +51,8 @@ def batch_topk(scores: Tensor, k: int, *, dim: int = -1, mask: Tensor | None = N
 
 def _count(x: Tensor, mask: Tensor | None) -> int:
     """Return the number of rows with an entry that is allowed."""
+    if is_jit_tracing():
+        raise ConfigurationError("Expected no torch.jit.trace, which would record the size of the batch. Use torch.compile.")
     return x.shape[:-1].numel() if mask is None else int((x != -torch.inf).any(-1).sum())
 
 

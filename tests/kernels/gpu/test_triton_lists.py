@@ -128,9 +128,10 @@ def check_ranges(device: str) -> None:
         tiles: list[int] = []
         with pytest.MonkeyPatch.context() as patch:
             if device == "cpu":
-                programs = importlib.import_module("lit_sparse.kernels.gpu.triton_programs.lists")
-                tile = programs.score_tile
-                patch.setattr(programs, "score_tile", lambda *args, t=tile, c=tiles: c.append(1) or t(*args))
+                for name in ("lists", "score_bounds"):
+                    programs = importlib.import_module(f"lit_sparse.kernels.gpu.triton_programs.{name}")
+                    tile = programs.score_tile
+                    patch.setattr(programs, "score_tile", lambda *args, t=tile, c=tiles: c.append(1) or t(*args))
             found = list_marked(scores, bound_scores(scores, 1.5, 1.0), 40)
         assert torch.equal(found[0], expected[0])
         assert torch.equal(found[1], expected[1])
