@@ -20,5 +20,6 @@ class KeepsDtype(nn.Module):
         exact = {name: parameter.detach().clone() for name, parameter in self.named_parameters()}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, parameter in self.named_parameters():
-            parameter.data = exact[name].to(parameter.device)
+            if not exact[name].is_meta:  # of which `to_empty` makes parameters without values
+                parameter.data = exact[name].to(parameter.device)
         return self
