@@ -190,6 +190,9 @@ def test_any_data_module_with_a_loader_of_rows_serves(as_dict: bool) -> None:
     assert data.batch_size == 8
     weights, x = (batch["weight"], batch["x"]) if as_dict else (batch[2], batch[0])
     assert len(weights) == len(x) == len(data.coreset)
+    data.batch_size = 2  # as `Tuner.scale_batch_size` does
+    batch = next(iter(data.train_dataloader()))
+    assert data.batch_size == len(batch["weight"] if as_dict else batch[2]) == 2 < len(data.coreset)
     assert len(list(data.val_dataloader())) == 5
 
 

@@ -166,6 +166,14 @@ def test_a_run_that_goes_on_has_the_rate_that_it_is_given(before: float | None, 
     assert groups(again, "lr") == [(1e-3,), (1e-3 if after is None else after,)]
 
 
+def test_a_rate_found_by_the_tuner_leaves_the_rate_of_the_dual_variable() -> None:
+    for dual_lr, expected in ((0.3, 0.3), (None, 0.05)):
+        model = regressor(SafeKLDRO(1.0, 0.1, dual_lr=dual_lr))
+        model.lr = 0.05
+        groups = model.configure_optimizers().param_groups
+        assert [(bool(group.get("dual")), group["lr"]) for group in groups] == [(False, 0.05), (True, expected)]
+
+
 def test_optimizers_and_schedulers_that_know_no_groups() -> None:
     run = trainer(max_epochs=1)
     run.fit(regressor(SafeKLDRO(1.0, 0.1), optimizer=functools.partial(torch.optim.LBFGS, lr=0.01)), datamodule=rows())

@@ -54,8 +54,8 @@ def directions_of(metric: str) -> list[str]:
     """Return the directions that words of a metric's name tell.
 
     Example:
-        >>> directions_of("val/accuracy"), directions_of("val/rate"), directions_of("val/hit_rate")
-        (['maximize'], ['minimize'], [])
+        >>> [directions_of(f"val/{name}") for name in ("accuracy", "rate", "hit_rate", "recalls")]
+        [['maximize'], ['minimize'], [], []]
     """
     return [way for way, names in DIRECTIONS.items() if re.search(rf"(?<![a-z])(?:{names})(?![a-z])", metric)]
 
