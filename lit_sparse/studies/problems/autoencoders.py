@@ -47,7 +47,7 @@ def front(
     layer: str,
     path: str,
     folder: str,
-    max_texts: int = 4000,
+    max_texts: int = 16_000,
     steps: int = 300,
     batch_size: int = 128,
     lr: float = 3e-3,
@@ -63,7 +63,7 @@ def front(
         layer: module whose activations are reconstructed.
         path: folder of SNLI.
         folder: folder where activations are stored.
-        max_texts: number of sentences for training.
+        max_texts: number of sentences for training, and for the evaluation.
         steps: number of updates; the learning rate falls to zero in the second half.
         batch_size: number of activations per update.
         lr: learning rate of Adam.
