@@ -120,7 +120,7 @@ class ActivationDataModule(ResumableDataModule):
         return len(self._of(split)[1])
 
     def fetch(self, split: Split, epoch: int, indices: Tensor) -> Batch:
-        """Return a batch of activations; the class describes its entries."""
+        """Return the activations at indices (B,) of a split as a batch; the class describes its entries."""
         shards, tokens, ends = self._of(split)
         number = torch.searchsorted(ends, indices, right=True)
         features = torch.empty(len(indices), shards[0].shape[1])

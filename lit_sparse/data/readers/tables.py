@@ -58,7 +58,7 @@ class _Format(NamedTuple):
     """How a table is read.
 
     Attributes:
-        chunks: function from a file and role -> column to its chunks.
+        chunks: function from a file, and the column of each role, to the file's chunks.
         rows: function from the same to its rows, which is slower and tells what is wrong in which line.
         decode: function from a value of a chunk to a value of a column; None for the same value.
     """
@@ -69,12 +69,12 @@ class _Format(NamedTuple):
 
 
 def from_chunks(chunks: Iterable[Chunk], first: Place | None, columns: Mapping[str, str]) -> dict[str, Column]:
-    """Return role -> values of a table, from its chunks.
+    """Return a dict from roles, such as ``source``, to the values of a table, from its chunks.
 
     Args:
         chunks: see :func:`chunks_of`.
         first: first file of the table; None for a data set on the hub.
-        columns: role -> column.
+        columns: the column of each role, such as ``source``.
 
     Raises:
         DataError: see :func:`chunks_of`, or if the disk is full.
@@ -157,7 +157,7 @@ def chunks_of(files: Sequence[Place], columns: Mapping[str, str], optional: Coll
 
     Args:
         files: the files.
-        columns: role -> column.
+        columns: the column of each role, such as ``source``.
         optional: roles that may lack values in some rows.
 
     Raises:
@@ -180,7 +180,7 @@ def of_batches(
     Args:
         chunks: chunks of the table.
         rows: function that returns the table's rows with their positions, read again to find where values are missing.
-        columns: role -> column.
+        columns: the column of each role, such as ``source``.
         where: name of the table in messages.
         optional: roles that may lack values in some rows.
 
