@@ -167,7 +167,7 @@ def _value_and_gradient(estimator: Estimator) -> None:
             (_dense(ready, scores, decoder) * weights).sum(), [scores, decoder.weight], allow_unused=True
         )
         for ours, theirs, of in zip(got, loop, ("scores", "decoder"), strict=True):
-            _same(ours, theirs, f"the gradient in the {of} is that of the sum over all values")
+            _same(ours, theirs, f"the sum over all values has the gradient in the {of}")
         assert _is_its_own_gradient(ready), "the gradient in scores is not that of the loss"
 
 
@@ -293,7 +293,7 @@ def _entropy(estimator: Estimator) -> None:
         inside = torch.where(probs > 0, probs, 1.0)
         expected = -(inside * inside.log()).sum(-1)
         got = _run(ready, scores, Decoder()).entropy()
-        _same(got, expected, f"the entropy is that of {_source(ready)}")
+        _same(got, expected, f"the entropy belongs to {_source(ready)}")
         generic = torch.arange(EXAMPLES) > 1  # in the others scores are equal, or a probability at its end
         ours, theirs = (  # a distribution over one value has no gradient of its own
             torch.autograd.grad(value[generic].sum() + 0 * scores.sum(), scores, retain_graph=True)[0]

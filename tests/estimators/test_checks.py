@@ -95,7 +95,7 @@ class _IgnoresNaN(TopKMarginalize):
 
 
 class _ListsCategories(Marginalize):
-    """Its values are those of categories, but listed as vectors are."""
+    """Lists one-hot values, as an estimator of bits lists its vectors."""
 
     def expect(self, scores: Tensor, loss_fn: LossFunction, context: Tensor | None) -> Expectation:
         values = torch.eye(scores.shape[1], dtype=scores.dtype).expand(len(scores), -1, -1)
@@ -239,7 +239,7 @@ def test_the_tester_says_what_state_is_lost(broken: Estimator, words: str) -> No
     [
         (_ListsCategories(), "interface", "call `over_support` without values"),
         (_Squares(), "value_and_gradient", "weighted by the probabilities of its mapping: "),
-        (_Squares(), "entropy", "the entropy is that of the probabilities of its mapping: "),
+        (_Squares(), "entropy", "the entropy belongs to the probabilities of its mapping: "),
     ],
 )
 def test_the_tester_says_which_distribution_counts(broken: Estimator, check: str, words: str) -> None:
