@@ -124,7 +124,7 @@ def test_the_operations_that_are_exported_have_the_same_support(
         assert not bool(wrong.any()), (x[wrong][0].tolist(), y[wrong][0].tolist(), other[wrong][0].tolist())
 
 
-#: Mappings without gamma that scale along with their scores, or not at all. Others have lengths of their own, such as a threshold.
+#: Mappings without gamma that scale along with their scores, or not at all. Others have a threshold of their own.
 WITHOUT_GAMMA = (BatchTopK, HardThreshold, HoyerProjection, SoftRank)
 CLASSES = [
     cls
