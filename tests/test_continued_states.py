@@ -226,7 +226,7 @@ def outcome(name: str, folder: Path, checkpoint: dict[str, Any], expected: dict[
     if found.keys() != expected.keys():
         return f"other entries: {sorted(found.keys() ^ expected.keys())[:3]}"
     differ = [place for place in expected if not same(found[place], expected[place])]
-    return f"other values: {differ[:3]}" if differ else "equal"
+    return f"different values: {differ[:3]}" if differ else "equal"
 
 
 def fuzz(name: str, folder: Path, number: int | None) -> Counter[str]:

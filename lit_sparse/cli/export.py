@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     output = Path(given.output)
     if output.suffix not in ENDINGS or not output.parent.is_dir():
         raise ConfigurationError(
-            f"Expected a file in a folder that exists, with the ending {' or '.join(ENDINGS)}, but got {given.output!r}."
+            f"Expected a path in an existing folder, with the ending {' or '.join(ENDINGS)}, but got {given.output!r}."
         )
 
     import torch

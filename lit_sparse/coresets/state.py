@@ -180,8 +180,8 @@ class SelectionState:
             others = ["order of the vectors"]
         if others:
             raise ConfigurationError(
-                f"Expected the state {str(self.path)!r} of this selection but got that of one with another {others[0]}. Remove"
-                " the file to begin anew, or continue with the options and data of the killed selection."
+                f"Expected the state {str(self.path)!r} of this selection but got the state of a selection with a different"
+                f" {others[0]}. Remove the file to begin anew, or continue with the options and data of the killed selection."
             )
         try:
             generator.set_state(self._found["generator"])

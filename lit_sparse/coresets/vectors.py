@@ -370,7 +370,7 @@ def as_vectors(vectors: Vectors | Tensor) -> Vectors:
     broken = (~found.norms.isfinite()).nonzero().squeeze(-1)
     if len(broken):
         raise DataError(
-            f"The vector of example {int(broken[0])} has NaN or infinite numbers, or is too long to measure"
+            f"The vector of example {int(broken[0])} has NaN or infinite entries, or is too long to measure"
             f" ({len(broken)} of {found.shape[0]} vectors). Correct the model or the data, or leave out the example."
         )
     return found

@@ -394,5 +394,5 @@ class CoresetDataModule(ResumableDataModule):
                 " Use the data of the coreset, or select another coreset."
             )
         if not 0 < (total := float(coreset.weights.float().sum())) < math.inf:
-            raise DataError(f"Expected weights of a positive, finite sum but got {total}. Select another coreset.")
+            raise DataError(f"Expected weights with a positive, finite sum but got {total}. Select another coreset.")
         return coreset

@@ -154,7 +154,7 @@ class Estimator(nn.Module, ABC):
         """
         if not isinstance(scores, Tensor) or not callable(loss_fn):
             raise ConfigurationError(
-                f"Expected scores in a tensor and a function `loss_fn` but got {full_name(scores)} and {full_name(loss_fn)}."
+                f"Expected a tensor of scores and a function `loss_fn` but got {full_name(scores)} and {full_name(loss_fn)}."
             )
         if scores.dim() != 2 or not scores.is_floating_point() or not scores.shape[1]:
             second = "values" if self.latent == "categorical" else "bits"

@@ -127,7 +127,7 @@ def sparsify(
         if others and layers is None:
             raise _refusal(
                 model,
-                f"{', '.join(others[:3])} attend by a softmax of their own. Give `layers` to change the other layers alone",
+                f"{', '.join(others[:3])} compute their own softmax. Give `layers` to change only the other layers",
             )
         chosen = _chosen([name for name, _ in reached], layers)
         mappings = dict(zip(chosen, _one_per_layer(given, len(chosen)), strict=True))

@@ -88,7 +88,7 @@ class SparseMapping(nn.Module, ABC):
             Tensor of y's shape without ``dim``.
         """
         raise ConfigurationError(
-            f"Expected {type(self).__name__} to have a `regularizer`, the Omega of what it maximizes. Write it, or say"
+            f"Expected {type(self).__name__} to have a `regularizer`, the Omega of what it maximizes. Write it, or set"
             " `has_value = False`."
         )
 

@@ -281,7 +281,9 @@ def _bleu(tokenize: str, lowercase: bool) -> BLEU:
         return BLEU(lowercase=lowercase, force=True, tokenize=tokenize)
     except (ImportError, OSError, RuntimeError) as error:  # the tokenizer's package is missing, or its model
         reason = " ".join(str(error).split())
-        raise ConfigurationError(f"Expected the tokenizer {tokenize!r} of sacrebleu to be there but got: {reason}") from error
+        raise ConfigurationError(
+            f"Expected the tokenizer {tokenize!r} of sacrebleu to be available but got: {reason}"
+        ) from error
 
 
 @lru_cache(maxsize=16)

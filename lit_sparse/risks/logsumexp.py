@@ -135,7 +135,7 @@ def _measure(weights: Tensor, values: Tensor, rho: float, dim: int) -> Tensor:
         if bool(short.any()):
             raise ConfigurationError(
                 f"Expected weights whose mass is at least rho={rho} but got {float(mass[short].min())}: no density below"
-                " 1 / rho has mass one. Take a smaller rho or larger weights."
+                " 1 / rho has mass one. Use a smaller rho or larger weights."
             )
     return found
 

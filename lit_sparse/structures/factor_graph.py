@@ -127,7 +127,7 @@ class FactorGraph:
         given: Any = self.factors
         if not isinstance(given, list | tuple) or not given or not all(isinstance(factor, Factor) for factor in given):
             raise ConfigurationError(
-                f"Expected argument `factors` to be a list with a Factor or more but got {given!r}. Write"
+                f"Expected argument `factors` to be a list of at least one Factor but got {given!r}. Write"
                 " Factor(Pair()) for a structure over all variables, and Factor(Pair(), [0, 1]) for one over some."
             )
         object.__setattr__(self, "factors", tuple(given))

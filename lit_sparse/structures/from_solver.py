@@ -144,7 +144,7 @@ class FromSolver(Structure):
         if lost[worst] > WORSE * np.abs(rows[worst]).sum():
             raise ConfigurationError(
                 f"Expected `solve` to return the solution with the largest total score but its solution for row {worst} has"
-                f" {lost[worst]:.3g} less than another one that it has returned. If it minimizes, give it minus the scores."
+                f" {lost[worst]:.3g} less than another one that it has returned. If it minimizes, give it the negated scores."
             )
 
     def _solved(self, rows: np.ndarray) -> np.ndarray:

@@ -53,8 +53,8 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     found.add_argument("runs", nargs="+", metavar="[NAME=]RUN", help="folders of runs, a sweep or a study")
-    found.add_argument("--metric", help="metric of the curves, such as nelbo; by default the usual one of the models")
-    found.add_argument("--output", type=Path, default=Path("comparison"), help="files without their endings")
+    found.add_argument("--metric", help="metric of the curves, such as nelbo; by default the models' usual one")
+    found.add_argument("--output", type=Path, default=Path("comparison"), help="path of the files to write, without an ending")
     return found
 
 
@@ -213,7 +213,7 @@ def _logged(run: Source) -> list[dict[str, float]]:
     lines = read(folder, within=run.root)
     if not lines:
         raise ConfigurationError(
-            f"{str(run.folder)!r} is not a run folder: it has no metrics.csv, nor has it the runs of a sweep or study. A run"
+            f"{str(run.folder)!r} is not a run folder: it has neither metrics.csv nor the runs of a sweep or study. A run"
             " prints its folder last."
         )
     epoch = lines[-1].get("epoch", 0.0)

@@ -263,7 +263,7 @@ def test_entries_that_are_missing_and_other_names() -> None:
 def test_no_examples_and_no_fit() -> None:
     with pytest.raises(ConfigurationError, match="`fit` to be called"):
         LastLayerGradients(model=trained()).of_part(examples())
-    with pytest.raises(DataError, match="at least one example to compute gradients of"):
+    with pytest.raises(DataError, match="Expected at least one example but got none"):
         LastLayerGradients(model=trained())(examples().part(0, 0))
 
 

@@ -251,7 +251,7 @@ def test_what_does_not_fit_together() -> None:
             linear_posterior(features, torch.full((80,), value))
     with pytest.raises(DataError, match="two classes"):
         laplace_posterior(likelihood, features, torch.full((80,), 3.0))
-    with pytest.raises(DataError, match=r"positive definite matrix but that of shape \(4, 4\)"):
+    with pytest.raises(DataError, match=r"positive definite matrix but the one of shape \(4, 4\)"):
         laplace_posterior(likelihood, features, target, prior=GaussianPosterior(vector(4, 0), -spd(4, 0)))
     for covariance in (torch.zeros(4, 4), torch.linalg.cholesky(spd(4, 0))):
         with pytest.raises(DataError, match="symmetric, positive definite"):

@@ -296,7 +296,7 @@ def test_no_examples_and_no_fit(projection: Projection) -> None:
     fresh = type(projection)(LogisticLikelihood()) if isinstance(projection, LogLikelihoodVectors) else ExactGaussianVectors()
     with pytest.raises(ConfigurationError, match="`fit` to be called"):
         fresh.of_part(examples("logistic"))
-    with pytest.raises(DataError, match="at least one example to compute a posterior of"):
+    with pytest.raises(DataError, match="at least one example for the posterior"):
         projection(examples("logistic").part(0, 0))
 
 

@@ -356,7 +356,7 @@ def test_potentials_that_have_not_converged_say_so() -> None:
     x, y = torch.randn(20, 2, generator=torch.Generator().manual_seed(0)), torch.randn(30, 2)
     with pytest.warns(RuntimeWarning, match=r"has not converged: after max_iter=2 .* tolerance=1e-10"):
         sinkhorn_potentials(x, y, eps=0.05, max_iter=2)
-    with pytest.warns(RuntimeWarning, match=r"or the plan's source weights are wrong by \d+%"):
+    with pytest.warns(RuntimeWarning, match=r"or the plan's source weights are off by \d+%"):
         sinkhorn_potentials(x, y, eps=1e-12, max_iter=20)  # whose dual value grows by less than any tolerance
     sinkhorn_potentials(x, y, eps=0.5)  # converges
     for wrong in ({"eps": 0.0}, {"eps": 0.5, "max_iter": 0}, {"eps": 0.5, "tolerance": -1.0}):

@@ -131,7 +131,7 @@ def test_a_program_without_a_pattern_of_checkpoints_begins_anew(program: Callabl
     study.rows.path.unlink()
     again = runner_in(program(checkpoint_files=None, tests={}, cells={"line": {"options": {"lr": 0.2}}}), "some")
     (message,) = again.run()
-    assert "was begun with other settings: options.lr: 0.1, now 0.2" in message
+    assert "was started with different settings: options.lr: 0.1, now 0.2" in message
 
 
 def test_commands_are_those_of_a_lightning_cli(program: Callable[..., Path], tmp_path: Path) -> None:

@@ -541,7 +541,7 @@ def test_a_database_that_computes_is_refused(made: str, tmp_path: Path) -> None:
     with closing(sqlite3.connect(path)) as database:
         database.executescript(made)
     for url in (f"sqlite:///{path}", f"sqlite+pysqlite:///{path}", f"sqlite:///file:{path}?uri=true", "sqlite://"):
-        with pytest.raises(ConfigurationError, match=r"which Optuna never makes|Expected the path of a database"):
+        with pytest.raises(ConfigurationError, match=r"which Optuna never creates|Expected the path of a database"):
             assert Sweep(*options, storage=url).study
 
 

@@ -308,7 +308,7 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
     ({"model": {"type": "WordPiece", "max_input_chars_per_word": 10**6}}, "`max_input_chars_per_word` in the model WordPiece"),
     ({"model": {"type": "BPE", "continuing_subword_prefix": "x" * 10**4}}, "`continuing_subword_prefix` in the model BPE"),
     ({"model": {"type": "Other"}}, "Expected a model BPE"),
-    ({"added_tokens": [{"content": ""}]}, "added tokens"),
+    ({"added_tokens": [{"content": ""}]}, "added token"),
     (
         {"added_tokens": [{"id": 9, "content": "d", **dict.fromkeys(FLAGS, False)}]},
         "token 'd' to have the next number but got 9",

@@ -246,7 +246,7 @@ def _from_cache(path: Path, wanted: _Wanted) -> None:
     if not isinstance(words, list) or not isinstance(vectors, Tensor) or vectors.dim() != 2:
         raise DataError(
             f"Expected the words, their indices, their vectors and the width in {where}, as in a torchtext cache, but got"
-            " something else. Make the cache again."
+            " something else. Create the cache again."
         )
     dense = vectors.layout == torch.strided and vectors.is_contiguous()  # an expanded one takes more memory than its file
     if not dense or vectors.device.type != "cpu" or not vectors.is_floating_point():
@@ -267,7 +267,7 @@ def _from_cache(path: Path, wanted: _Wanted) -> None:
         type(place) is not int or not 0 <= place < len(words) or words[place] != word for word, place in index.items()
     ):
         raise DataError(
-            f"Expected the index of each word in {where} to be its place in the list of words. Make the cache again."
+            f"Expected the index of each word in {where} to be its position in the list of words. Create the cache again."
         )
 
 
@@ -291,7 +291,7 @@ def _unpacked_cache(path: Path) -> Any:
     except DataError:
         raise
     except Exception as error:  # a truncated or forged file may raise anything
-        raise DataError(f"{where} is not a file of torchtext's .vector_cache: {brief(error)}. Make it again.") from error
+        raise DataError(f"{where} is not a file of torchtext's .vector_cache: {brief(error)}. Create it again.") from error
 
 
 def _from_arrays(array: Path, index: Path, wanted: _Wanted) -> None:
@@ -335,7 +335,7 @@ def _carried(name: str) -> tuple[Path, Path] | None:
     files_by_ending = [[file for file in files if file.name.endswith(ending)] for ending in (".npy", ".parquet")]
     if [len(matches) for matches in files_by_ending] != [1, 1]:
         raise DataError(
-            f"Expected one array .npy of vectors and one index .parquet of words in the distribution {name!r} but got"
+            f"Expected one .npy array of vectors and one .parquet index of words in the distribution {name!r} but got"
             f" {len(files_by_ending[0])} and {len(files_by_ending[1])}. Give another."
         )
     array, index = (Path(str(matches[0].locate())) for matches in files_by_ending)

@@ -97,7 +97,7 @@ class CaliforniaHousingDataModule(RegressionDataModule):
         if source == "csv" and path is None:
             raise ConfigurationError(
                 "Expected argument `path`, a csv file with the columns of StatLib's table, but got none. Give"
-                " --data.init_args.path=FILE. Without the file, --data.init_args.source=sklearn takes scikit-learn's earlier"
+                " --data.init_args.path=FILE. Without the file, --data.init_args.source=sklearn uses scikit-learn's earlier"
                 " download, and --data.init_args.source=hub downloads."
             )
         self.path = path

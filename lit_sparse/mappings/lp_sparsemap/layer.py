@@ -252,7 +252,7 @@ class LPSparseMAP(PotentialMapping):
         fits = local.fits(bits, (x != -torch.inf).reshape(bits.shape))
         if not bool(fits.all()):
             raise ConfigurationError(
-                f"Expected targets of {{0, 1}} that fit all factors and the mask but that of row"
+                f"Expected targets of {{0, 1}} that fit all factors and the mask but the target of row"
                 f" {int((~fits).nonzero()[0])} does not."
             )
         links = _batched(self.potentials, self.graph, x).to(x.dtype)

@@ -150,7 +150,7 @@ class GraphProblem:
             if bool(bad.any()):
                 row, place = bad.nonzero()[0].tolist()
                 raise ConfigurationError(
-                    f"Expected variables that leave each factor an element but those of row {row} leave none to factor"
+                    f"Expected an element for each factor but in row {row} the allowed variables leave none for factor"
                     f" {self._name(group.names[place])}. Allow more of its variables, or mask all of them."
                 )
 
@@ -163,8 +163,8 @@ class GraphProblem:
         infeasible = left & contradicts(local, found, usable)
         if bool(infeasible.any()):
             raise ConfigurationError(
-                f"Expected factors with a common point but those of row {int(infeasible.nonzero()[0])} contradict one another."
-                " Remove a factor, or widen its limits; masked variables are 0."
+                f"Expected factors with a common point but the factors of row {int(infeasible.nonzero()[0])} contradict one"
+                " another. Remove a factor, or widen its limits; masked variables are 0."
             )
         self.warn(
             f"LP-SparseMAP stopped after max_iter={self.max_iter} evaluations in {int(left.sum())} of {len(left)} rows, where"

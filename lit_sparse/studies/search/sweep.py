@@ -138,7 +138,7 @@ class Sweep:
             reason = str(error) or type(error).__name__
             raise ConfigurationError(f"The storage {self.place} cannot be used: {reason}") from error
         if [direction.name.lower() for direction in found.directions] != list(self.directions):
-            raise ConfigurationError(f"{self.folder} was begun with other metrics. Choose another --output.")
+            raise ConfigurationError(f"{self.folder} was started with different metrics. Choose another --output.")
         self._check_settings(found)
         for place, trial in enumerate(found.get_trials(deepcopy=False)):
             self._check_trial(place, trial)
@@ -170,7 +170,9 @@ class Sweep:
             study.set_user_attr("settings", asked)
         elif begun != asked:
             key = next((key for key in asked if not isinstance(begun, dict) or begun.get(key) != asked[key]), "settings")
-            raise ConfigurationError(f"{self.folder} was begun with other {key}. Choose another --output, or remove it.")
+            raise ConfigurationError(
+                f"{self.folder} was started with a different {key}. Choose another --output, or remove it."
+            )
 
     def _check_trial(self, place: int, trial: Any) -> None:
         """Check a stored trial, which whoever can write to the storage may have changed."""
@@ -291,7 +293,9 @@ class Sweep:
         try:
             yield
         except ValueError as error:
-            raise ConfigurationError(f"{self.folder} was begun with other values: {error} Choose another --output.") from error
+            raise ConfigurationError(
+                f"{self.folder} was started with different values: {error} Choose another --output."
+            ) from error
 
     def _trial(self, number: int) -> Any:
         """Return the stored trial of a number."""

@@ -223,7 +223,7 @@ CASES: dict[str, tuple[Use, str, bytes, str]] = {
         vectors,
         "a.pt",
         torch_saved((["a", "b"], {"a": 0, "b": -1}, torch.ones(2, 2), 2)),
-        "index of each word in .* to be its place",
+        "index of each word in .* to be its position",
     ),
     "words-sparse": (vectors, "a.pt", cached(["a", "b"], torch.ones(2, 2).to_sparse()), "a dense tensor .*sparse_coo"),
     "words-expanded": (vectors, "a.pt", cached(["a", "b"], torch.ones(1, 1).expand(2, 2)), "dense tensor .* not contiguous"),
