@@ -56,7 +56,7 @@ def test_a_run_that_early_stopping_ended_is_not_trained_on_until_a_limit_is_rais
     for _ in range(2):
         done = lit_sparse(*EARLY, "--ckpt_path=last")
         assert done.returncode == 0, done.stderr
-        assert "note: this run had ended: EarlyStopping: val/loss did not improve in the last 1 records" in done.stderr
+        assert "note: this run has ended: EarlyStopping: val/loss did not improve in the last 1 records" in done.stderr
         assert "Raise the limits of EarlyStopping to continue." in done.stderr
         assert (run / "checkpoints" / "last.ckpt").read_bytes() == checkpoint
         assert (run / "metrics.csv").read_bytes() == rows
@@ -102,7 +102,7 @@ def test_other_limits(
     assert main([*fit, f"--trainer.{limit}"]) == 0
     steps, rows = last(run)["global_step"], (run / "metrics.csv").read_bytes()
     assert main([*fit, f"--trainer.{limit}", "--ckpt_path=last"]) == 0
-    assert f"note: this run had ended: {why} to continue" in capsys.readouterr().err
+    assert f"note: this run has ended: {why} to continue" in capsys.readouterr().err
     assert last(run)["global_step"] == steps
     assert (run / "metrics.csv").read_bytes() == rows
     assert state_of(run)["why"] == why.partition(". ")[0]
@@ -246,7 +246,7 @@ def test_two_processes_of_one_run(lit_sparse: Command, run: Path) -> None:
         path.unlink()
     done = lit_sparse(*fit, "--ckpt_path=last")
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("note: this run had ended: EarlyStopping") == 1
+    assert done.stderr.count("note: this run has ended: EarlyStopping") == 1
     again = state_of(run)
     assert {name: again[name] for name in ("state", "why", "step")} == {name: ended[name] for name in ("state", "why", "step")}
     assert (run / "metrics.csv").read_bytes() == rows

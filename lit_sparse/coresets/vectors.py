@@ -366,7 +366,7 @@ def as_vectors(vectors: Vectors | Tensor) -> Vectors:
     """
     found = vectors if isinstance(vectors, Vectors) else DenseVectors(vectors)
     if 0 in found.shape:
-        raise DataError(f"Expected vectors (N, S) of at least one example and one number but got {found.shape}.")
+        raise DataError(f"Expected vectors (N, S) with at least one example and one entry but got {found.shape}.")
     broken = (~found.norms.isfinite()).nonzero().squeeze(-1)
     if len(broken):
         raise DataError(

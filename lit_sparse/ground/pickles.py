@@ -71,7 +71,7 @@ def check_torch_file(file: IO[bytes]) -> None:
     """
     content = archived(file, "data.pkl")
     if len(content) > MOST_BYTES:
-        raise UnpicklingError(f"it holds more than {MOST_BYTES:,} bytes beside its tensors")
+        raise UnpicklingError(f"it holds more than {MOST_BYTES:,} bytes besides its tensors")
     own: Any = getattr(torch.serialization, "get_safe_globals", list)()  # torch 2.3 has none
     names = {one[1] if isinstance(one, tuple) else f"{one.__module__}.{one.__qualname__}" for one in own}
     check_pickle(content, CALLED | names)

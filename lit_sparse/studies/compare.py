@@ -52,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
         description="Print and write the numbers and curves of some runs next to each other.",
         allow_abbrev=False,
     )
-    found.add_argument("runs", nargs="+", metavar="[NAME=]RUN", help="folders of runs, a sweep or a study")
+    found.add_argument("runs", nargs="+", metavar="[NAME=]RUN", help="run folders, or the folder of a sweep or study")
     found.add_argument("--metric", help="metric of the curves, such as nelbo; by default the models' usual one")
     found.add_argument("--output", type=Path, default=Path("comparison"), help="path of the files to write, without an ending")
     return found

@@ -98,7 +98,10 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     found.add_argument(
-        "source", nargs="+", metavar="[NAME=]RUN or STUDY", help="folders of runs, a sweep or a study; or a study file"
+        "source",
+        nargs="+",
+        metavar="[NAME=]RUN or STUDY",
+        help="run folders, or the folder of a sweep or study, or a study file",
     )
     found.add_argument("-o", "--output", type=Path, default=Path("report.html"), help="path of the page to write")
     found.add_argument("--title", help="heading of the page")

@@ -132,7 +132,7 @@ class AttentionPlot(Picture):
             )
         absent = [] if isinstance(self.examples, int) or not seen else [i for i in self.examples if i not in kept]
         if absent:
-            rank_zero_warn(f"AttentionPlot found no example of index {', '.join(map(str, absent))}; it drew {sorted(kept)}.")
+            rank_zero_warn(f"AttentionPlot found no example with index {', '.join(map(str, absent))}; it drew {sorted(kept)}.")
 
 
 def _check_examples(value: int | list[int]) -> int | list[int]:
