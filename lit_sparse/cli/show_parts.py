@@ -15,7 +15,7 @@ from lit_sparse.errors import ConfigurationError, did_you_mean
 
 __all__ = ["KINDS", "described", "main", "parser"]
 
-#: Kind -> option that names a part, room of the parts, and their base class.
+#: Kind -> option that names a part, subpackage of the parts, and their base class.
 KINDS = {
     "mappings": ("--model.mapping NAME", "lit_sparse.mappings", "lit_sparse.mappings.SparseMapping"),
     "estimators": ("--model.estimator NAME", "lit_sparse.estimators", "lit_sparse.estimators.Estimator"),

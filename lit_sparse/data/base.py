@@ -100,7 +100,7 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
                 f"Expected a `sampler` of all examples, which are then divided among processes, but got {full_name(sampler)}."
                 " Give the sampler for one process."
             )
-        #: Position of loops by hand. That of a fit is the trainer's.
+        #: Position of loops by hand. In a fit the trainer's position counts.
         self._position: Callable[[], dict[str, Any]] | None = None
 
     @classmethod

@@ -89,7 +89,7 @@ class Estimator(nn.Module, ABC):
 
     #: Whether loss and gradient are exact under the estimator's distribution, not sampled.
     exact: ClassVar[bool] = False
-    #: Whether the means of loss and gradient in training are those of the expected loss.
+    #: Whether loss and gradient in training are unbiased estimates of the expected loss and its gradient.
     unbiased: ClassVar[bool] = False
     #: Kind of variable: a category out of K, or D bits; the scores are one per category or bit.
     latent: Latent = "categorical"

@@ -157,7 +157,7 @@ def _value_and_gradient(estimator: Estimator) -> None:
         )
         for ours, theirs in zip(got, loop, strict=True):
             torch.testing.assert_close(ours, theirs)
-        assert _is_its_own_gradient(ready), "the gradient in scores is not that of the loss"
+        assert _is_its_own_gradient(ready), "the gradient in scores is not the gradient of the loss"
 
 
 def _is_its_own_gradient(estimator: Estimator) -> bool:
@@ -193,7 +193,7 @@ def _unbiased(estimator: Estimator) -> None:
         _is_mean(per_row, expected[0][0], "the gradient in the scores")
         (of_decoder,) = torch.autograd.grad(out.loss.sum(), weight)
         near = (of_decoder / DRAWS - expected[1]).abs().max() / expected[1].abs().max()
-        assert float(near) < 0.1, "the gradient in the decoder is that of the expected loss"
+        assert float(near) < 0.1, "the gradient in the decoder is the gradient of the expected loss"
 
 
 def _is_mean(draws: Tensor, expected: Tensor, what: str) -> None:
@@ -301,7 +301,7 @@ def _cost(estimator: Estimator) -> None:
         decoder = Decoder()
         out = _run(ready, _scores(), decoder)
         assert out.support_size is not None, "support sizes are reported"
-        assert torch.equal(out.support_size, support), "support sizes are those of the distribution"
+        assert torch.equal(out.support_size, support), "support sizes fit the distribution"
         calls = support if ready.ragged else torch.full_like(support, VALUES)
         assert torch.equal(out.decoder_calls, calls), "each value of the support costs one decoder call"
         assert decoder.rows == int(calls.sum()), "nothing else is decoded"

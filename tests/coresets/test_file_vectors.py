@@ -180,7 +180,7 @@ def test_memory_is_that_of_a_block(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_million_vectors_in_half_precision(tmp_path: Path) -> None:
-    """A coreset of a file in bfloat16 is that of the same numbers in memory."""
+    """A coreset of a file in bfloat16 equals the coreset of the same numbers in memory."""
     features, draws = some(1_000_000, 6).float(), some(6, 40).float() + 0.3
     made = BlockVectors(lambda indices: torch.nn.functional.logsigmoid(features[indices] @ draws), 1_000_000)
     stored = FileVectors.save(made, tmp_path / "vectors.npy", dtype=torch.bfloat16)

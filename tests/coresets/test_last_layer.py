@@ -102,7 +102,7 @@ def test_rows_of_the_true_class() -> None:
 
 @pytest.mark.parametrize("damping", [1e-6, 0.01, 3.0])
 def test_whitening(damping: float) -> None:
-    """Whitened inputs h have sum h h^T / N = M (M + damping mean eigenvalue)^-1, near the identity, M being that of inputs."""
+    """Whitened inputs h have sum h h^T / N = M (M + damping mean eigenvalue)^-1, near the identity, with the inputs' M."""
     model, data = trained(), examples(200)
     plain = LastLayerGradients(model=model, damping=None)(data).view(200, 3, 9)
     found = LastLayerGradients(model=model, damping=damping)(data).view(200, 3, 9)

@@ -334,7 +334,7 @@ def test_examples_come_in_order_and_in_part() -> None:
 
 
 def test_vectors_have_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of one block and of several are equal."""
+    """One block and several give equal vectors."""
     x, y = torch.randn(20, 3, dtype=torch.float64), torch.arange(20.0, dtype=torch.float64) % 5
     projection = LogLikelihoodVectors(PoissonLikelihood(), num_samples=20)
     vectors = projection(Examples.of(features=x, target=y))

@@ -276,7 +276,7 @@ class TestEveryTextMetric:
         batch.update(FIRST[3:], [some[:1] for some in REFERENCES[3:]])
         whole.update(FIRST, [some if i < 3 else some[:1] for i, some in enumerate(REFERENCES)])
         assert of_batch == pytest.approx(floats(batch.compute()), abs=1e-9)
-        assert metric.signature == whole.signature  # not that of the batch alone
+        assert metric.signature == whole.signature  # not the one of the batch alone
         assert floats(metric.compute()) == pytest.approx(floats(whole.compute()), abs=1e-9)
 
     @pytest.mark.parametrize(

@@ -143,7 +143,7 @@ def test_a_plateau_does_not_count_steps() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", [WARM_UP, ONE_CYCLE], ids=["warm-up", "one cycle"])
 def test_a_killed_run_continues_its_schedule(schedule: str, lit_sparse: Command, here: Path) -> None:
-    """Killed in the warm-up, two steps after a checkpoint: all weights and rates equal those of an undisturbed run."""
+    """Killed in the warm-up, two steps after a checkpoint: all weights and rates equal an undisturbed run's."""
     (here / "schedule.yaml").write_text(schedule)
     fit = ("fit", *BITS, "-c", "schedule.yaml", "--checkpoint_every_n_steps=4")
     assert main([*fit, "--name=whole"]) == 0

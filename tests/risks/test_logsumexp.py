@@ -56,7 +56,7 @@ def test_equals_a_root_finder(x: list[float], rho: float, kind: str, data: st.Da
 @given(st.lists(st.floats(-1e4, 1e4, width=32), min_size=1, max_size=30), RHOS)
 @settings(max_examples=200)
 def test_bounds(x: list[float], rho: float) -> None:
-    """Those of the publication: of LogSumExp from below, and of CVaR from both sides."""
+    """The published ones: of LogSumExp from below, and of CVaR from both sides."""
     values, n = torch.tensor(x, dtype=torch.float64), len(x)
     slack = 1e-9 * max(1.0, float(values.abs().max()))
     gap = float(torch.logsumexp(values, 0) - safe_logsumexp(values, rho))

@@ -1,4 +1,4 @@
-"""Vocabularies of all kinds: order, special tokens, unknown text, files, and those of torchtext."""
+"""Vocabularies of all kinds: order, special tokens, unknown text, files, and torchtext's vocabularies."""
 
 from __future__ import annotations
 

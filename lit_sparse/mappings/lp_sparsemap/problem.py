@@ -134,7 +134,7 @@ class GraphProblem:
         invalid = torch.where(broken, torch.nan, 0.0).to(x)
         marginals = torch.where(broken.unsqueeze(-1) & allowed, torch.nan, marginals)
         counts = found.counts + invalid.unsqueeze(-1)
-        # An active set cannot run within a function transform, so that its faces are found here; those of formulas can wait.
+        # An active set cannot run within a function transform, so its faces are found here; faces from formulas can wait.
         known = [] if local.exact else _faces(local, found.anchors, links, found.penalty)
         return marginals, counts, found.residuals + invalid, found.gaps + invalid, found.anchors, found.penalty, *known
 

@@ -107,7 +107,7 @@ def threshold_of_blocks(blocks: Any, floats: Any, ints: Any) -> Any:
 def gather_keys(x: Any, row: Any, top: Any, gamma: Any, bound: Any, floats: Any, ints: Any) -> Any:
     """Collect the scaled scores ``(x - top) / gamma`` of the entries >= ``bound``; return how many there are."""
     n = 0
-    for i in range(x.shape[1]):  # without a branch: what is not kept is overwritten by the next
+    for i in range(x.shape[1]):  # without a branch: what is dropped is overwritten by the next
         ints[ORDER, n] = i
         n += x[row, i] >= bound
     for j in range(n):

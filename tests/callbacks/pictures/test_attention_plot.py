@@ -177,7 +177,7 @@ def test_only_chosen_examples_are_kept_and_no_batch_with_them() -> None:
 
 
 def test_several_loaders_and_repeated_examples() -> None:
-    """An index stands for one example: that of the first loader, and the first time it is seen."""
+    """An index stands for one example: the first loader's, and the first time it is seen."""
     plot = AttentionPlot([1])
     plot.on_test_batch_end(None, None, {"artifacts": artifacts([1])}, None, 0, 1)  # type: ignore[arg-type]
     assert plot._kept == {}
