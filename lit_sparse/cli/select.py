@@ -77,9 +77,7 @@ class SelectCLI(LitSparseCLI):
         group.add_argument(
             "--sizes", type=list[int] | None, default=None, help="Sizes in the table and the picture; k / 16 to k by default."
         )
-        group.add_argument(
-            "--every", type=int, default=10, help="Steps, of about one pass through the data, between two saved states."
-        )
+        group.add_argument("--every", type=int, default=10, help="Number of the selector's steps between two saved states.")
         group.add_argument("--resume", type=bool, default=False, help="Whether to continue the newest selection of the config.")
 
     @override

@@ -270,7 +270,7 @@ class ExactGaussianVectors(Projection):
         if self.covariance is not None and self.covariance.shape != (size, size):
             raise ConfigurationError(f"Expected a `covariance` {(size, size)} but got {tuple(self.covariance.shape)}.")
         if self.prior is not None and len(self.prior.mean) != size:
-            raise ConfigurationError(f"Expected a `prior` of {size} numbers but got {len(self.prior.mean)}.")
+            raise ConfigurationError(f"Expected a `prior` of dimension {size} but got {len(self.prior.mean)}.")
         posterior = gaussian_mean_posterior(x, prior=self.prior, covariance=self.covariance)
         noise = torch.eye(x.shape[1]).to(x) if self.covariance is None else self.covariance.to(x)
         factor = torch.linalg.cholesky(noise)

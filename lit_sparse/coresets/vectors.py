@@ -251,7 +251,7 @@ class BlockVectors(Vectors):
         made = self._rows(check_indices(indices, self.shape[0])).detach()
         if made.shape != (len(indices), self.shape[1]):
             raise ConfigurationError(
-                f"Expected `rows` to return {(len(indices), self.shape[1])} numbers for {len(indices)} indices but got"
+                f"Expected `rows` to return the shape {(len(indices), self.shape[1])} for {len(indices)} indices but got"
                 f" {tuple(made.shape)}."
             )
         return made.to(self.dtype)

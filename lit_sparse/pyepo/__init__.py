@@ -137,7 +137,7 @@ class _DecisionLoss(nn.Module, ABC):
             raise ConfigurationError(f"Expected solutions of shape {tuple(like.shape)}, as the costs have, but got {shape}.")
         bits = (given > 0.5).to(like)
         if not bool(((given - bits).abs() <= INTEGRAL).all()):
-            raise ConfigurationError("Expected solutions of zeros and ones but got other numbers.")
+            raise ConfigurationError("Expected solutions of zeros and ones but got other values.")
         if not bool(self.structure.validate(bits).all()):
             raise ConfigurationError(f"Expected structures of {self.structure!r} as solutions, but some are not.")
         return bits

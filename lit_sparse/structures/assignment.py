@@ -84,7 +84,7 @@ class Assignment(OnePerRow):
         if rows * columns != d or (rows > columns and d):
             raise ConfigurationError(
                 f"Expected scores of length rows * columns, rows <= columns, for {self!r} but got {d}."
-                " Give both numbers if the grid of scores is not square."
+                " Give rows and columns if the grid of scores is not square."
             )
         return rows, columns
 

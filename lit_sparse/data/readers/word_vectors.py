@@ -251,7 +251,7 @@ def _from_cache(path: Path, wanted: _Wanted) -> None:
     dense = vectors.layout == torch.strided and vectors.is_contiguous()  # an expanded one takes more memory than its file
     if not dense or vectors.device.type != "cpu" or not vectors.is_floating_point():
         raise DataError(
-            f"Expected a dense tensor of floating numbers in {where} but got {vectors.dtype}, {vectors.layout},"
+            f"Expected a dense tensor of floating values in {where} but got {vectors.dtype}, {vectors.layout},"
             f" {'' if dense else 'not '}contiguous, on the device {vectors.device.type!r}. Save it again, as"
             " `vectors.float().cpu().to_dense().contiguous()`."
         )
