@@ -225,7 +225,7 @@ def _open_text(path: Path, width: int | None) -> Iterator[tuple[IO[bytes], str]]
             with io.BufferedReader(BoundedReader(archive.open(member), path, lines=True), 1 << 20) as file:  # type: ignore[arg-type]
                 yield file, f"{member!r} in {where}"
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError) as error:
-        raise DataError(f"{where} is not a whole zip file that can be read ({error}). Fetch it again.") from error
+        raise DataError(f"{where} is not a complete zip file that can be read ({error}). Fetch it again.") from error
 
 
 def _member(names: Sequence[str], width: int | None, where: str) -> str:

@@ -264,7 +264,9 @@ def test_weights_that_are_not_there(arguments: dict[str, Any], message: str) -> 
 def test_vectors_without_a_direction() -> None:
     net = Net()
     net.first.weight.data[2:4] = 0.0
-    with pytest.raises(ConfigurationError, match="2 of 6 are zero, starting with number 2. A zero vector has no nearest point"):
+    with pytest.raises(
+        ConfigurationError, match=r"2 of 6 are zero, starting with number 2\. A zero vector has no nearest point"
+    ):
         fit(SparseConnectivity("first", 0.5), net=net, max_epochs=1)
     narrow = Net()
     narrow.first = nn.Linear(20, 1)

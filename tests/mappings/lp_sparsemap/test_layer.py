@@ -274,9 +274,9 @@ def test_a_simplex_is_sparsemax() -> None:
     [
         (lambda: Factor(Xor), r"Expected a structure.*Did you mean Xor\(...\)"),
         (lambda: Factor(Xor(), [0, 0]), "different whole numbers"),
-        (lambda: Factor(Xor(), [[0, 1], [2]]), "lists of as many numbers"),
-        (lambda: Factor(Xor(), [-1, 0]), "numbers of variables from 0"),
-        (lambda: Factor(Xor(), []), "numbers of variables from 0"),
+        (lambda: Factor(Xor(), [[0, 1], [2]]), "lists of variables of equal length"),
+        (lambda: Factor(Xor(), [-1, 0]), "variables, numbered from 0"),
+        (lambda: Factor(Xor(), []), "variables, numbered from 0"),
         (lambda: Factor(Xor(), "all"), "whole numbers"),
         (lambda: Factor(Pair(), [0, 1, 2]), "length 2"),
         (lambda: Factor(Or(), [0, 1], [2]), r"places 0 \.\. 1 but got \[2\]"),
