@@ -72,7 +72,7 @@ class Coreset:
                 raise DataError(f"Expected ascending indices in 0 .. {self.size - 1} without repetition but got {got} ...")
             wrong = ~(self.weights.isfinite() & (self.weights >= 0))
             if bool(wrong.any()):
-                raise DataError(f"Expected weights that are finite and not negative but got {float(self.weights[wrong][0])}.")
+                raise DataError(f"Expected finite, nonnegative weights but got {float(self.weights[wrong][0])}.")
 
     def __len__(self) -> int:
         return len(self.indices)

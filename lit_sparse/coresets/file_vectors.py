@@ -182,7 +182,7 @@ class FileVectors(_RowWise):
                 block = given.rows(torch.arange(start, min(start + step, given.shape[0]), device=given.device))
                 written = block.cpu().to(dtype)
                 if not bool(written.isfinite().all()):
-                    raise DataError(f"Expected numbers that are finite as {dtype} but got others. Use torch.float32.")
+                    raise DataError(f"Expected values that are finite in {dtype} but some are not. Use torch.float32.")
                 file.write(written.contiguous().view(torch.uint8).numpy().data)
         return cls(path)
 

@@ -221,7 +221,7 @@ def _check_model(model: object) -> None:
         if module.config.output_attentions:
             raise ConfigurationError(
                 f"Expected the config of {type(module).__name__} without `output_attentions=True`, which transformers allows"
-                " with eager attention alone. Set it to False, and call `model(..., output_attentions=True)`."
+                " only with eager attention. Set it to False, and call `model(..., output_attentions=True)`."
             )
 
 

@@ -77,7 +77,7 @@ class FenchelYoungLoss(nn.Module):
         if weight is not None and not (isinstance(weight, Tensor) and weight.dim() == 1 and weight.is_floating_point()):
             raise ConfigurationError(f"Expected `weight` to be a floating tensor with one weight per class but got {weight!r}.")
         if weight is not None and not weight.is_meta and not bool(((weight >= 0) & (weight < torch.inf)).all()):
-            raise ConfigurationError(f"Expected `weight` to be finite and not negative but got {weight!r}.")
+            raise ConfigurationError(f"Expected `weight` to be finite and nonnegative but got {weight!r}.")
         self.mapping, self.ignore_index = mapping, ignore_index
         self.register_buffer("weight", weight)
         self.reduction, self.label_smoothing = reduction, label_smoothing

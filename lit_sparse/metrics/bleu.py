@@ -212,7 +212,7 @@ def paired_bootstrap(
         True
     """
     if not isinstance(metric, TextMetric):
-        raise ConfigurationError(f"Expected argument `metric` to be a metric of texts, such as Bleu(), but got {metric!r}.")
+        raise ConfigurationError(f"Expected argument `metric` to be a text metric, such as Bleu(), but got {metric!r}.")
     return compare_resampled(
         *(
             resampled_scores(metric, hypotheses, references, samples=samples, seed=seed, key=key)

@@ -127,9 +127,7 @@ def _measure(weights: Tensor, values: Tensor, rho: float, dim: int) -> Tensor:
     if can_read_values() and not weights.is_meta:
         wrong = ~((weights >= 0) & (weights < torch.inf))
         if bool(wrong.any()):
-            raise ConfigurationError(
-                f"Expected weights that are finite and not negative but got {float(weights.detach()[wrong][0])}."
-            )
+            raise ConfigurationError(f"Expected finite, nonnegative weights but got {float(weights.detach()[wrong][0])}.")
         mass = found.detach().double().sum(dim)
         short = mass < rho * (1 - mass_tolerance(torch.promote_types(weights.dtype, torch.float32)))
         if bool(short.any()):

@@ -91,8 +91,8 @@ def _as_groups(variables: Any) -> Any:
         found = groups = tuple(_as_tuple(group, "variables") for group in variables)
     if not found[0] or len({len(group) for group in found}) > 1 or min(map(min, found)) < 0:
         raise ConfigurationError(
-            "Expected argument `variables` of a factor to be variables, numbered from 0, lists of variables of equal length,"
-            f" 'neighbours' or None but got {variables!r}."
+            "Expected argument `variables` of a factor to be a list of variables, numbered from 0, or several such lists of"
+            f" equal length, 'neighbours' or None but got {variables!r}."
         )
     return groups
 

@@ -330,7 +330,7 @@ def grid_measure(log_prob: Callable[[Tensor], Tensor], low: float, high: float, 
     weights = found.double().softmax(0) if isinstance(found, Tensor) and found.shape == (size,) else None
     if weights is None or not bool(weights.isfinite().all()):
         raise ConfigurationError(
-            f"Expected `log_prob` to return {size} log densities, not NaN and not all -inf, but got others."
+            f"Expected `log_prob` to return {size} log densities, of which none is NaN and not all are -inf, but got others."
         )
     return points, weights
 

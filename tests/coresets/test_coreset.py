@@ -71,9 +71,9 @@ def test_what_it_says_of_itself() -> None:
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"weights": np.array([1.0, -1e-9, 1.0])}, "finite and not negative"),
-    ({"weights": np.array([1.0, math.nan, 1.0])}, "finite and not negative"),
-    ({"weights": np.array([1.0, math.inf, 1.0])}, "finite and not negative"),
+    ({"weights": np.array([1.0, -1e-9, 1.0])}, "finite, nonnegative"),
+    ({"weights": np.array([1.0, math.nan, 1.0])}, "finite, nonnegative"),
+    ({"weights": np.array([1.0, math.inf, 1.0])}, "finite, nonnegative"),
     ({"weights": np.ones(2)}, "as many weights"),
     ({"weights": np.ones((3, 1))}, "as many weights"),
     ({"indices": np.array([4, 1, 6])}, "ascending indices"),

@@ -325,7 +325,7 @@ def test_a_signature_speaks_of_all_processes_once_computed() -> None:
         (lambda: Bleu(name=""), "`name`"),
         (lambda: ChrF(word_order=-1), "`word_order` to be an integer of at least 0 but got -1"),
         (lambda: ChrF(lowercase=1), "`lowercase`"),  # type: ignore[arg-type]
-        (lambda: paired_bootstrap(Bleu, FIRST, SECOND, REFERENCES), "`metric` to be a metric of texts"),  # type: ignore[arg-type]
+        (lambda: paired_bootstrap(Bleu, FIRST, SECOND, REFERENCES), "`metric` to be a text metric"),  # type: ignore[arg-type]
         (lambda: paired_bootstrap(Bleu(), FIRST, SECOND, REFERENCES, samples=0), "`samples`"),
         (lambda: paired_bootstrap(Bleu(), FIRST, SECOND, REFERENCES, key="blue"), "Did you mean 'bleu'"),
     ],

@@ -194,7 +194,7 @@ def _numbers_of_joblib(path: Path) -> np.ndarray:
     if ALIGNED in said:
         start += 1 + content[start]
     if not start or columns != len(RAW) or "f8" not in said or len(content) != start + 8 * rows * columns + 1:
-        raise ValueError(f"it does not hold a table (N, {len(RAW)}) of float64 alone")
+        raise ValueError(f"it does not contain a single float64 table (N, {len(RAW)})")
     return np.frombuffer(content, "<f8", rows * columns, start).reshape((rows, columns), order=order)
 
 

@@ -200,7 +200,7 @@ def _check_beside(path: Path) -> None:
             continue
         except OSError as error:
             raise ConfigurationError(
-                f"Expected a file of SQLite in {str(file)!r} but got: {error.strerror}. Choose another --storage."
+                f"Expected an SQLite file in {str(file)!r} but got: {error.strerror}. Choose another --storage."
             ) from error
 
 

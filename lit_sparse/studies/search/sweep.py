@@ -215,7 +215,7 @@ class Sweep:
             if not accepted:
                 raise ConfigurationError(
                     f"Expected trial {trial.number} in {self.place} to have values of the space but got"
-                    f" {key[:80]!r} = {stored!r:.80}. The storage was changed, or the space: choose another --output."
+                    f" {key[:80]!r} = {stored!r:.80}. The storage or the space was changed: choose another --output."
                 )
             found[key] = accepted[0]
         return {key: found[key] for key in self.space if key in found}

@@ -274,7 +274,7 @@ def test_a_simplex_is_sparsemax() -> None:
     [
         (lambda: Factor(Xor), r"Expected a structure.*Did you mean Xor\(...\)"),
         (lambda: Factor(Xor(), [0, 0]), "different whole numbers"),
-        (lambda: Factor(Xor(), [[0, 1], [2]]), "lists of variables of equal length"),
+        (lambda: Factor(Xor(), [[0, 1], [2]]), "lists of equal length"),
         (lambda: Factor(Xor(), [-1, 0]), "variables, numbered from 0"),
         (lambda: Factor(Xor(), []), "variables, numbered from 0"),
         (lambda: Factor(Xor(), "all"), "whole numbers"),
