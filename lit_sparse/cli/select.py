@@ -252,7 +252,7 @@ def _report(folder: Path, rows: list[dict[str, str]], largest: int, making: floa
     print(f"coreset: {coreset}: {folder / 'coreset.npz'}")
     print(
         f"cost: {making:.3g} s for the vectors, {selecting:.3g} s for k = {largest}, {others:.3g} s for the other sizes,"
-        f" {_memory():.3g} GB of memory at most"
+        f" at most {_memory():.3g} GB of memory"
     )
     rest, spent = coreset.size - len(coreset), making + selecting
     print(

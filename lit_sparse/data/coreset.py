@@ -270,7 +270,7 @@ class CoresetDataModule(ResumableDataModule):
         """Maximum number of examples of the coreset."""
         if self._k is None:
             raise ConfigurationError(
-                f"Expected a selector and k but got the coreset {self._file!r}, which is selected already."
+                f"Expected a selector and k but got the coreset {self._file!r}, which is already selected."
             )
         size = len(self._source)
         k = max(1, round(self._k * size)) if self._k < 1 else int(self._k)

@@ -256,7 +256,7 @@ def _chosen(names: list[str], layers: Sequence[int | str] | None) -> list[str]:
                 f" {', '.join(names)}."
             )
         if not isinstance(layer, str) and (isinstance(layer, bool) or layer not in range(-len(names), len(names))):
-            raise ConfigurationError(f"Expected numbers of the {len(names)} attention layers but got {layer!r}.")
+            raise ConfigurationError(f"Expected the number of one of the {len(names)} attention layers but got {layer!r}.")
         chosen.append(layer if isinstance(layer, str) else names[layer])
     if len(set(chosen)) < len(chosen):
         raise ConfigurationError(f"Expected each layer once but got {list(layers)!r}.")

@@ -211,7 +211,7 @@ def check_lines(name: str, lines: Sequence[str]) -> None:
     for number, line in enumerate(lines):
         if not isinstance(line, str) or any("\ud800" <= character <= "\udfff" for character in line):
             raise ConfigurationError(
-                f"Expected argument `{name}` to be a list of texts but got {line!r} as number {number}. Convert it."
+                f"Expected argument `{name}` to be a list of texts but got {line!r} at position {number}. Convert it."
             )
 
 

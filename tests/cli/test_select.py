@@ -158,7 +158,7 @@ def test_a_selection_that_costs_more_than_it_saves_is_reported(
         ),
         (
             [*REGRESSION, "--data.selector=null", "--data.k=null", "--data.vectors=null", "--data.coreset=x.npz"],
-            "selected already",
+            "already selected",
         ),
         ([], "data"),
     ],

@@ -437,7 +437,7 @@ def test_a_trial_that_another_process_holds_is_waited_for(tmp_path: Path, capfd:
     taken[1].close()
     waiting.join()
     assert [trial.state for trial in second.study.trials] == [COMPLETE]
-    assert "trial_0: another process runs it" in capfd.readouterr().out
+    assert "trial_0: another process is running it" in capfd.readouterr().out
 
 
 @pytest.mark.slow

@@ -124,7 +124,7 @@ def draw_attention(
 
     check_choice("groups", groups, ("none", "neighbours", "tied"))
     if not hasattr(axis, "add_collection"):
-        raise ConfigurationError(f"Expected an axis of matplotlib but got {full_name(axis)}. Create one by plt.subplots().")
+        raise ConfigurationError(f"Expected a matplotlib axis but got {full_name(axis)}. Create one by plt.subplots().")
     given = weights.detach().to("cpu", torch.float64) if isinstance(weights, Tensor) else weights
     try:
         table = np.asarray(given, dtype=np.float64)

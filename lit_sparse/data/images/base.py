@@ -203,7 +203,9 @@ class ImageDataModule(ResumableDataModule):
         self._labelled, self._unlabelled = order[self._has_label[order]], order[~self._has_label[order]]
         self._splits = Splits({split: replace(images, places=None) for split, images in splits.items()})
         if self.sampler is not None and 0 < len(self._labelled) < size:
-            raise ConfigurationError("Expected `labelled` to be 0 or 1.0 with a `sampler` but got some images. Leave one out.")
+            raise ConfigurationError(
+                "Expected `labelled` to be 0 or 1.0 with a `sampler` but only some images are labelled. Leave one out."
+            )
         available = len(
             self._all(self._unlabelled if 0 < len(self._labelled) < size and not self.labelled_only else self._labelled)
         )

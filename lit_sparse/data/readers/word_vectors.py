@@ -258,8 +258,8 @@ def _from_cache(path: Path, wanted: _Wanted) -> None:
     _, index, _, width = content
     if type(width) is not int or width != vectors.shape[1]:
         raise DataError(
-            f"Expected the width in {where} to be {vectors.shape[1]} as of its vectors but got {width!r:.80}. Make the cache"
-            " again."
+            f"Expected the width in {where} to be {vectors.shape[1]}, as its vectors have, but got {width!r:.80}. Create the"
+            " cache again."
         )
     index = index if isinstance(index, dict) else {}
     _fill(words, vectors.detach().float().numpy(), path, wanted, index)

@@ -241,7 +241,7 @@ class Sweep:
 
         others = run_all([work] * jobs, jobs)
         while held := self._held():
-            say(f"{', '.join(held)}: another process runs it, or a killed one left its training; waiting")
+            say(f"{', '.join(held)}: another process is running it, or a killed one left its training running; waiting")
             while set(held) == set(self._held()):
                 time.sleep(0.5)
             others += run_all([work] * jobs, jobs)
@@ -333,7 +333,7 @@ class Sweep:
             return  # another process has finished it
         trial = optuna.trial.Trial(self.study, frozen._trial_id)
         drawn = ", ".join(f"{short_name(key)} {shown(value)}" for key, value in self.params(frozen).items())
-        say(f"{name}: runs with {drawn}; output in {runs[0].log}")
+        say(f"{name}: running with {drawn}; output in {runs[0].log}")
         reported = len(frozen.intermediate_values)
 
         def stops() -> bool:
