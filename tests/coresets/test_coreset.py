@@ -185,7 +185,7 @@ def test_compressed_files_are_read_and_damaged_ones_are_not(tmp_path: Path) -> N
 
 def test_a_small_file_of_many_zeros_is_refused(tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "some.npz", **arrays(trace=np.zeros(2**25 + 1)))
-    with pytest.raises(DataError, match=r"not valid\. Expected arrays that [0-9,]+ bytes can hold but got 268,43"):
+    with pytest.raises(DataError, match=r"not valid\. Expected arrays that fit into [0-9,]+ packed bytes but got 268,43"):
         Coreset.load(tmp_path / "some.npz")
 
 
