@@ -68,7 +68,7 @@ def test_a_run_that_early_stopping_ended_is_not_trained_on_until_a_limit_is_rais
     assert status["limits"]["callbacks"][0]["patience"] == 1
     done = lit_sparse(*EARLY, "--ckpt_path=last", "--trainer.callbacks.patience=3")
     assert done.returncode == 0, done.stderr
-    assert "had ended" not in done.stderr
+    assert "has ended" not in done.stderr
     assert last(run)["global_step"] == 80, "the patience is that of the command, not that of the checkpoint"
     assert "3 records" in state_of(run)["why"]
 
@@ -79,7 +79,7 @@ def test_the_best_checkpoint_of_an_earlier_epoch_has_not_ended(lit_sparse: Comma
     assert last(run)["global_step"] == 40
     done = lit_sparse(*constant, "--ckpt_path=best")
     assert done.returncode == 0, done.stderr
-    assert "had ended" not in done.stderr
+    assert "has ended" not in done.stderr
     assert last(run.with_name("1"))["global_step"] == 40
     assert torch.load(run / "checkpoints" / "best.ckpt", weights_only=True)["global_step"] == 20
 
@@ -107,7 +107,7 @@ def test_other_limits(
     assert (run / "metrics.csv").read_bytes() == rows
     assert state_of(run)["why"] == why.partition(". ")[0]
     assert main([*fit, f"--trainer.{raised}", "--ckpt_path=last"]) == 0
-    assert "had ended" not in capsys.readouterr().err
+    assert "has ended" not in capsys.readouterr().err
     assert last(run)["global_step"] > steps
 
 

@@ -128,7 +128,7 @@ def test_broken_files_and_arguments_are_refused(tmp_path: Path) -> None:
     FileVectors.save(some(), path)
     whole = path.read_bytes()
     for content, words in (
-        (whole[:-3], "cut off"),
+        (whole[:-3], "truncated"),
         (whole[:60], "cannot be read"),
         (b"", "cannot be read"),
         (b"PK\3\4" * 50, "read"),

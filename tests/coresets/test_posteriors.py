@@ -346,5 +346,5 @@ def test_a_start_from_which_no_step_leads_on() -> None:
 def test_posteriors_of_different_dimensions_are_not_compared(compare: Callable[..., float]) -> None:
     one, two = GaussianPosterior.isotropic(1), GaussianPosterior.isotropic(2)
     for pair in ((one, two), (two, one)):
-        with pytest.raises(ConfigurationError, match="one dimension"):
+        with pytest.raises(ConfigurationError, match="equal dimension"):
             compare(*pair)

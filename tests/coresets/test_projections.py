@@ -327,7 +327,7 @@ def test_examples_come_in_order_and_in_part() -> None:
     assert [batch["target"].tolist() for batch in part.batches(4)] == [[4, 5]]
     assert data[torch.tensor([7, 0, 7])]["features"].tolist() == [[14, 15], [0, 1], [14, 15]]
     assert list(data.part(5, 5).batches(4)) == []
-    with pytest.raises(DataError, match=r"all of one length, but got \{'a': 2, 'b': 3\}"):
+    with pytest.raises(DataError, match=r"all of the same length, but got \{'a': 2, 'b': 3\}"):
         Examples.of(a=torch.zeros(2), b=torch.zeros(3))
     with pytest.raises(ConfigurationError, match="`size`"):
         Examples(lambda indices: indices, -1)

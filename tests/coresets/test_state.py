@@ -87,7 +87,7 @@ def killed(selector: CoresetSelector, path: Path, given: torch.Tensor, k: int = 
 @pytest.mark.parametrize(
     ("selector", "k", "scale", "words"),
     [
-        (AcceleratedIHT(max_iter=20), 29, 1.0, "another k"),
+        (AcceleratedIHT(max_iter=20), 29, 1.0, "different k"),
         (AcceleratedIHT(max_iter=21), 30, 1.0, "another max_iter"),
         (IHT(max_iter=20), 30, 1.0, "another selector"),
         (AcceleratedIHT(max_iter=20), 30, 1.01, "sum of the vectors"),
@@ -171,7 +171,7 @@ def test_a_selection_by_groups_continues_within_a_group(moment: int, tmp_path: P
 
     with pytest.raises(KeyboardInterrupt):
         select(moment, seed=3)
-    with pytest.raises(ConfigurationError, match="another k"):
+    with pytest.raises(ConfigurationError, match="different k"):
         select(1000, seed=3, k=31)
     for classes in (torch.arange(400) % 2, groups.flip(0)):
         with pytest.raises(ConfigurationError, match="another division into groups"):

@@ -101,7 +101,7 @@ def test_a_network_of_ones_own_and_what_does_not_fit() -> None:
         RobustRegressor(in_features=5, network=MLP([5, 2]))(torch.randn(3, 5))
     with pytest.raises(ConfigurationError, match="in_features=5"):
         model.run_step({"features": torch.zeros(3, 4), "target": torch.zeros(3)}, 0, "train")
-    with pytest.raises(ConfigurationError, match="another kind of model"):
+    with pytest.raises(ConfigurationError, match="a different kind of model"):
         model.run_step({"pixels": torch.zeros(3, 4)}, 0, "train")
     with pytest.raises(ConfigurationError, match=r"pixels and label but got features, target, .* `fit: map`"):
         RobustClassifier().run_step({"features": torch.zeros(3, 5), "target": torch.zeros(3)}, 0, "train")

@@ -437,7 +437,7 @@ def test_potentials_are_built_and_batches_are_dicts() -> None:
         lambda: MLPPotentials().source_potential(torch.zeros(2, 1)),
         lambda: KernelPotentials().target_potential(torch.zeros(2, 1)),
     ):
-        with pytest.raises(ConfigurationError, match=r"Potentials that are built but got no .* Call build\(dim\)"):
+        with pytest.raises(ConfigurationError, match=r"Potentials to be built but it has no .* Call build\(dim\)"):
             call()
     assert not hasattr(MLPPotentials(), "of_source") and not hasattr(MLPPotentials().build(1), "of_nothing")
     for call in (EntropicTransport(dim=1).step, EntropicTransport(dim=1).predict_step):

@@ -211,7 +211,7 @@ def test_a_sweep_of_a_program(sampler: str, program: Callable[..., Path], capsys
         assert [rate for rate, _ in values] == ["0.1", "0.2", "0.3"]
     Path("rates.yaml").write_text(yaml.safe_dump(content | {"options": {"seed_everything": 1}}))
     assert main(words) == 2
-    assert "was begun with other options" in capsys.readouterr().err
+    assert "was started with different options" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -222,7 +222,7 @@ def test_files_that_are_no_vocabulary_are_refused(tmp_path: Path) -> None:
         (tmp_path / "bad.json").write_bytes(content)
         with pytest.raises(DataError, match="cannot be read as a vocabulary"):
             Vocabulary.load(tmp_path / "bad.json")
-    with pytest.raises(DataError, match=r"'a' stands there 2 times"):
+    with pytest.raises(DataError, match=r"'a' occurs 2 times"):
         Vocabulary.from_tokens(["a", "b", "a"])
 
 

@@ -170,9 +170,7 @@ class Sweep:
             study.set_user_attr("settings", asked)
         elif begun != asked:
             key = next((key for key in asked if not isinstance(begun, dict) or begun.get(key) != asked[key]), "settings")
-            raise ConfigurationError(
-                f"{self.folder} was started with a different {key}. Choose another --output, or remove it."
-            )
+            raise ConfigurationError(f"{self.folder} was started with different {key}. Choose another --output, or remove it.")
 
     def _check_trial(self, place: int, trial: Any) -> None:
         """Check a stored trial, which whoever can write to the storage may have changed."""

@@ -138,7 +138,7 @@ def test_named_examples_of_the_last_epoch_are_drawn_at_the_end_of_training(tmp_p
             seen.append((tmp_path / "pictures").exists())
 
     plot = AttentionPlot([7, 102, 0], formats=("svg",), folder=str(tmp_path))
-    with pytest.warns(UserWarning, match=r"found no example of index 7, 0; it drew \[102\]"):
+    with pytest.warns(UserWarning, match=r"found no example with index 7, 0; it drew \[102\]"):
         trainer(plot, Watch(), max_epochs=2).fit(Reader())
     assert set(pictures(tmp_path)) == {"102.svg"}
     assert seen == [False] * 3, "nothing is drawn after a sanity check or within training"

@@ -228,7 +228,7 @@ CASES: dict[str, tuple[Use, str, bytes, str]] = {
     "words-sparse": (vectors, "a.pt", cached(["a", "b"], torch.ones(2, 2).to_sparse()), "a dense tensor .*sparse_coo"),
     "words-expanded": (vectors, "a.pt", cached(["a", "b"], torch.ones(1, 1).expand(2, 2)), "dense tensor .* not contiguous"),
     "words-meta": (vectors, "a.pt", cached(["a", "b"], torch.ones(2, 2, device="meta")), "dense tensor .*'meta'"),
-    "words-complex": (vectors, "a.pt", cached(["a", "b"], torch.ones(2, 2) * 1j), "floating numbers .*complex64"),
+    "words-complex": (vectors, "a.pt", cached(["a", "b"], torch.ones(2, 2) * 1j), "floating values .*complex64"),
     "words-nan": (vectors, "a.pt", cached(["a", "b"], torch.full((2, 2), torch.nan)), "finite vectors .* for 'a'"),
     "words-digits": (vectors, "a.txt", b"1 " + b"9" * 5000 + b"\na 1 2\n", "declares vectors of width 9+, but line 2"),
     "words-infinite": (vectors, "a.txt", b"a 1e300 1\n", "not all finite float32 numbers"),

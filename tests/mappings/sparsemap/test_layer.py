@@ -212,8 +212,8 @@ class _Wrong(Structure):
 @pytest.mark.parametrize(
     ("result", "words"),
     [
-        (lambda s: s[:, :2], "one structure a row"),
-        (lambda s: s.tolist(), "one structure a row"),
+        (lambda s: s[:, :2], "one structure per row"),
+        (lambda s: s.tolist(), "one structure per row"),
         (lambda s: torch.full_like(s, 0.5), "zeros and ones"),
         (lambda s: torch.full_like(s, torch.nan), "zeros and ones"),
         (lambda s: torch.ones_like(s), "forbidden"),
