@@ -185,7 +185,7 @@ def test_a_validation_between_two_projections_is_told_once(options: dict[str, An
 
 
 def test_rows_of_filters_are_told() -> None:
-    with pytest.warns(UserWarning, match=r"'conv.weight', .* have 3 numbers.* give dim=\[1, 2, 3\]"):
+    with pytest.warns(UserWarning, match=r"'conv.weight', .* have 3 entries.* give dim=\[1, 2, 3\]"):
         fit(SparseConnectivity("conv", 0.4), max_epochs=1)
 
 
