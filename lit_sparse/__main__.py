@@ -1,4 +1,4 @@
-"""``python -m lit_sparse`` is ``lit-sparse``."""
+"""Runs the command line: ``python -m lit_sparse`` does what ``lit-sparse`` does."""
 
 import sys
 

@@ -41,6 +41,9 @@ def decompose(program: ExportedProgram) -> ExportedProgram:
         program: result of ``torch.export.export``. One exported under ``torch.no_grad()`` holds no derivatives, and is
             smaller.
 
+    Raises:
+        ConfigurationError: if the argument is not an exported program.
+
     Example:
         >>> from lit_sparse.mappings import Sparsemax
         >>> with torch.no_grad():

@@ -1,4 +1,4 @@
-"""The callbacks that the command line adds to those of a config."""
+"""The callbacks that the command line adds to a config's own."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class SaveConfig(SaveConfigCallback):
         self.folder = folder
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Read the logger's folder, on all processes because it is broadcast."""
+        """Find the folder to write to, by default the logger's, on all processes, because the first one broadcasts it."""
         if self.folder is None and trainer.loggers and trainer.log_dir is not None:
             self.folder = Path(trainer.log_dir)
         super().setup(trainer, pl_module, stage)

@@ -185,7 +185,7 @@ class StoredModel:
 
 
 def nested(**values: Any) -> Namespace:
-    """Return a namespace of the parser made from copies of other namespaces."""
+    """Return a namespace of the parser whose entries are copies of the given namespaces, by name."""
     return Namespace({name: value.clone() for name, value in values.items()})  # type: ignore[no-untyped-call]
 
 

@@ -1,4 +1,4 @@
-"""The command line as words: what configs and options say, over the model of a checkpoint."""
+"""Parses a command: its configs and options, which change the model of its checkpoint if it has one."""
 
 from __future__ import annotations
 
@@ -119,7 +119,12 @@ class CommandLine(LightningCLI):
         )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parse the configs and options, over the model of the checkpoint if there is one."""
+        """Parse the configs and options, over the model of the checkpoint if there is one.
+
+        Raises:
+            CheckpointError: if the command needs a checkpoint and none is given, or it cannot be used.
+            ConfigurationError: if an option or a config is invalid.
+        """
         given, wanted, notes = self._given, self._given.checkpoint, list[str]()
         if wanted in (None, "last", "best") or {"-h", "--help"} & {*given.options}:
             self.config = parser.parse_args(args)

@@ -37,7 +37,7 @@ class Parser(LightningArgumentParser):
         super().__init__(*args, **{"allow_abbrev": False, "parser_mode": MODE, "usage": argparse.SUPPRESS, **kwargs})
 
     def add_class_arguments(self, theclass: Any, nested_key: str | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Add the arguments of a class; the class is remembered if this parser is for its arguments alone."""
+        """Add the arguments of a class to this parser; the class is remembered if the parser is for its arguments alone."""
         if nested_key is None:
             self.owner = theclass
         added = super().add_class_arguments(theclass, nested_key, *args, **kwargs)
@@ -95,7 +95,10 @@ class StoredParser(Parser):
     imports = False
 
     def add_class_arguments(self, *args: Any, **kwargs: Any) -> Any:
-        """Add the arguments of a class, whose values cannot name files."""
+        """Add the arguments of a class; a value that is the path of a config file is not read as that config.
+
+        It is Lightning's method with ``sub_configs=False``, because a stored file must not cause other files to be read.
+        """
         return super().add_class_arguments(*args, **{**kwargs, "sub_configs": False})
 
 

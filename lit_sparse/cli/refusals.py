@@ -109,7 +109,7 @@ def refusal(error: Exception, logged: Collection[str] = ()) -> ConfigurationErro
 
 @contextmanager
 def told_as(explain: Callable[[Exception], Exception | None]) -> Iterator[None]:
-    """Replace an error raised in a context by the error that a function returns for it, unless that is None."""
+    """Provide a context whose errors ``explain`` may replace: it returns the error to raise instead, or None to keep one."""
     try:
         yield
     except Exception as error:

@@ -46,7 +46,7 @@ def select_by_group(
 
     Raises:
         CheckpointError: if a file of the state is damaged.
-        ConfigurationError: if there are more groups than k, the number of labels differs from that of vectors, or the state
+        ConfigurationError: if there are more groups than k, there is not one label for each vector, or the state
             belongs to another selection.
 
     Example:

@@ -294,7 +294,12 @@ def line_search(residual: Tensor, change: Tensor) -> Tensor:
 
 
 def squared_norm(vectors: Vectors, products: int = 50) -> Tensor:
-    """Return the squared largest singular value of nonzero vectors, by power iteration from their sum."""
+    """Return the squared largest singular value of nonzero vectors, by power iteration from their sum.
+
+    Args:
+        vectors: (N, S), not all zero.
+        products: number of iterations, each of which multiplies by all vectors twice.
+    """
     everything = torch.arange(vectors.shape[0], device=vectors.device)
     direction = vectors.total.to(vectors.dtype)
     direction = torch.where(direction.norm() > 0, direction, 1.0)

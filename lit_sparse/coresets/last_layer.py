@@ -23,8 +23,8 @@ __all__ = ["LastLayerGradients"]
 class LastLayerGradients(Projection):
     r"""Projection to whitened gradients of the cross-entropy in the weights of a trained classifier's last linear layer.
 
-    Let h be the layer's input with a one appended, and p the softmax of the scores divided by the temperature. An example
-    of class y has the gradient
+    Let h (H + 1,) be the layer's input with a one appended, and p (C,) the softmax of the scores divided by the temperature.
+    An example of class y, with the one-hot vector e_y, has the gradient
 
     .. math:: (p - e_y) h^T
 
@@ -42,8 +42,8 @@ class LastLayerGradients(Projection):
         temperature: divisor of the scores.
         damping: multiple of the identity added to the second moment, as a fraction of its mean eigenvalue; None for no
             whitening.
-        true_class: whether to keep only the gradient's row of the example's class, ``(1 - p_y) h``: H + 1 numbers in place
-            of C (H + 1), for selection within classes.
+        true_class: whether to keep only the gradient's row of the example's class, ``(1 - p_y) h``: vectors of dimension H + 1
+            in place of C (H + 1), for selection within classes.
         label: key of the labels in a batch.
 
     Raises:
@@ -75,7 +75,11 @@ class LastLayerGradients(Projection):
 
     @torch.no_grad()
     def fit(self, examples: Examples) -> None:
-        """Load the network, and compute the second moment of the last layer's input over all examples."""
+        """Load the network, and compute the second moment of the last layer's input over all examples.
+
+        Raises:
+            DataError: if there are no examples.
+        """
         self._network = self._read() if self.model is None else self.model
         self._whitening = None
         if self.damping is None:

@@ -22,15 +22,15 @@ class Likelihood(nn.Module, ABC):
 
     @abstractmethod
     def log_prob(self, eta: Tensor, target: Tensor) -> Tensor:
-        """Return the log-likelihood in nats of targets given linear predictors, of broadcastable shapes."""
+        """Return the log-likelihood in nats of each target given its linear predictor, for tensors of broadcastable shapes."""
 
     @abstractmethod
     def derivatives(self, eta: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the first and second derivatives of the log-likelihood with respect to the linear predictor."""
+        """Return the first and second derivatives of each log-likelihood in the linear predictor, of the broadcast shape."""
 
     @abstractmethod
     def mean(self, eta: Tensor) -> Tensor:
-        """Return the mean of the targets given linear predictors."""
+        """Return the mean of the target given each linear predictor, a tensor like ``eta``."""
 
     def check(self, target: Tensor) -> Tensor:
         """Return targets (N,) in the form that the other methods expect, after a check of their values.

@@ -114,6 +114,9 @@ def gaussian_mean_posterior(
         weights: (N,); ones by default.
         prior: prior distribution of the mean; standard normal by default.
         covariance: (D, D) covariance of the distribution; the identity by default.
+
+    Raises:
+        DataError: if samples or weights have other shapes or are not finite, or a weight is negative.
     """
     if x.ndim != 2 or (weights is not None and weights.shape != x.shape[:1]):
         raise DataError(

@@ -264,7 +264,11 @@ class ExactGaussianVectors(Projection):
         self._known: tuple[Tensor, Tensor, float] | None = None
 
     def fit(self, examples: Examples) -> None:
-        """Compute the posterior of the mean given all examples."""
+        """Compute the posterior of the mean given all examples.
+
+        Raises:
+            ConfigurationError: if ``covariance`` or ``prior`` has another dimension than the data.
+        """
         (x,) = _all(examples, self.batch_size, self.x)
         size = x.shape[-1]
         if self.covariance is not None and self.covariance.shape != (size, size):

@@ -218,7 +218,7 @@ class Pursuit:
         return cosines
 
     def enter(self, which: int, vector: Tensor) -> None:
-        """Add a vector; one that has no effect is excluded until another vector has one."""
+        """Add a vector (S,) to the support; one that does not decrease the objective is excluded until another vector does."""
         before = self.fit.objective
         if self.fit.add(which, vector) and self.fit.objective < before:
             self._barred[self._idle] = False

@@ -97,7 +97,7 @@ class Vectors(VectorSource, ABC):
         """Return the vectors at ascending indices (n,) as a new object."""
 
     def agree(self, value: Tensor) -> Tensor:
-        """Return the first process's value, among the processes that select together."""
+        """Return, on each of the processes that select together, the tensor that the first of them has given."""
         return value
 
     @property

@@ -59,7 +59,7 @@ class ActivationDataModule(ResumableDataModule):
         train: name of the training split, see :class:`~lit_sparse.data.TextDataModule`.
         val: name of the validation split.
         test: name of the test split.
-        columns: columns with text; the texts of the first come first.
+        columns: columns with text; the texts of a row follow each other.
         max_length: number of tokens after which a text is cut.
         max_texts: number of texts of each split, the first ones; None for all.
         options: batch sizes, workers and seed; see :class:`~lit_sparse.data.ResumableDataModule`.
@@ -120,7 +120,7 @@ class ActivationDataModule(ResumableDataModule):
         return len(self._of(split)[1])
 
     def fetch(self, split: Split, epoch: int, indices: Tensor) -> Batch:
-        """Return a batch of activations; the class describes its entries."""
+        """Return the activations at indices (B,) of a split as a batch; the class describes its entries."""
         shards, tokens, ends = self._of(split)
         number = torch.searchsorted(ends, indices, right=True)
         features = torch.empty(len(indices), shards[0].shape[1])
@@ -160,7 +160,7 @@ class ActivationDataModule(ResumableDataModule):
     def _texts(self, split: Split) -> list[str]:
         columns = {column: column for column in self.columns}
         found = read_split(self.path, getattr(self, split), columns, config=self.config)
-        texts = [text for column in self.columns for text in found[column]]
+        texts = [text for row in zip(*(found[column] for column in self.columns), strict=True) for text in row]
         if wrong := [text for text in texts if not isinstance(text, str)]:
             raise DataError(f"Expected text in {', '.join(self.columns)} of the {split} data but got {wrong[0]!r}. Correct it.")
         texts = list(dict.fromkeys(text for text in texts if text.strip()))[: self.max_texts]

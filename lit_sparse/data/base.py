@@ -40,7 +40,7 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
 
     Args:
         batch_size: examples per training batch and process.
-        eval_batch_size: examples per batch of validation, test and prediction.
+        eval_batch_size: examples per batch in validation, test and prediction.
         num_workers: number of worker processes that fetch batches; 0 fetches in the training process.
         seed: seed of all random draws, such as orders and augmentation.
         fold: index of a fold, from 0, and number of folds, for cross-validation. Training and validation examples are

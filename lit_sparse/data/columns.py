@@ -119,13 +119,13 @@ def joined(first: Sequence[Any], second: Sequence[Any]) -> Sequence[Any]:
 
 
 def stored(chunks: Iterable[Mapping[str, Any]], *, mapped: bool = False) -> dict[str, list[Any]]:
-    """Return role -> Arrow arrays of all chunks of a table, in memory or mapped from disk.
+    """Return a dict from roles, such as ``source``, to Arrow arrays of all chunks of a table, in memory or mapped from disk.
 
     A large table is written to a temporary file, and mapped from there. The file is unnamed, so the operating system
     removes it when the process ends.
 
     Args:
-        chunks: role -> array of some rows.
+        chunks: dicts from roles to arrays of some rows.
         mapped: whether the chunks are already mapped from disk.
 
     Raises:

@@ -177,7 +177,7 @@ class CoresetDataModule(ResumableDataModule):
         return size
 
     def fetch(self, split: Split, epoch: int, indices: Tensor) -> Batch:
-        """Return a batch of the coreset's examples with their weights, or a batch of another split."""
+        """Return the coreset's examples at indices (B,) with their weights as a batch, or a batch of another split."""
         if split != "train":
             other: Batch = self.base.fetch(split, epoch, indices)  # type: ignore[attr-defined]
             return other

@@ -101,7 +101,7 @@ class ReferentialGameDataModule(ResumableDataModule):
         self.class_names: list[str] = []
 
     def prepare_data(self) -> None:
-        """Download the images, if the images' data module does."""
+        """Download the images, if the data module ``images`` has any to download."""
         if self.images is not None:
             self.images.prepare_data()
 
@@ -152,7 +152,7 @@ class ReferentialGameDataModule(ResumableDataModule):
         return len(self._splits[split].images)
 
     def fetch(self, split: Split, epoch: int, indices: Tensor) -> Batch:
-        """Return a batch of games; the class describes its entries."""
+        """Return the games at indices (B,) of a split as a batch; the class describes its entries."""
         mine = self._splits[split]
         draws = seeded_uniform(self.seed + 7919 * epoch, indices, (2 * self.candidates,), stream=STREAMS[split]).double()
         others = mine.others(indices, draws[:, : self.candidates - 1], draws[:, self.candidates : -1])

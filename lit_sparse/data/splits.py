@@ -19,20 +19,20 @@ Split = Literal["train", "val", "test", "predict"]
 
 
 class Splits(dict[Split, Any]):
-    """What was read of each split; one that is not there yet names what reads it."""
+    """Dict from splits to what was read of them; a split that was not read yet raises an error that says to call ``setup``."""
 
     def __missing__(self, split: Split) -> Any:
         raise DataError(f"Expected the {split} split to be read before it is used. Call data.setup() first.")
 
 
 def shuffled(size: int, seed: int, epoch: int = 0, stream: int = 0) -> Tensor:
-    """Return a permutation of ``range(size)`` that is a function of the other arguments."""
+    """Return a random permutation (size,) of ``0 .. size - 1`` that is a function of the seed, the epoch and the stream."""
     generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) * 101 + stream)
     return torch.randperm(size, generator=generator)
 
 
 def in_batches(indices: Tensor, size: int) -> list[Tensor]:
-    """Return indices split into batches of ``size``; the last batch may be smaller."""
+    """Return indices (N,) split into batches of ``size``; the last batch may be smaller."""
     return [indices[start : start + size] for start in range(0, len(indices), size)]
 
 

@@ -44,8 +44,8 @@ class Stream:
     The table is read from row to row. For a row before the ones in memory, it is opened again.
 
     Args:
-        chunks: function that opens the table and yields chunks of rows as role -> Arrow array; picklable for worker
-            processes.
+        chunks: function that opens the table and yields chunks of rows, dicts from roles to Arrow arrays; picklable for
+            worker processes.
         decode: function from an Arrow value to a value; None to leave values unchanged.
         size: number of rows to use, the first ones; None for all, which are then counted once.
         buffer: number of rows that stay in memory.
@@ -78,7 +78,7 @@ class Stream:
         return {**vars(self), "_chunks": None, "_kept": deque(), "_end": 0}
 
     def values(self, role: str) -> Iterator[Any]:
-        """Yield the values of one role in all rows."""
+        """Yield the values of one role, such as ``source``, in all rows."""
         left = len(self)
         for chunk in self._open():
             yield from Column([chunk[role][:left]], self._decode)
@@ -87,7 +87,11 @@ class Stream:
                 return
 
     def rows(self, indices: Tensor) -> dict[str, list[Any]]:
-        """Return role -> values of the rows at some indices."""
+        """Return a dict from roles, such as ``source``, to the values of the rows at indices (n,).
+
+        Raises:
+            DataError: if the table has fewer rows than before.
+        """
         low, high = (int(end) for end in indices.aminmax())
         if self._chunks is None or low < (self._kept[0][0] if self._kept else self._end):
             self._chunks, self._end = self._open(), 0

@@ -41,7 +41,7 @@ class TransportDataModule(ResumableDataModule):
         val_size: number of points of each measure in validation, which uses all pairs of them.
         test_size: number of points of each measure in the test.
         batch_size: pairs per training batch and process.
-        eval_batch_size: pairs per batch of validation, test and prediction.
+        eval_batch_size: pairs per batch in validation, test and prediction.
         options: workers and seed; see :class:`~lit_sparse.data.ResumableDataModule`.
 
     Raises:
@@ -78,7 +78,11 @@ class TransportDataModule(ResumableDataModule):
         self.test_size = test_size
 
     def setup(self, stage: str | None = None) -> None:
-        """Read the points of files, and check that both measures have the same dimension."""
+        """Read the points of files, and check that both measures have the same dimension.
+
+        Raises:
+            ConfigurationError: if the measures have points with different numbers of coordinates.
+        """
         if self.source.dim != self.target.dim:
             raise ConfigurationError(
                 f"Expected points of `source` and `target` with equally many coordinates but got {self.source.dim} and"
@@ -130,7 +134,11 @@ class Points(Measure):
 
     @classmethod
     def of(cls, points: Any, weights: Sequence[float] | Tensor | None = None) -> Self:
-        """Return the empirical measure of an array of points (N, d) or (N,), with weights (N,)."""
+        """Return the empirical measure of an array of points (N, d) or (N,), with weights (N,).
+
+        Raises:
+            DataError: if the points are not an array (N, d) or (N,), or the weights do not fit.
+        """
         made = cls("(an array)")
         try:
             arrays = np.asarray(points), None if weights is None else np.asarray(weights)

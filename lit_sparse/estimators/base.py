@@ -225,6 +225,9 @@ class Estimator(nn.Module, ABC):
             probs: (B, S) probabilities.
             values: (B, S, D) value of each probability; None for S categories.
             loss_fn: see :meth:`forward`.
+
+        Raises:
+            ConfigurationError: if there is not one value for each probability.
         """
         if values is not None and (values.dim() != 3 or values.shape[:2] != probs.shape):
             raise ConfigurationError(

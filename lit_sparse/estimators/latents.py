@@ -38,23 +38,33 @@ class LatentDistribution(ABC):
 
     @abstractmethod
     def sample(self, count: int) -> Tensor:
-        """Return independent samples (B, count, .), where the last dimension is K or D."""
+        """Return independent samples, (B, count, K) one-hot or (B, count, D) bits."""
 
     @abstractmethod
     def relaxed(self, temperature: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a relaxed sample (B, 1, .), differentiable in the scores, and the nearest discrete value."""
+        """Return a relaxed sample, (B, 1, K) or (B, 1, D), differentiable in the scores, and the nearest discrete value."""
 
     @abstractmethod
     def best(self, count: int) -> tuple[Tensor, Tensor]:
-        """Return the most probable values (B, n, .), n <= count, best first, and whether each exists, (B, n)."""
+        """Return the most probable values of each row, best first.
+
+        Args:
+            count: number of values.
+
+        Returns:
+            Values, (B, n, K) one-hot or (B, n, D) bits, n <= count, and a mask (B, n), False where a row has fewer values.
+        """
 
     @abstractmethod
     def outside(self, values: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a sample (B, 1, .) outside a given set of values, and the probability (B,) of being outside.
+        """Return a sample outside a given set of values for each row, and the probability (B,) of being outside.
 
         Args:
-            values: (B, n, .), the values of the set, without repetition.
+            values: the values of the set, without repetition, (B, n, K) one-hot or (B, n, D) bits.
             there: (B, n), whether each value belongs to the set.
+
+        Returns:
+            Samples, (B, 1, K) or (B, 1, D), and probabilities (B,).
         """
 
     @abstractmethod
@@ -63,7 +73,7 @@ class LatentDistribution(ABC):
 
     @abstractmethod
     def reported(self, values: Tensor, there: Tensor) -> Tensor:
-        """Return the ``probs`` of an :class:`Expectation` that decodes values (B, n, .) that exist by the mask (B, n)."""
+        """Return the ``probs`` of an :class:`Expectation` of values (B, n, K) or (B, n, D), which exist by a mask (B, n)."""
 
 
 class Categories(LatentDistribution):

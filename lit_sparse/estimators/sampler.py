@@ -24,13 +24,13 @@ Evaluation: TypeAlias = Literal["most_probable", "sample"]
 
 @dataclass(frozen=True)
 class Decoded:
-    """Decoded latent values and their losses.
+    """Losses of latent values, n for each of B examples, of which R in total were decoded.
 
     Attributes:
-        values: (B, n, .).
+        values: the values, (B, n, K) one-hot or (B, n, D) bits.
         there: (B, n), whether each value was decoded.
-        losses: (B, n), zero for values that were not decoded.
-        example_index: (R,) example of each decoded row.
+        losses: (B, n) losses, zero for values that were not decoded.
+        example_index: (R,) int64, the example of each decoded value.
     """
 
     values: Tensor
@@ -110,7 +110,7 @@ class Sampler(Estimator):
 
         Args:
             latent: distribution of the values; in its empty rows nothing is decoded.
-            values: (B, n, .).
+            values: (B, n, K) one-hot, or (B, n, D) bits.
             loss_fn: see :meth:`Estimator.forward`.
             there: (B, n), whether to decode each value; by default all.
         """
@@ -143,7 +143,11 @@ class Sampler(Estimator):
 
 
 def with_gradient_of(value: Tensor, surrogate: Tensor) -> Tensor:
-    """Return a value whose gradient is its own plus the gradient of a surrogate of the same shape."""
+    """Return a value whose gradient is its own plus the gradient of a surrogate of the same shape.
+
+    Raises:
+        ConfigurationError: if the surrogate has another shape.
+    """
     if value.shape != surrogate.shape:
         raise ConfigurationError(
             f"Expected a surrogate of the value's shape {tuple(value.shape)} but got {tuple(surrogate.shape)}."

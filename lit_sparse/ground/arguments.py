@@ -43,7 +43,7 @@ class KeepsArguments:
 def constructor_parameters(cls: type) -> dict[str, inspect.Parameter]:
     """Return the parameters of a class's constructor by name, without ``self``.
 
-    A constructor with ``**options`` passes them on: its other parameters are those of the next constructor in the method
+    A constructor with ``**options`` passes them on: its other parameters are the next constructor's in the method
     resolution order, and so on, except positional ones (before a slash). A class whose constructor passes a fixed value to
     one of these must list it as its own.
 
@@ -178,7 +178,7 @@ def _compare(function: Any, args: tuple[Any, ...], options: dict[str, Any], caus
 
 @cache
 def _hints(function: Any) -> tuple[inspect.Signature, dict[str, Any]]:
-    """Return the signature of a function, and parameter -> type, without those that only type checkers import."""
+    """Return the signature of a function and its parameters' types by name, without types that only type checkers import."""
     signature = inspect.signature(function)
     names = inspect.unwrap(function).__globals__
     hints = {}

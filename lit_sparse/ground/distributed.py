@@ -55,7 +55,7 @@ def _has_group() -> bool:
 
 @contextmanager
 def group_for_run() -> Iterator[None]:
-    """Destroy, after a context that succeeds, the process group that a run has initialized in it.
+    """Provide a context that destroys, when it ends without an error, the process group initialized within it.
 
     A gloo group that still exists at the interpreter's exit may abort the process. Lightning destroys only NCCL groups.
     """
@@ -175,6 +175,11 @@ def gather_to_first(value: Value) -> list[Value]:
 
 def shard(module: nn.Module, mesh: Any, methods: Iterable[str]) -> None:
     """Shard the weights of a module over the processes of a mesh; ``forward`` and methods still compute with whole weights.
+
+    Args:
+        module: the module, changed in place.
+        mesh: device mesh of Lightning's ModelParallelStrategy.
+        methods: names of methods besides ``forward`` that compute with the weights.
 
     Raises:
         ConfigurationError: for a mesh with tensor parallelism.

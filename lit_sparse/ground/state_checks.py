@@ -62,14 +62,14 @@ class Kind:
 
 @dataclass(frozen=True)
 class ListOf:
-    """Example of lists of any length, given an example of their entries."""
+    """Example of lists of any length, for checks of stored states: each entry must match the example ``item``."""
 
     item: Any
 
 
 @dataclass(frozen=True)
 class DictOf:
-    """Example of dicts with any keys of a type, given an example of their values."""
+    """Example of dicts, for checks of stored states: keys must have the type ``key``, values match the example ``item``."""
 
     item: Any
     key: type = str
@@ -77,14 +77,14 @@ class DictOf:
 
 @dataclass(frozen=True)
 class Some:
-    """Example of dicts with some of the keys of another dict, whose values are their examples."""
+    """Example of dicts, for checks of stored states: any keys of ``items`` may occur, with values that match its examples."""
 
     items: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class OneOf:
-    """Example of values that match one of several examples; None stands for itself."""
+    """Example of values, for checks of stored states, that match ``first`` or ``second``; None matches only None."""
 
     first: Any
     second: Any = None
@@ -142,17 +142,17 @@ def entries(place: str, found: Any) -> Iterator[tuple[str, Any]]:
 
 
 def equal_to(value: Any) -> Kind:
-    """Return the example of a value that must equal a given one, which the config determines."""
+    """Return an example that only one value matches: a given one, which the config determines."""
     return Kind(f"{shown(value)}, as in this run", lambda found: same(found, value))
 
 
 def one_of(what: str, allowed: Container[Any]) -> Kind:
-    """Return the example of values in a container; ``what`` describes them in messages."""
+    """Return an example that the values in a container match; ``what`` describes them in messages."""
     return Kind(f"one of {what}", lambda found: found in allowed)
 
 
 def at_most(most: int, least: int = 0) -> Kind:
-    """Return the example of integers from ``least`` to ``most``."""
+    """Return an example that integers from ``least`` to ``most`` match."""
     return Kind(f"an integer in {least} .. {most}", lambda found: type(found) is int and least <= found <= most)
 
 
@@ -177,7 +177,7 @@ def same(found: Any, expected: Any) -> bool:
 
 
 def example_of(state: Any) -> Any:
-    """Return the example that a state itself gives; nothing is required where it is empty or None."""
+    """Return an example of states like a given one; where that is empty or None, any value matches."""
     if isinstance(state, dict):
         return {name: example_of(value) for name, value in state.items()} or DictOf(ANY, object)
     if isinstance(state, list | tuple):

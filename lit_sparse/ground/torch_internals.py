@@ -140,7 +140,7 @@ def can_read_values() -> bool:
 
 
 def no_autograd() -> bool:
-    """Return whether no derivative and no transform is active, so that a kernel's result suffices."""
+    """Return whether no derivative and no transform is active, so that only the value of a kernel is needed."""
     return not (torch.is_grad_enabled() or forward_mode_active() or transforms_active())
 
 
@@ -150,7 +150,14 @@ def is_exporting() -> bool:
 
 
 def while_loop(condition: Callable[..., Tensor], body: Callable[..., Any], carried: Any, constants: Any) -> tuple[Tensor, ...]:
-    """Return the tensors ``carried`` after passes of ``body`` while a condition holds, as one operator of a graph."""
+    """Return the tensors ``carried`` after passes of ``body`` while a condition holds, as one operator of a graph.
+
+    Args:
+        condition: function of the carried tensors and the constants that returns a boolean tensor ().
+        body: function of the same tensors that returns the new carried tensors.
+        carried: tensors before the first pass.
+        constants: other tensors that both functions use.
+    """
     from torch._higher_order_ops.while_loop import while_loop_op
 
     loop: Any = while_loop_op  # whose annotations are too narrow
@@ -158,7 +165,18 @@ def while_loop(condition: Callable[..., Tensor], body: Callable[..., Any], carri
 
 
 def scan(step: Callable[..., list[Tensor]], carried: list[Tensor], series: list[Tensor], constants: tuple[Tensor, ...]) -> Any:
-    """Return the final carried tensors and the stacked results of a step along the first dimension, as one graph operator."""
+    """Return the result of a loop over the first dimension of some tensors, as one operator of a graph.
+
+    Args:
+        step: function of the carried tensors, one entry of each tensor in ``series``, and the constants, that returns the new
+            carried tensors followed by results.
+        carried: tensors before the first step.
+        series: tensors (N, ...) with one entry for each step.
+        constants: other tensors that the step uses.
+
+    Returns:
+        The carried tensors after the last step, and the results of all steps, stacked to (N, ...).
+    """
     from torch._higher_order_ops.scan import scan_op
 
     return scan_op(step, carried, series, constants)

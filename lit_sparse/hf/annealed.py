@@ -15,19 +15,25 @@ __all__ = ["AnnealedEntmax"]
 
 @ranges(target=Number(1.0, 100.0, open_low=True))
 class AnnealedEntmax(Entmax):
-    """Entmax whose alpha rises from 1, where it is softmax, to a target; alpha is saved with the model's weights.
+    r"""Entmax whose alpha rises from 1, where it is softmax, to a target; alpha is saved with the model's weights.
+
+    .. math:: \alpha = 1 + \mathrm{progress} \cdot (\mathrm{target} - 1)
+
+    where the progress is a number in [0, 1]. For the mapping, see :func:`~lit_sparse.mappings.functional.entmax`.
 
     :class:`lit_sparse.hf.AlphaAnnealing` raises alpha while a Trainer runs. In a loop of your own, call
     :meth:`set_progress`.
 
     Args:
         target: alpha at the end, > 1 and <= 100; 2 is sparsemax.
-        progress: position of alpha between 1 and its target, in 0 .. 1.
+        progress: initial progress, in 0 .. 1.
         gamma: strength of the regularizer, > 0.
         dim: dimension along which to map.
 
     Raises:
         ConfigurationError: if an argument is out of its range.
+
+    Source: after Correia, Niculae & Martins (2019), Adaptively Sparse Transformers, where alpha is learned.
 
     Example:
         >>> mapping, scores = AnnealedEntmax(1.5), torch.tensor([3.0, 0.0])
@@ -48,7 +54,7 @@ class AnnealedEntmax(Entmax):
 
     @property
     def progress(self) -> float:
-        """Position of alpha between 1 and its target, in 0 .. 1."""
+        """The progress of alpha from 1 to its target, in 0 .. 1."""
         return float(self.alpha.detach().double() - 1.0) / (self.target - 1.0)
 
     def set_progress(self, progress: float) -> None:

@@ -67,7 +67,11 @@ class SparsityCallback(_Callback):
         self.trainer, self.every, self.per_head = trainer, every, per_head
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: nn.Module, **_options: Any) -> None:
-        """Raise an error for a model without mappings."""
+        """Raise an error for a model without mappings.
+
+        Raises:
+            ConfigurationError: if the model was not sparsified.
+        """
         if not _layers(model):
             raise ConfigurationError(
                 f"SparsityCallback found no mapping in {type(model).__name__}. Call `lit_sparse.hf.sparsify(model, mapping)`"
@@ -155,7 +159,11 @@ class AlphaAnnealing(_Callback):
         return min(1.0, step / max(1.0, self.share * steps))
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: nn.Module, **_options: Any) -> None:
-        """Raise an error for a model without annealed mappings."""
+        """Raise an error for a model without annealed mappings.
+
+        Raises:
+            ConfigurationError: if the model has no annealed mapping.
+        """
         if not any(True for _ in _annealed(model)):
             raise ConfigurationError(
                 f"AlphaAnnealing found no annealed mapping in {type(model).__name__}. Call `lit_sparse.hf.sparsify(model,"

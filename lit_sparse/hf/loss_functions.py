@@ -141,7 +141,11 @@ def _cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def aligned(outputs: Any, labels: Tensor, shift: bool | None) -> tuple[Tensor, Tensor]:
-    """Return logits (..., C) and the labels (...) that they predict, shifted for a causal language model."""
+    """Return logits (..., C) and the labels (...) that they predict, shifted for a causal language model.
+
+    Raises:
+        ConfigurationError: if the outputs have no logits, or the labels do not fit them.
+    """
     if isinstance(outputs, dict) and "logits" not in outputs:
         raise ConfigurationError(f"Expected outputs with `logits` but got {', '.join(map(str, outputs)) or 'none'}.")
     logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]

@@ -42,6 +42,10 @@ def split_mask(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         mask: boolean, True at allowed positions, or floating, added to the scores. Floating values at or below half the
             lowest number of their dtype mean "not allowed", because models use that number in place of -inf.
 
+    Returns:
+        A boolean mask, True at allowed positions, and a bias that is added to the scores, both of the mask's shape; None for
+        one that has no effect.
+
     Raises:
         ConfigurationError: for a mask of another dtype.
     """

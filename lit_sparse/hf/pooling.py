@@ -81,7 +81,11 @@ class SparseAttentionPooling(nn.Module):
         return self.pool(tokens, mask)[0]
 
     def pool(self, tokens: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the pooled vectors (B, D) and the weights (B, L) of the tokens; see :meth:`forward`."""
+        """Return the pooled vectors (B, D) and the weights (B, L) of the tokens; see :meth:`forward`.
+
+        Raises:
+            ConfigurationError: if the shapes do not match.
+        """
         if not isinstance(tokens, Tensor) or not tokens.is_floating_point():
             got = tokens.dtype if isinstance(tokens, Tensor) else full_name(tokens)
             raise ConfigurationError(f"Expected tokens in a floating tensor but got {got}.")

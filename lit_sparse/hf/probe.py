@@ -156,7 +156,7 @@ def run(model: nn.Module, examples: Sequence[Mapping[str, Any]]) -> None:
 
 
 def use_attention(model: Any, name: str) -> None:
-    """Set a registered attention in a model, also in layers that hold a copy of its config, which transformers leaves out."""
+    """Make a model use the attention registered as ``name``, also in layers with a config of their own."""
     model.set_attn_implementation(name)
     for module in model.modules():
         config = getattr(module, "config", None)

@@ -79,7 +79,11 @@ def register_function(name: str, function: AttentionFunction, mask: Callable[...
 
 
 def check_on_simplex(mapping: object) -> None:
-    """Raise an error unless the argument is a mapping onto the simplex."""
+    """Raise an error unless the argument is a mapping onto the simplex.
+
+    Raises:
+        ConfigurationError: if it is not a mapping, or its results do not sum to one.
+    """
     check_mapping(mapping)
     if not mapping.on_simplex:  # type: ignore[attr-defined]
         raise ConfigurationError(
@@ -98,7 +102,7 @@ def _attention_by(mapping: SparseMapping) -> AttentionFunction:
 
 
 def _mappings_without_arguments() -> dict[str, SparseMapping]:
-    """Return name -> mapping, for this package's mappings onto the simplex that need no arguments."""
+    """Return this package's mappings onto the simplex that need no arguments, by name."""
     mappings: dict[str, SparseMapping] = {}
     for name in lit_sparse.mappings.__all__:
         kind = getattr(lit_sparse.mappings, name)

@@ -71,7 +71,7 @@ class SavedFiles:
             raise restoring_error(source, error) from error
 
     def limits(self) -> Limits:
-        """Return the limits of a model with the saved weights, after a check of the other files.
+        """Return the largest sizes that a model with the saved weights may have, after a check of the other files.
 
         Raises:
             CheckpointError: if a file is damaged, or is a link out of the folder.

@@ -31,7 +31,14 @@ FIXED, FREE, TIED = -1, 0, 1  # labels: y is 0 or 1; it is z; it shares what the
 
 @compile_rows()
 def clipped_sum(z: Any, n: Any, base: Any, delta: Any) -> Any:
-    """Return the sum of ``min((z - base + delta)_+, 1)`` over n scores, and how many of the terms are in [0, 1)."""
+    """Return the sum of ``min((z - base + delta)_+, 1)`` over n scores, and how many of the terms are in [0, 1).
+
+    Args:
+        z: (>= n,) float64, scaled scores ``x / gamma``.
+        n: number of scores.
+        base: first part of the threshold ``base - delta``.
+        delta: second part.
+    """
     total, inside = 0.0, 0
     for j in range(n):
         y = (z[j] - base) + delta
@@ -42,7 +49,14 @@ def clipped_sum(z: Any, n: Any, base: Any, delta: Any) -> Any:
 
 @compile_rows()
 def solve(z: Any, n: Any, top: Any, k: Any) -> Any:
-    """Return the threshold tau > 0 of budget sparsemax as ``base`` and ``delta``, for n scores z > 0 with maximum ``top``."""
+    """Return the threshold tau > 0 of budget sparsemax as ``base`` and ``delta``, for n scores z > 0 with maximum ``top``.
+
+    Args:
+        z: (>= n,) float64, scaled scores ``x / gamma``.
+        n: number of scores.
+        top: their maximum.
+        k: sum of the weights, >= 0.
+    """
     lower, upper, tau = 0.0, top, 0.0
     for i in range(PASSES):
         total, inside = clipped_sum(z, n, tau, 0.0)
@@ -66,7 +80,18 @@ def solve(z: Any, n: Any, top: Any, k: Any) -> Any:
 
 @compile_rows()
 def map_block(start: Any, stop: Any, out: Any, labels: Any, x: Any, ks: Any, gamma: Any) -> None:
-    """Write the budget sparsemax of rows ``start .. stop - 1`` of ``x``, in float64, and labels of how entries depend on x."""
+    """Write the budget sparsemax of rows ``start .. stop - 1`` of ``x``, in float64, and labels of how entries depend on x.
+
+    Args:
+        start: first row.
+        stop: row after the last one.
+        out: (rows, d) receives the results.
+        labels: (rows, d) int32 receives ``FIXED`` for a weight of 0 or 1, ``FREE`` for one that depends on its own
+            score alone, ``TIED`` for one that depends on all scores with this label.
+        x: (rows, d) scores, -inf where an entry is not allowed.
+        ks: (rows,) largest sums of the weights, or (1,) for one that all rows share.
+        gamma: strength of the regularizer.
+    """
     d = x.shape[1]
     bits, cell, cell_bits = row_views(x)
     z, places = empty(d + 1, np.float64), empty(d + 1, np.int32)
@@ -155,7 +180,17 @@ allowed entries.
 
 @compile_rows()
 def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, labels: Any, gamma: Any) -> None:
-    """Multiply rows ``start .. stop - 1`` of ``v`` by the Jacobian of budget sparsemax at its result ``y``."""
+    """Multiply rows ``start .. stop - 1`` of ``v`` by the Jacobian of budget sparsemax at its result ``y``.
+
+    Args:
+        start: first row.
+        stop: row after the last one.
+        out: (rows, d) receives the products.
+        v: (rows, d) directions.
+        y: (rows, d) results of the mapping.
+        labels: (rows, d) labels of the results.
+        gamma: strength of the regularizer.
+    """
     for row in range(start, stop):
         total, count = 0.0, 0
         for i in range(y.shape[1]):

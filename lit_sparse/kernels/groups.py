@@ -28,7 +28,15 @@ def label_of(group: Any, code: Any) -> Any:
 
 @compile_rows()
 def write_invalid_labels(x: Any, row: Any, broken: Any, out: Any, labels: Any) -> None:
-    """Write result and labels of a row that cannot be mapped: zeros if nothing is allowed, NaN in one group if it is broken."""
+    """Write result and labels of a row that cannot be mapped: zeros if nothing is allowed, NaN in one group if it is broken.
+
+    Args:
+        x: (rows, d) scores, -inf where an entry is not allowed.
+        row: which row.
+        broken: whether the row has NaN or +inf, or an invalid parameter.
+        out: (rows, d) receives the results.
+        labels: (rows, d) int32 receives the labels.
+    """
     if broken:
         write_invalid(x, row, out)
     else:
@@ -38,18 +46,29 @@ def write_invalid_labels(x: Any, row: Any, broken: Any, out: Any, labels: Any) -
 
 
 def code_of(labels: Tensor) -> Tensor:
-    """Return the codes in -2 .. 2 that are packed in labels."""
+    """Return the codes in -2 .. 2 that are packed in labels, a tensor of the same shape."""
     return (labels & 7) - 2
 
 
 def sign_of(labels: Tensor, signed: bool, like: Tensor) -> Tensor:
-    """Return 0 for entries without a group, else 1, or -1 where ``signed`` and the label's code is negative."""
+    """Return 0 for entries without a group, else 1, or -1 where ``signed`` and the label's code is negative.
+
+    Args:
+        labels: (..., d) int32.
+        signed: whether negative codes mean a negative sign.
+        like: tensor of the result's dtype.
+    """
     member = (labels >= 0).to(like.dtype)
     return member * torch.where(code_of(labels) < 0, -1.0, 1.0).to(like.dtype) if signed else member
 
 
 def group_sums(v: Tensor, ids: Tensor) -> Tensor:
-    """Return (..., d), for each entry the sum of v over its group ``ids``, in differentiable operations."""
+    """Return (..., d), for each entry the sum of v over its group ``ids``, in differentiable operations.
+
+    Args:
+        v: (..., d).
+        ids: (..., d) int64, the group of each entry, 0 .. d - 1.
+    """
     return torch.zeros_like(v).scatter_add(-1, ids, v).gather(-1, ids)
 
 
@@ -69,7 +88,18 @@ def average_groups(v: Tensor, labels: Tensor, signed: bool) -> Tensor:
 
 @compile_rows()
 def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, labels: Any, gamma: Any, signed: Any) -> None:
-    """Multiply rows of ``v`` by the transposed Jacobian of a mapping that ties entries together, at its result ``y``."""
+    """Multiply rows of ``v`` by the transposed Jacobian of a mapping that ties entries together, at its result ``y``.
+
+    Args:
+        start: first row.
+        stop: row after the last one.
+        out: (rows, d) receives the products.
+        v: (rows, d) directions.
+        y: (rows, d) results of the mapping.
+        labels: (rows, d) labels of the results.
+        gamma: strength of the regularizer.
+        signed: whether negative codes mean a negative sign.
+    """
     d = y.shape[1]
     sums, counts = zeros(d, np.float64), zeros(d, np.int64)
     members, groups = empty(d, np.int32), empty(d, np.int32)

@@ -20,7 +20,13 @@ INSERTION = 8
 
 @compile_rows()
 def sort_decreasing(n: Any, floats: Any, ints: Any) -> None:
-    """Sort keys in decreasing order, and their places with them, by a stable merge sort."""
+    """Sort keys in decreasing order, and their places with them, by a stable merge sort.
+
+    Args:
+        n: number of keys.
+        floats: (>= 2, >= n) float64 workspace, the keys in row KEYS.
+        ints: (>= 2, >= n) int32 workspace, the places in row ORDER.
+    """
     for first in range(0, n, INSERTION):
         last = min(first + INSERTION, n)
         for i in range(first + 1, last):

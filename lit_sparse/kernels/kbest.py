@@ -30,7 +30,15 @@ INSERTED = 64  # up to so many of the smallest are kept in order by insertion, m
 
 @compile_rows()
 def insert_smallest(x: Any, row: Any, n: Any, costs: Any, places: Any) -> Any:
-    """Write the n smallest finite magnitudes of a row in ascending order, with their places; return how many there are."""
+    """Write the n smallest finite magnitudes of a row in ascending order, with their places; return how many there are.
+
+    Args:
+        x: (rows, d) scores.
+        row: which row.
+        n: largest number of magnitudes.
+        costs: (n,) float64 receives the magnitudes.
+        places: (n,) int64 receives their places in the row.
+    """
     count = 0
     for i in range(x.shape[1]):
         cost = abs(np.float64(x[row, i]))
@@ -62,7 +70,15 @@ def sort_smallest(x: Any, row: Any, n: Any, costs: Any, places: Any) -> Any:
 
 @compile_rows()
 def best_block(start: Any, stop: Any, bits: Any, counts: Any, x: Any) -> None:
-    """Write the k best bit vectors (rows, k, d) of rows ``start .. stop - 1``, and how many of the k exist."""
+    """Write the k best bit vectors (rows, k, d) of rows ``start .. stop - 1``, and how many of the k exist.
+
+    Args:
+        start: first row.
+        stop: row after the last one.
+        bits: (rows, k, d) receives the vectors, best first, zero beyond their number.
+        counts: (rows,) receives their number.
+        x: (rows, d) scores; -inf forbids a bit.
+    """
     k, d = bits.shape[1], bits.shape[2]
     n = min(d, k - 1)
     costs, places = empty(n, np.float64), empty(n, np.int64)

@@ -61,7 +61,13 @@ def coarse(score: Any) -> Any:
 
 @compile_rows(inline="source")
 def select(values: Any, n: Any, k: Any) -> Any:
-    """Return the k-th largest of the first n values, 1 <= k <= n; the values are reordered."""
+    """Return the k-th largest of the first n values, 1 <= k <= n; the values are reordered.
+
+    Args:
+        values: (>= n,) numbers.
+        n: number of values.
+        k: rank, 1 for the largest.
+    """
     low, high = 0, n - 1
     while low < high:
         pivot = values[(low + high) // 2]

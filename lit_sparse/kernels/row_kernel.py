@@ -1,4 +1,4 @@
-"""One door for every row kernel: compiled on the CPU, plain torch elsewhere, an opaque operator while tracing.
+"""The class of all row kernels: compiled on the CPU, plain torch elsewhere, an opaque operator while tracing.
 
 A kernel takes tensors of one shape (..., d) followed by numbers, and returns a new tensor of that shape. It
 has no derivative; :mod:`lit_sparse.mappings.row_function` adds derivatives.

@@ -61,7 +61,7 @@ def count_above(x: Any, row: Any, top: Any, tau: Any) -> Any:
 def bisect(x: Any, row: Any, top: Any, gamma: Any, tau: Any) -> Any:
     """Return the simplex threshold, the root of ``sum (x - top - tau)_+ = gamma``, by bisection, and the support size.
 
-    Starts from the lower bound ``tau``. For adversarial rows, on which Newton's method removes one entry per step.
+    It starts from the lower bound ``tau`` and serves adversarial rows, on which Newton's method removes one entry per step.
     """
     upper, count = 0.0, 0
     for _ in range(BISECTION_PASSES):
@@ -106,7 +106,8 @@ def write_above(x: Any, row: Any, top: Any, tau: Any, scale: Any, y: Any) -> Any
 def write_largest(x: Any, bits: Any, row: Any, low: Any, shift: Any, top: Any, k: Any, gamma: Any, y: Any) -> Any:
     """Write the projection of the k largest entries of a row; return how many entries equal the threshold up to rounding.
 
-    For a row with more than k entries in its support.
+    It is called for a row with more than k entries in its support, whose maximum is ``top``. The results go to a row of
+    ``y`` (rows, d); for ``bits``, ``low`` and ``shift``, see :func:`~lit_sparse.kernels.cpu.rows.write_keys`.
     """
     d = x.shape[1]
     keys, chosen = empty((1, d), bits.dtype), empty(d, np.uint8)
@@ -131,8 +132,8 @@ def project_tile(x: Any, bits: Any, start: Any, stop: Any, y: Any, gamma: Any, k
     A pass over a short row ends before its sums have left the pipeline. A pass over the next row fills that time, while the
     next pass over the same row would have to wait. ``y`` may be ``x``.
 
-    ``state`` receives the maximum and the threshold of each row, and in ``near`` how many entries :func:`settle` has to
-    decide.
+    ``x`` and ``y`` are (rows, d); ``k`` is the number of largest entries that take part, or None for all. ``state`` receives
+    the maximum and the threshold of each row, and in ``near`` how many entries :func:`settle` has to decide.
     """
     low, shift, lowest, highest = layout_of(x)
     tops, taus, counts, live, near = state
@@ -228,7 +229,8 @@ def project_block(start: Any, stop: Any, x: Any, y: Any, gamma: Any, k: Any, len
 def settle(x: Any, row: Any, top: Any, tau: Any, gamma: Any, k: Any, y: Any) -> None:
     """Decide exactly which of a row's entries close to the threshold are in the support.
 
-    Starting from a superset of the support, entries that are not above its threshold are removed until all are.
+    Starting from a superset of the support, entries that are not above its threshold are removed until all are. The
+    results in a row of ``y`` (rows, d) are corrected; ``top`` is the row's maximum, ``tau`` its threshold below that.
     """
     bound = rounding_of(x, gamma)
     high, low, size = 0.0, 0.0, 0
@@ -255,7 +257,10 @@ def settle(x: Any, row: Any, top: Any, tau: Any, gamma: Any, k: Any, y: Any) -> 
 
 @compile_rows()
 def settle_block(start: Any, stop: Any, x: Any, y: Any, gamma: Any, k: Any, thresholds: Any) -> None:
-    """Decide exactly which entries close to the threshold are in the support, for the projected rows that have any."""
+    """Decide exactly which entries close to the threshold are in the support, for the projected rows that have any.
+
+    For the arguments, see :func:`project_block`, which wrote ``y`` and ``thresholds``.
+    """
     for row in range(start, stop):
         if thresholds[row] == thresholds[row]:
             top = x[row, 0]
@@ -341,7 +346,10 @@ def support_sums(y: Any, v: Any, row: Any) -> Any:
 
 @compile_rows()
 def center_block(start: Any, stop: Any, out: Any, v: Any, y: Any, gamma: Any) -> None:
-    """Write ``(v - m) / gamma`` on the support of y, m the mean of v there, and 0 elsewhere, for rows ``start .. stop - 1``."""
+    """Write ``(v - m) / gamma`` on the support of y, m the mean of v there, and 0 elsewhere, for rows ``start .. stop - 1``.
+
+    ``out`` receives the result; all arrays are (rows, d).
+    """
     scale, zero = v.dtype.type(1.0 / gamma), v.dtype.type(0)
     for row in range(start, stop):
         total, count, mass = support_sums(y, v, row)
@@ -351,7 +359,7 @@ def center_block(start: Any, stop: Any, out: Any, v: Any, y: Any, gamma: Any) ->
 
 
 def centered(v: Tensor, y: Tensor, gamma: float) -> Tensor:
-    """Return ``(v - m) / gamma`` on the support of y, m the mean of v there, and 0 elsewhere, in torch operations."""
+    """Return ``(v - m) / gamma`` on the support of y, m the mean of v there, and 0 elsewhere, all (..., d)."""
     support = y != 0
     count = support.sum(-1, keepdim=True).clamp_min(1)
     mean = torch.where(support, v, 0.0).sum(-1, keepdim=True) / count

@@ -1,7 +1,7 @@
 """The Lightning that this package uses, ``pytorch_lightning`` or ``lightning.pytorch``: the only module that imports either.
 
 The two packages have the same classes under different names, and a Trainer of one refuses models of the other. The choice is
-made once, when the first room that needs Lightning is imported:
+made once, when the first subpackage that needs Lightning is imported:
 
 1. the one named by the environment variable ``LIT_SPARSE_LIGHTNING`` (``pytorch_lightning`` or ``lightning``), if it is set;
 2. the one that is already imported;

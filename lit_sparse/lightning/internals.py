@@ -1,7 +1,7 @@
-"""Reads and writes Lightning's internal state, as only `lightning_states` does besides; tests fail when Lightning renames it.
+"""Reads and writes Lightning's internal state; tests fail when Lightning renames it.
 
-Most of it records in checkpoints where in training they were written, so that a run resumes exactly there after any number of
-kills.
+Most of it records in checkpoints where in training they were written, so that a run resumes exactly there, however often it is
+interrupted.
 
 Lightning counts epochs and batches as ready, started, processed and completed, and writes a checkpoint between two of these.
 On a restart Lightning guesses the remaining work from the differences. It mistakes the last batch of an epoch for the epoch's
@@ -316,7 +316,7 @@ def _validates(trainer: pl.Trainer) -> bool:
 
 
 def between_epochs(trainer: pl.Trainer) -> tuple[bool, bool]:
-    """Return whether no epoch has begun since the last one was counted, and whether ``max_steps`` had cut that one short."""
+    """Return whether no epoch has begun since the last one ended, and whether ``max_steps`` had cut that one short."""
     epochs: Any = trainer.fit_loop.epoch_progress.current
     batches: Any = trainer.fit_loop.epoch_loop.batch_progress
     between = epochs.started == epochs.processed

@@ -86,6 +86,9 @@ class SparseMapping(nn.Module, ABC):
 
         Returns:
             Tensor of y's shape without ``dim``.
+
+        Raises:
+            ConfigurationError: for a mapping that maximizes no objective.
         """
         raise ConfigurationError(
             f"Expected {type(self).__name__} to have a `regularizer`, the Omega of what it maximizes. Write it, or set"
@@ -196,12 +199,12 @@ class SparseMapping(nn.Module, ABC):
             )
 
     def value_along(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
-        """Return the attained maximum, as :meth:`value` does, along ``dim`` instead of ``self.dim``."""
+        """Return the attained maximum, as :meth:`value` does, along ``dim`` instead of ``self.dim``, which it removes."""
         self.check_value()
         return self.value_of(allowed_scores(scores, mask, dim), dim)
 
     def value_of(self, x: Tensor, dim: int) -> Tensor:
-        """Return the attained maximum along ``dim`` for floating scores that are -inf where an entry is not allowed."""
+        """Return the attained maximum along ``dim`` for scores (..., d, ...) that are -inf where an entry is not allowed."""
         dtype = x.dtype
         if dtype in HALVES:
             x = x.float()
@@ -237,8 +240,17 @@ class SparseMapping(nn.Module, ABC):
 def envelope(x: Tensor, y: Tensor, maximum: Tensor, dim: int) -> Tensor:
     """Give a maximum over scores x, attained at y along ``dim``, the gradient y (the envelope theorem), to any order.
 
-    Differentiating ``<y, x> - gamma Omega(y)`` would give the same gradient plus J times a constant vector, which is
-    zero in exact arithmetic alone.
+    Differentiating ``<y, x> - gamma Omega(y)`` would give the same gradient plus J times a constant vector, J the Jacobian
+    of y, which is zero in exact arithmetic alone.
+
+    Args:
+        x: (..., d, ...) scores.
+        y: (..., d, ...) maximizer.
+        maximum: the maximum, of x's shape without ``dim``.
+        dim: dimension of length d.
+
+    Returns:
+        A tensor with the value of ``maximum``.
     """
     if not must_decompose():
         return _Sloped.apply(x, y, maximum, dim)  # type: ignore[no-any-return, no-untyped-call]

@@ -96,7 +96,7 @@ class BudgetSparsemax(SparseMapping):
         return budget_sparsemax(scores, self.k, gamma=self.gamma, dim=dim, mask=mask)
 
     def regularizer(self, y: Tensor, dim: int = -1, allowed: Tensor | None = None) -> Tensor:
-        """Return Omega(y) = ``1/2 ||y||^2``; inf outside ``0 <= y <= 1, sum y <= k``."""
+        """Return Omega(y) = ``1/2 ||y||^2`` along ``dim``; inf outside ``0 <= y <= 1, sum y <= k``."""
         slack = torch.finfo(y.dtype).eps ** 0.5  # only rounding
         outside = ((y < -slack) | (y > 1 + slack)).any(dim) | (y.sum(dim) > self.k * (1 + slack))
         return torch.where(outside, torch.inf, 0.5 * y.square().sum(dim))

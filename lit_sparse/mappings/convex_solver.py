@@ -1,7 +1,7 @@
 """Minimization of a convex function less a linear one over the simplex, for many rows at once, and derivatives of the solution.
 
 Every row takes accelerated projected gradient steps (FISTA), which find the support, and Newton steps on it, which are exact
-in the end. The derivative is one linear system, that of the optimality conditions.
+in the end. The derivative is the solution of one linear system, the optimality conditions.
 """
 
 from __future__ import annotations
@@ -103,7 +103,10 @@ class SimplexProblem:
         return grad(lambda point: self.regularizer(point, parameters).sum())(y.clamp_min(FLOOR))  # type: ignore[no-any-return]
 
     def evaluate(self, y: Tensor, z: Tensor, parameters: tuple[Tensor, ...]) -> _Point:
-        """Return the value and the derivatives of the objective at y; below FLOOR, Omega is continued by its tangent."""
+        """Return the value and the derivatives of the objective at y (rows, d), given z (rows, d).
+
+        Below FLOOR, Omega is continued by its tangent.
+        """
 
         def total(point: Tensor) -> tuple[Tensor, Tensor]:
             omega = self.regularizer(point, parameters)
@@ -234,7 +237,7 @@ class SimplexProblem:
         return products.view(n, size, d).gather(-1, columns.unsqueeze(1).expand(n, size, size))  # type: ignore[no-any-return]
 
     def jvp(self, v: Tensor, y: Tensor, parameters: tuple[Tensor, ...]) -> Tensor:
-        """Return the product J v at the solution y, in torch operations that can be differentiated."""
+        """Return J v (rows, d), J the Jacobian at the solution y (rows, d), in torch operations that can be differentiated."""
         with _own_precision(y):
             broken = y.isnan()
             point = torch.where(broken, 1.0, y).to(self.width)

@@ -114,7 +114,7 @@ class JumpReLU(SparseMapping):
     def penalty(self, scores: Tensor) -> Tensor:
         """Return the sparsity penalty ``(n / k - 1)^2``, n the mean number of scores above threshold over all processes.
 
-        In training, it has a gradient in the thresholds, by the same averages as the layer.
+        In training, it has a gradient in the thresholds, averaged over the same band of scores as the layer's.
 
         Args:
             scores: (..., d).
@@ -139,7 +139,7 @@ class JumpReLU(SparseMapping):
         return with_slope(thresholds.to(scores.dtype).expand_as(slope), slope).movedim(-1, dim)
 
     def regularizer(self, y: Tensor, dim: int = -1, allowed: Tensor | None = None) -> Tensor:
-        """Return Omega(y) = ``1/2 ||y||^2`` plus ``t^2 / 2`` for each nonzero entry; inf for a negative one."""
+        """Return Omega(y) = ``1/2 ||y||^2`` plus ``t^2 / 2`` for each nonzero entry, along ``dim``; inf for a negative one."""
         paid = (y.movedim(dim, -1) != 0) * self.thresholds.detach().square()
         outside = torch.where((y < 0).any(dim), torch.inf, 0.0)
         return 0.5 * (y.square().sum(dim) + paid.sum(-1)) + outside

@@ -182,7 +182,12 @@ class FenchelYoungLoss(nn.Module):
         return losses if mass is None else mass * losses
 
     def labels(self, target: Tensor, shape: tuple[int, ...], classes: int) -> tuple[Tensor, Tensor]:
-        """Return class labels, 0 where they are ignored, and the boolean mask of ignored ones, both of ``shape``.
+        """Return class labels as int64, 0 where they are ignored, and a boolean mask of the ignored ones.
+
+        Args:
+            target: class labels of any integer type.
+            shape: shape that the labels must have, and that both results have.
+            classes: number of classes C; labels are 0 .. C - 1, or ``ignore_index``.
 
         Raises:
             ConfigurationError: if the target has another shape or is not of an integer type, or a label that can be

@@ -1,4 +1,4 @@
-"""Applies a function of rows along any dimension, with masked scores set to -inf."""
+"""Applies functions of rows along any dimension, with masked scores set to -inf."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def along_last(
 
 
 def allowed_scores(scores: Tensor, mask: Tensor | None, dim: int = -1) -> Tensor:
-    """Return the scores with -inf wherever the mask is False.
+    """Return the scores (..., d, ...) with -inf wherever the mask is False.
 
     Raises:
         ConfigurationError: if the scores are not floating or do not have dimension ``dim``, or the mask is not boolean or does

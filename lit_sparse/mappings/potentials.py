@@ -111,7 +111,7 @@ class PotentialMapping(SparseMapping):
         return (envelope(x, point, maximum, -1) + slope).to(given.dtype)
 
     def regularizer(self, y: Tensor, dim: int = -1, allowed: Tensor | None = None) -> Tensor:
-        """Return Omega(y) = ``1/2 ||y||^2``.
+        """Return Omega(y) = ``1/2 ||y||^2`` along ``dim``.
 
         Raises:
             ConfigurationError: if there are potentials, because Omega then depends on more than y.

@@ -1,7 +1,7 @@
-"""Regularized argmax for any convex regularizer (Niculae & Blondel 2017): the member of the family that needs no formula.
+"""Regularized argmax for any convex regularizer (Niculae & Blondel 2017): for regularizers without a formula of their own.
 
-Forward it is solved by iteration; backward by one linear system, that of the optimality conditions: the iterations are not
-differentiated.
+The forward pass iterates. The backward pass solves one linear system, the optimality conditions, instead of differentiating
+the iterations.
 """
 
 from __future__ import annotations

@@ -66,12 +66,12 @@ class RowFunction:
 
     @classmethod
     def vjp(cls, v: Tensor, y: Tensor, *args: Any) -> Tensor:
-        """Return the product J^T v: by default J v, since the gradient of a convex function has a symmetric Jacobian."""
+        """Return the product J^T v (..., d): by default J v, since gradients of convex functions have symmetric Jacobians."""
         return cls.jvp(v, y, *args)
 
     @classmethod
     def last_vjp(cls, v: Tensor, y: Tensor, *args: Any) -> Tensor:
-        """Return the product J^T v where no derivative of it is needed, by the compiled kernel if there is one."""
+        """Return the product J^T v (..., d) where no derivative of it is needed, by the compiled kernel if there is one."""
         if cls.product is None:
             return _wide_call(cls.vjp, v, y, *args)
         return cls.product(v, y, *cls.product_arguments(*args))  # type: ignore[no-any-return]

@@ -119,6 +119,6 @@ class Softmax(SparseMapping):
         return softmax(scores, gamma=self.gamma, dim=dim, mask=mask)
 
     def regularizer(self, y: Tensor, dim: int = -1, allowed: Tensor | None = None) -> Tensor:
-        """Return Omega(y), the negative entropy ``sum y log y``."""
+        """Return Omega(y), the negative entropy ``sum y log y`` along ``dim``."""
         entropy: Tensor = torch.special.entr(y).sum(dim)
         return -entropy

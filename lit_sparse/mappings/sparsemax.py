@@ -85,5 +85,5 @@ class Sparsemax(SparseMapping):
         return sparsemax(scores, gamma=self.gamma, dim=dim, mask=mask)
 
     def regularizer(self, y: Tensor, dim: int = -1, allowed: Tensor | None = None) -> Tensor:
-        """Return Omega(y) = ``1/2 ||y||^2``."""
+        """Return Omega(y) = ``1/2 ||y||^2`` along ``dim``."""
         return 0.5 * y.square().sum(dim)

@@ -87,7 +87,7 @@ class TopKSparsemax(SparseMapping):
         return topk_sparsemax(scores, self.k, gamma=self.gamma, dim=dim, mask=mask)
 
     def regularizer(self, y: Tensor, dim: int = -1, allowed: Tensor | None = None) -> Tensor:
-        """Return Omega(y) = ``1/2 ||y||^2``; inf for more than k entries above zero."""
+        """Return Omega(y) = ``1/2 ||y||^2`` along ``dim``; inf for more than k entries above zero."""
         size = (y != 0).sum(dim)
         return torch.where(size > self.k, torch.inf, 0.5 * y.square().sum(dim))
 
@@ -162,5 +162,5 @@ class TopKEntmax(SparseMapping):
         return topk_entmax(scores, self.k, self.alpha, gamma=self.gamma, dim=dim, mask=mask)
 
     def regularizer(self, y: Tensor, dim: int = -1, allowed: Tensor | None = None) -> Tensor:
-        """Return Omega(y), the negative Tsallis entropy; inf for more than k entries above zero."""
+        """Return Omega(y), the negative Tsallis entropy along ``dim``; inf for more than k entries above zero."""
         return torch.where((y != 0).sum(dim) > self.k, torch.inf, tsallis(y, self.alpha, dim))

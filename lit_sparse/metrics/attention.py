@@ -16,7 +16,7 @@ __all__ = ["group_counts", "support_sizes", "tied_groups"]
 def support_sizes(weights: Tensor, allowed: Tensor | None = None) -> Tensor:
     """Return the support size of each row of weights, the number of nonzero entries, (...,) int64.
 
-    In all functions here, entries that are not finite count as zero: a row of NaN has an empty support.
+    Entries that are not finite count as zero: a row of NaN has an empty support.
 
     Args:
         weights: (..., S), such as the attention over S source positions.

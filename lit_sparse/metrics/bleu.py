@@ -152,7 +152,11 @@ class ChrF(TextMetric):
 
 
 class PairedBootstrap(NamedTuple):
-    """Result of :func:`paired_bootstrap`: the difference between the scores of systems A and B, and its significance."""
+    """Difference between the scores of systems A and B, and its significance: the result of :func:`paired_bootstrap`.
+
+    ``low`` and ``high`` are the ends of the 95 % interval of the difference ``score_a - score_b``, ``p_value`` and
+    ``one_sided`` its two-sided and one-sided p-value.
+    """
 
     difference: float
     """Score of A minus score of B."""
@@ -233,6 +237,10 @@ def resampled_scores(
     """Return the score of a system, and its scores on resampled inputs, which are the same for every system.
 
     For the arguments, see :func:`paired_bootstrap`.
+
+    Raises:
+        ConfigurationError: if the metric lacks the key.
+        DataError: if there are no inputs.
     """
     check_count("samples", samples)
     generator = np.random.default_rng(check_count("seed", seed, 0))

@@ -348,6 +348,9 @@ class MessageStructure(ExactMetric):
             inputs: (B, F).
             messages: (B, L).
             attributes: (B, A), or None without attributes.
+
+        Raises:
+            ConfigurationError: for other shapes, or an index, messages or attributes that are not integers.
         """
         _check_rows("inputs (N, F)", inputs, messages)
         known = attributes if attributes is not None else self.attributes.new_zeros(len(inputs), self.attributes.shape[1])

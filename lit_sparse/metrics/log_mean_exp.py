@@ -55,7 +55,7 @@ class LogMeanExp(ExactMetric):
         self.count += scores.numel()
 
     def compute(self) -> Tensor:
-        """Return the objective, NaN without examples."""
+        """Return the log-mean-exp of all losses as a float64 scalar, NaN without examples."""
         return self.lam * (self.log_total - self.count.double().log()) if int(self.count) else self.log_total * math.nan
 
 

@@ -24,7 +24,7 @@ TYPES = re.compile(r"rouge([1-9]|L|W|W155)")
 
 
 class RougeScore(NamedTuple):
-    """Precision, recall and their harmonic mean F1, between 0 and 1."""
+    """ROUGE score of a summary: precision, recall and their harmonic mean F1, between 0 and 1."""
 
     precision: float
     recall: float
@@ -32,7 +32,10 @@ class RougeScore(NamedTuple):
 
 
 class Overlap(NamedTuple):
-    """Overlap of a hypothesis and a reference, as counts that can be added over references."""
+    """Overlap of a hypothesis and a reference: numbers (or weights) of shared, hypothesis and reference items such as n-grams.
+
+    They can be added over references. ``power`` is the exponent of a run's length in its weight, 1 for plain numbers.
+    """
 
     shared: float
     """Number, or weight, of the common items."""

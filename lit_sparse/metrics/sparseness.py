@@ -30,6 +30,9 @@ def hoyer_sparseness(x: Tensor, dim: int | tuple[int, ...] = -1) -> Tensor:
     Returns:
         Tensor of x's shape without ``dim``; NaN for a zero vector and for d < 2, where it is undefined.
 
+    Raises:
+        ConfigurationError: if x is not floating, or ``dim`` is not a dimension of x or repeats one.
+
     Source: Hoyer (2004), Non-negative Matrix Factorization with Sparseness Constraints, arXiv:cs/0408058.
 
     Example:

@@ -43,7 +43,7 @@ class HasRows(Protocol):
         """Return the number of rows of a split."""
 
     def fetch(self, split: Literal["train", "test"], epoch: int, indices: Tensor) -> Batch:
-        """Return the rows of a split at some indices."""
+        """Return the rows of a split at indices (B,) as a batch; ``epoch`` determines random augmentation."""
 
 
 def has_rows(data: object) -> TypeGuard[HasRows]:
@@ -116,7 +116,7 @@ def check_features(pixels: Tensor, in_features: int) -> None:
 
 
 def check_batch(batch: Any) -> None:
-    """Check that a batch is a dict whose known entries have equally many rows.
+    """Check that a batch is a dict whose entries of the usual names, such as ``index`` or ``label``, have equally many rows.
 
     Raises:
         ConfigurationError: if it is not.

@@ -41,7 +41,7 @@ class GeneratingModule(TextModule):
         self._empty: list[bool] = []  # for each output of a test
 
     def setup(self, stage: str) -> None:
-        """Set the vocabularies, and warn if outputs are lower-cased but metrics are case-sensitive."""
+        """Set the vocabularies of source and target; warn if outputs are lower-cased but a metric distinguishes case."""
         super().setup(stage)
         cased = [str(metric.name) for metric in self.metrics if getattr(metric, "lowercase", True) is False]
         target = self.vocabularies.get("target")
@@ -52,7 +52,12 @@ class GeneratingModule(TextModule):
             )
 
     def tokens_of(self, hypothesis: Hypothesis, source: str) -> list[str]:
-        """Return the tokens of an output, given the line that it was generated from."""
+        """Return the tokens of an output; with ``replace_unknown``, words of the source replace ``<unk>``.
+
+        Args:
+            hypothesis: the output, as beam search returns it.
+            source: line that it was generated from.
+        """
         target = self.vocabularies["target"]
         tokens = target.lookup_tokens(hypothesis.tokens)
         if self.replace_unknown and target.unk in hypothesis.tokens:
@@ -64,11 +69,25 @@ class GeneratingModule(TextModule):
         return tokens
 
     def text_of(self, hypothesis: Hypothesis, source: str) -> str:
-        """Return an output as text, given the line that it was generated from."""
+        """Return an output as text; see :meth:`tokens_of`.
+
+        Args:
+            hypothesis: the output, as beam search returns it.
+            source: line that it was generated from.
+        """
         return self.vocabularies["target"].join(self.tokens_of(hypothesis, source))
 
     def drawn(self, batch: Batch, found: Sequence[Sequence[Hypothesis]]) -> dict[str, Any]:
-        """Return the attention (B, T, S) of the best outputs, averaged over heads and zero-padded, with both sides' tokens."""
+        """Return the attention of the best outputs and the tokens of both sides, as artifacts of a step.
+
+        Args:
+            batch: batch of B inputs.
+            found: outputs for each input, best first.
+
+        Returns:
+            ``attention`` (B, T, S), averaged over heads and zero-padded, ``source_tokens`` and ``output_tokens``, B lists
+            each.
+        """
         weights = [best.attention.mean(0) for best, *_ in found]
         attention = torch.zeros(len(found), max(1, *map(len, weights)), batch["source"].shape[1])
         outputs = []
@@ -82,7 +101,16 @@ class GeneratingModule(TextModule):
         }
 
     def scored(self, batch: Batch, found: Sequence[Sequence[Hypothesis]], stage: Stage) -> dict[str, Any]:
-        """Update the metrics of a stage with the best outputs, and return the artifacts for callbacks to draw."""
+        """Update the metrics of a stage with the best outputs, and return the artifacts for callbacks to draw.
+
+        Args:
+            batch: batch of B inputs.
+            found: outputs for each input, best first.
+            stage: ``"val"`` or ``"test"``.
+
+        Returns:
+            Result of :meth:`drawn`, and ``index`` (B,).
+        """
         lines = [self.text_of(best, source) for (best, *_), source in zip(found, batch["source_text"], strict=True)]
         for metric in self._scores(stage):
             metric.update(lines, batch["references"])
@@ -96,7 +124,7 @@ class GeneratingModule(TextModule):
         self._empty = []
 
     def on_test_epoch_end(self) -> None:
-        """Log the scores, and warn if most outputs are empty."""
+        """Log the metrics of the generated outputs, and warn if most outputs are empty."""
         super().on_test_epoch_end()
         if 2 * sum(self._empty) > len(self._empty):
             rank_zero_info(
@@ -106,7 +134,7 @@ class GeneratingModule(TextModule):
             )
 
     def on_test_end(self) -> None:
-        """Write the signatures of the scores, which list all settings that they depend on."""
+        """Write the metrics' signatures, which list all settings that the scores depend on, to ``signatures.txt``."""
         folder = self.trainer.log_dir
         if folder is not None and self.trainer.loggers and self.trainer.is_global_zero:
             with replaced(Path(folder) / "signatures.txt", "w") as file:
@@ -119,7 +147,7 @@ class GeneratingModule(TextModule):
 
 
 def check_keys(metrics: list[TextMetric]) -> list[TextMetric]:
-    """Return metrics after a check that no two log under one name.
+    """Return the metrics of a model after a check that no two of them log under one name.
 
     Raises:
         ConfigurationError: if two log under one name.

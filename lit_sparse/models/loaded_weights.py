@@ -69,7 +69,12 @@ def read_weights(path: str) -> dict[str, Tensor]:
 
 
 def match_risk(model: pl.LightningModule, checkpoint: dict[str, Any], *, continues: bool) -> None:
-    """Remove the state of another risk from a checkpoint that is not resumed.
+    """Replace the state of another risk in a checkpoint by the state of the model's own risk.
+
+    Args:
+        model: model that the checkpoint is loaded into.
+        checkpoint: the checkpoint, changed in place.
+        continues: whether a run is resumed, whose risk must be the same.
 
     Raises:
         CheckpointError: if a run would be resumed with another risk.

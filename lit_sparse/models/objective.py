@@ -164,6 +164,9 @@ class ObjectiveModule(KeepsArguments, pl.LightningModule, ABC):
             loss_fn: function from inputs (B, ...) to losses (B,).
             inputs: (B, ...) floating.
             stage: ``"train"``, ``"val"`` or ``"test"``; only training perturbs inputs.
+
+        Raises:
+            ConfigurationError: if the risk's adversary returns inputs or costs of other shapes.
         """
         if stage != "train" or self.risk.adversary is None:
             return inputs, None
@@ -176,7 +179,11 @@ class ObjectiveModule(KeepsArguments, pl.LightningModule, ABC):
         return moved, cost
 
     def configure_predictor(self) -> nn.Module:
-        """Return a plain torch module that computes the model's predictions; it may share the model's parts."""
+        """Return a plain torch module that computes the model's predictions; it may share the model's parts.
+
+        Raises:
+            ConfigurationError: for a model without a predictor.
+        """
         raise ConfigurationError(
             f"Expected a model with a predictor but got {type(self).__name__}. Override `configure_predictor`, or use one of"
             " its modules."

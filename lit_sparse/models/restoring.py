@@ -77,7 +77,7 @@ CALLBACKS: dict[str, State] = {
 
 @contextmanager
 def restoring(trainer: pl.Trainer, what: str) -> Iterator[None]:
-    """Turn any error in a context into a CheckpointError that names what is being restored."""
+    """Provide a context that turns any error into a CheckpointError, which names ``what`` is being restored."""
     try:
         yield
     except Exception as error:

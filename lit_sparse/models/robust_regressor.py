@@ -23,7 +23,7 @@ class RobustRegressor(LitSparseModule):
     """Regression model that minimizes a risk of squared errors, linear or any network.
 
     The loss of an example is the squared error. Logged are ``loss``, its mean, and ``log_mean_exp``, the value
-    ``lam log mean exp(loss / lam)`` over all examples of validation or test. The latter is the objective of robust training
+    ``lam log mean exp(loss / lam)`` over all validation or test examples. The latter is the objective of robust training
     in Kullback-Leibler divergence.
 
     Batches are dicts of ``features`` (B, D), ``target`` (B,) and ``index`` (B,).

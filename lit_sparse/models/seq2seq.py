@@ -144,7 +144,7 @@ class Seq2Seq(GeneratingModule):
                 embedding.weight[its.pad] = 0.0
 
     def encode(self, source: Tensor, lengths: Tensor) -> State:
-        """Return the encoder's memory of sources (B, S) with lengths (B,)."""
+        """Return the encoder's memory, a tuple of tensors (B, ...), of sources (B, S) of int64 token ids with lengths (B,)."""
         self._check_built()
         return self.body.encode(self.source_embedding(source), lengths)
 
@@ -172,7 +172,16 @@ class Seq2Seq(GeneratingModule):
         return hidden, weights
 
     def forward(self, source: Tensor, source_length: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the scores (B, T, V) of the next token for each target token, and attention (B, heads, T, S)."""
+        """Return the scores of the next token after each target token, given the previous ones, and the attention.
+
+        Args:
+            source: (B, S) int64 ids of source tokens, padded.
+            source_length: (B,) lengths of the sources.
+            target: (B, T) int64 ids of target tokens, the first of which is ``<bos>``.
+
+        Returns:
+            Scores (B, T, V) of the V target tokens, and attention weights (B, heads, T, S).
+        """
         hidden, weights = self._decoded(target, self._memory(source, source_length))
         return self.output(hidden), weights
 

@@ -207,7 +207,12 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
         self._epoch = self.current_epoch
 
     def on_train_start(self) -> None:
-        """Check that a sparse gradient can be used."""
+        """Check that a sparse gradient can be used.
+
+        Raises:
+            ConfigurationError: if ``sparse_gradient`` cannot be used with the optimizer, the trainer or the
+                mapping.
+        """
         super().on_train_start()
         if self.sparse_gradient:
             optimizer = self.trainer.optimizers[0]

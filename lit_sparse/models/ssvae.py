@@ -124,7 +124,11 @@ class SemiSupervisedVAE(LitSparseModule):
         return self.mapping.map(self(pixels), None, -1)
 
     def generate(self, styles: Tensor, classes: Tensor) -> Tensor:
-        """Return the expected pixels (B, D) for styles (B, H) and classes (B,)."""
+        """Return the expected pixels (B, D) for styles (B, H) and classes (B,).
+
+        Raises:
+            ConfigurationError: if the shapes do not match, or a class is negative.
+        """
         check_labels(classes, self.classes)
         if classes.device.type == "cpu" and bool((classes < 0).any()):
             raise ConfigurationError(f"Expected classes of at least 0 but got {int(classes.min())}.")

@@ -38,7 +38,11 @@ def group_metrics(declared: Mapping[str, Metric]) -> dict[str, Metric]:
 
 
 def check_metrics(model: object, declared: Any) -> dict[str, Metric]:
-    """Return the metrics that a model's ``configure_metrics`` declared, after a check that they are a dict of metrics."""
+    """Return the metrics that a model's ``configure_metrics`` declared, after a check that they are a dict of metrics.
+
+    Raises:
+        ConfigurationError: if they are not.
+    """
     if not isinstance(declared, dict) or not all(isinstance(metric, Metric) for metric in declared.values()):
         raise ConfigurationError(
             f"Expected `configure_metrics` of {full_name(model)} to return a dict of metrics but got {declared!r}."
@@ -47,7 +51,11 @@ def check_metrics(model: object, declared: Any) -> dict[str, Metric]:
 
 
 def check_measurement(risk: object, name: str, value: Any) -> None:
-    """Check that a risk's measurement is a number."""
+    """Check that a risk's measurement is a number.
+
+    Raises:
+        ConfigurationError: if it is not.
+    """
     if not isinstance(value, int | float | Tensor):
         raise ConfigurationError(
             f"Expected `measurements` of {full_name(risk)} to return numbers but got {value!r} as {name!r}."

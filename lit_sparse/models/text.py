@@ -216,7 +216,10 @@ def check_lines(name: str, lines: Sequence[str]) -> None:
 
 
 def count_groups(mapping: SparseMapping, weights: Tensor) -> Tensor:
-    """Return the number (...,) int64 of groups of equal weights in each row of attention weights (..., S)."""
+    """Return the number (...,) int64 of groups of equal weights in each row of attention weights (..., S).
+
+    They are groups of neighbours or, for a mapping that ties weights wherever they stand, of all equal weights.
+    """
     return (tied_groups if mapping.groups == "tied" else group_counts)(weights)
 
 

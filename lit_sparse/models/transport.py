@@ -270,7 +270,11 @@ class EntropicTransport(LitSparseModule):
         return _KernelSGD(self.potentials) if isinstance(self.potentials, KernelPotentials) else super().configure_optimizers()
 
     def setup(self, stage: str) -> None:
-        """Raise an error for kernel potentials on several processes or with a loss scale."""
+        """Raise an error for kernel potentials on several processes or with a loss scale.
+
+        Raises:
+            ConfigurationError: if the potentials cannot be trained by this trainer.
+        """
         kernels = stage == "fit" and isinstance(self.potentials, KernelPotentials)
         if kernels and self.trainer.world_size > 1:
             raise ConfigurationError(

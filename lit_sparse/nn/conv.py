@@ -60,7 +60,11 @@ class ConvNet(nn.Module):
         )
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Return scores (B, outputs) of images (B, colors * height * width)."""
+        """Return scores (B, outputs) of images (B, colors * height * width).
+
+        Raises:
+            ConfigurationError: for images of another size.
+        """
         if pixels.shape[1:].numel() != self.colors * self.height * self.width:
             raise ConfigurationError(
                 f"Expected images of {self.colors} x {self.height} x {self.width} values for this ConvNet but got"

@@ -256,6 +256,9 @@ class SPOPlusLoss(_DecisionLoss):
             true_cost: true costs (B, d).
             true_sol: the best solutions (B, d) for the true costs.
             true_obj: not needed; accepted because PyEPO's loss has it.
+
+        Raises:
+            ConfigurationError: if the costs have different shapes.
         """
         scores, true = self.scores(pred_cost), self.scores(true_cost).detach()
         if true.shape != scores.shape:

@@ -129,7 +129,7 @@ class Risk(nn.Module, ABC):
         """
 
     def draw_rows(self, size: int) -> Tensor | None:
-        """Return which rows (M,) of a training batch to compute losses of; None for all of them.
+        """Return the indices (M,) of the examples of a training batch whose losses are needed; None for all of them.
 
         A model calls this first, and passes the losses of these rows to the risk.
         """
@@ -229,7 +229,7 @@ class Risk(nn.Module, ABC):
 
 
 def gathered_losses(losses: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Return losses and weights gathered from all processes, without a gradient; with one process, the given ones."""
+    """Return losses (B,) and weights (B,) of all processes, without a gradient; with one process, the given ones."""
     losses = losses.detach()
     if world_size() == 1:
         return losses, weights

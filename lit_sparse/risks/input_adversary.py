@@ -25,7 +25,8 @@ class InputAdversary:
     where l is the loss, x the input, u the perturbed input and kappa the ``transport_cost``. The steps are Nesterov's
     accelerated gradient method.
 
-    A maximizer exists only if the loss curves by less than 2 kappa; with a smaller kappa the iterates diverge.
+    A maximizer exists only if the second derivatives of the loss are below 2 kappa; with a smaller kappa the iterates
+    diverge.
 
     Args:
         transport_cost: kappa, the cost of a unit of squared distance, in units of the loss, > 0.
@@ -33,7 +34,8 @@ class InputAdversary:
         lr: step size; None for ``0.1 / transport_cost``.
         momentum: momentum, in [0, 1).
 
-    Source: Improved Stochastic Optimization of LogSumExp, section 3.3.
+    Source: Gladin, Kroshnin, Zhu & Dvurechensky (2025), Improved Stochastic Optimization of LogSumExp, arXiv:2509.24894,
+    section 3.3.
 
     Example:
         >>> import torch

@@ -23,7 +23,7 @@ class MultilevelCVaR(CVaR):
 
     where C_m is the CVaR of the first m examples, C'_m the CVaR of the m examples after them, and n is ``smallest``. The
     level J is at most the largest for which the batch suffices. A model computes only the ``2^J n`` losses, on average ``n
-    (1 + levels / 2)``. The expectation of value and gradient is that of CVaR of ``2^levels n`` examples. So it has the bias
+    (1 + levels / 2)``. Value and gradient have the same expectations as CVaR of ``2^levels n`` examples. So it has the bias
     of a large batch at the cost of a small one, but a larger variance; it is unbiased for the CVaR of the data if the
     largest batch is all of the data. A single estimate may decrease as a loss increases. Each process makes its own
     estimate. In eval mode, CVaR of all losses is computed.

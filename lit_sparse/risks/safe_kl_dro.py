@@ -22,7 +22,14 @@ LINKS = ("softplus", "capped_exp")
 
 
 def link_value(s: Tensor, rho: float, link: str) -> Tensor:
-    """Return the link ``ln(1 + rho e^s) / rho``, or the capped exponential: e^s, continued linearly for ``s > -ln rho``."""
+    """Return the function of a loss whose mean a safe robust risk contains, at losses s of any shape, shifted and scaled.
+
+    Args:
+        s: ``(loss - a) / temperature``, a being the dual variable.
+        rho: inverse of the largest weight of an example, in (0, 1).
+        link: ``"softplus"`` for ``ln(1 + rho e^s) / rho``, or ``"capped_exp"`` for e^s, continued linearly for
+            ``s > -ln rho``.
+    """
     if link == "softplus":
         return softplus(s + math.log(rho)) / rho
     knee = -math.log(rho)
@@ -40,7 +47,7 @@ class DualRisk(Risk):
 
     Args:
         dual_lr: learning rate of a; None for the model's. Losses have their own unit, so a rate for weights seldom suits a.
-            With SGD, ``temperature * rho`` moves it by less than its temperature per step.
+            With SGD, a rate of ``temperature * rho`` moves a by less than the temperature per step.
         initial_dual: initial a; None for the minimizer over the first training batch. A value that is too high falls by at
             most ``dual_lr`` a per step, one that is too low rises up to 1 / rho times as fast: begin low. Weight averages
             that begin before the first batch (``AveragedModel``, Lightning's ``StochasticWeightAveraging``) need a number.

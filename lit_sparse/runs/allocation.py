@@ -40,7 +40,12 @@ class Limits(NamedTuple):
 
     @classmethod
     def of(cls, source: str, state: Mapping[str, Any]) -> Self:
-        """Return the limits for a file with these tensors, by the memory that they take in it."""
+        """Return limits that a model with given weights keeps: about twice their number, and twice their size.
+
+        Args:
+            source: name of the file in messages.
+            state: the weights by name, as read from a file.
+        """
         tensors = [value for value in state.values() if isinstance(value, Tensor)]
         sizes = {value.untyped_storage().data_ptr(): value.untyped_storage().nbytes() for value in tensors if _is_stored(value)}
         return cls(source, 2 * sum(sizes.values()) + SPARE_ELEMENTS, 2 * len(tensors) + SPARE_PARAMETERS)
@@ -68,7 +73,11 @@ class Limits(NamedTuple):
             handle.remove()
 
     def check(self, parameters: int, elements: int) -> None:
-        """Raise an error if these numbers exceed the limits."""
+        """Raise an error if these numbers exceed the limits.
+
+        Raises:
+            CheckpointError: if they do.
+        """
         if parameters > self.parameters:
             raise self.exceeded(f"more than {self.parameters:,} parameters")
         if elements > self.elements:

@@ -41,7 +41,13 @@ BUILT_LATER = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 
 
 class Plan(NamedTuple):
-    """Checked description of an object to build: its class and arguments, and whether further arguments are given later."""
+    """Checked description of an object to build, before any constructor runs.
+
+    Attributes:
+        made: class of the object, or function.
+        arguments: name -> value of its arguments, which may be plans themselves.
+        later: whether further arguments are given later, as the parameters are for an optimizer.
+    """
 
     made: Callable[..., Any]
     arguments: dict[str, Any]

@@ -65,7 +65,10 @@ def load(
         data: whether to also return the run's data module; text data use the vocabularies of the model.
         map_location: device of the weights.
         trust: import paths that the run may name in addition to the allowed ones; see ``docs/explanation/trust.md``.
-        arguments: arguments of the model that replace those in the checkpoint.
+        arguments: arguments of the model that replace the checkpoint's.
+
+    Returns:
+        The model; with ``data``, the model and the data module.
 
     Raises:
         CheckpointError: if the checkpoint is missing, does not match the model, or names a forbidden class.

@@ -39,7 +39,11 @@ def read_metrics(folder: Path, within: Path | None = None) -> list[dict[str, flo
 
 
 def read_lines(path: Path, within: Path) -> list[dict[str, float]]:
-    """Return the rows of a CSV file of logged numbers in any order, without empty cells; see :func:`read_metrics`."""
+    """Return the rows of a CSV file of logged numbers in any order, without empty cells; see :func:`read_metrics`.
+
+    Raises:
+        ConfigurationError: if a cell is not a finite number, or the file is not a table.
+    """
     table = read_table(path, within, numbers=None)
     lines = [{key: float(cell) for key, cell in row.items() if cell} for row in table]
     for line in lines:

@@ -78,7 +78,7 @@ def read_shards(folder: Path, source: str, read: Callable[..., Any]) -> dict[str
 
 
 def _tensors(folder: Path, source: str, listed: Any, read: Callable[..., Any]) -> dict[str, Any]:
-    """Return name -> tensor or value."""
+    """Return the tensors and other values by name."""
     places = {(index.fqn, tuple(index.offset or ())): place for index, place in listed.storage_data.items()}
     allowed = sum(path.stat().st_size for path in folder.iterdir())
     flat: dict[str, Any] = {}

@@ -127,7 +127,11 @@ def _written_out(found: Any, known: dict[int, int]) -> int:
 
 
 def leaves(source: str, found: Any, place: str, level: int = 0, seen: set[int] | None = None) -> Iterator[tuple[str, Any]]:
-    """Yield all values in nested dicts and lists with their paths; a list that occurs several times is visited once."""
+    """Yield all values in nested dicts and lists with their paths; a list that occurs several times is visited once.
+
+    Raises:
+        CheckpointError: if values are nested too deeply, or a dict has attributes.
+    """
     seen = set() if seen is None else seen
     if level > MOST_LEVELS:
         raise CheckpointError(f"{source} has more than {MOST_LEVELS} levels of nesting at `{place[:100]}`. {SUGGESTION}")

@@ -87,7 +87,11 @@ def is_allowed(found: type) -> bool:
 
 
 def find_imported(name: str) -> Any:
-    """Return the object at an import path, if its module is imported, or a part of this package or the user's; else None."""
+    """Return the object at an import path, if its module is imported, or a part of this package or the user's; else None.
+
+    Raises:
+        CheckpointError: if a module that the user names cannot be imported.
+    """
     parts = name.split(".")
     if not all(part.isidentifier() for part in parts):
         return None

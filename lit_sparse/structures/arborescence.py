@@ -106,7 +106,7 @@ def best_tree(levels: Any, scores: Any, heads: Any, active: Any, inside: Any, se
         levels: integers (2n + 1, 2n + 1), [head, node], by which pairs are compared first; lower is better.
         scores: float64 of the same shape, -inf where a pair is forbidden. Entries 0 .. n are the root, 0, and the nodes;
             the rest is workspace.
-        heads: integers (2n + 1,); those of the nodes are the result.
+        heads: integers (2n + 1,); the heads of the nodes are the result.
         active: booleans (2n + 1,), True for the nodes and the root.
         inside: integers (2n + 1,), workspace.
         seen: integers (2n + 1,), workspace.
@@ -143,7 +143,10 @@ def best_tree(levels: Any, scores: Any, heads: Any, active: Any, inside: Any, se
 
 @compile_rows()
 def tree_block(first: Any, stop: Any, scores: Any, single_root: Any, chosen: Any, found: Any) -> None:
-    """Write the heads of the best trees of rows ``first .. stop - 1``; see :func:`best_trees`."""
+    """Write the best trees of rows ``first .. stop - 1``, and whether there are any; see :func:`best_trees`.
+
+    ``chosen`` (B, n, n) and ``found`` (B,) receive its results.
+    """
     n = scores.shape[1]
     size = 2 * n + 1
     levels, padded = zeros((size, size), np.int32), empty((size, size), np.float64)

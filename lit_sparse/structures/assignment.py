@@ -110,7 +110,7 @@ class Assignment(OnePerRow):
 
     @on_values
     def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
-        """Return the best assignment of each row of scores, on the CPU, by the Hungarian method.
+        """Return the best assignment for each row of scores (B, rows * columns), on the CPU, by the Hungarian method.
 
         See :mod:`lit_sparse.structures.assignment_kernel`.
 

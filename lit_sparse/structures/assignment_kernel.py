@@ -78,7 +78,10 @@ def assign_row(new: Any, costs: Any, u: Any, v: Any, length: Any, path: Any, row
 
 @compile_rows()
 def assignment_block(first: Any, stop: Any, scores: Any, chosen: Any, found: Any) -> None:
-    """Write the best assignments of grids ``first .. stop - 1``; see :func:`best_assignments`."""
+    """Write the best assignments of grids ``first .. stop - 1``, and whether there are any; see :func:`best_assignments`.
+
+    ``chosen`` (B, rows, columns) and ``found`` (B,) receive its results.
+    """
     rows, columns = scores.shape[1], scores.shape[2]
     costs = empty((rows, columns), np.float64)
     u, v, length = empty(rows, np.float64), empty(columns, np.float64), empty(columns, np.float64)

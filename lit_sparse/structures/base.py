@@ -130,15 +130,15 @@ class Structure(ABC):
         return every[self.validate(every)]
 
     def validate(self, structures: Tensor) -> Tensor:
-        """Return which binary vectors (..., d) are structures, boolean (...); by default all of them."""
+        """Return a mask (...) of the binary vectors (..., d) that are structures; by default all of them."""
         return torch.ones(structures.shape[:-1], dtype=torch.bool, device=structures.device)
 
     def fits(self, structures: Tensor, allowed: Tensor) -> Tensor:
-        """Return which vectors (..., d) are structures without ones at forbidden entries, boolean (...).
+        """Return a mask (...) of the binary vectors (..., d) that are structures without ones at forbidden entries.
 
         Args:
             structures: (..., d).
-            allowed: boolean, broadcastable to the structures; False for forbidden entries.
+            allowed: boolean, broadcastable to the vectors; False for forbidden entries.
         """
         bits = (structures == 0) | ((structures == 1) & allowed)
         return bits.all(-1) & self.validate(structures)
@@ -215,7 +215,7 @@ class Structure(ABC):
     def centered(self, scores: Tensor) -> Tensor:
         """Return scores (..., D) minus a constant shared by all structures, to avoid rounding errors; by default unchanged.
 
-        Such as the largest score of a position if each structure has exactly one entry there.
+        An example is the largest score of a position where each structure has exactly one entry.
         """
         return scores
 
@@ -252,11 +252,14 @@ class Structure(ABC):
 
         Returns:
             Probabilities (..., S), some of which may be 0, and structures (..., S, d).
+
+        Raises:
+            ConfigurationError: for a structure without such a distribution.
         """
         raise ConfigurationError(f"{type(self).__name__} has structures that do not contain one another.")
 
     def scores_from_logits(self, logits: Tensor) -> Tensor:
-        """Return the scores for an encoder's logits, of which 0 means undecided; by default the logits themselves."""
+        """Return the scores for an encoder's logits (..., d), of which 0 means undecided; by default the logits themselves."""
         return logits
 
     def compiled(self, potentials: Tensor | None) -> CompiledOracle | None:
@@ -277,7 +280,7 @@ class Structure(ABC):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return instances for the shared tests, whose size is None if it can be read from the scores."""
+        """Return instances for the shared tests, without a fixed number of entries where the structure does not need one."""
         return [cls()]
 
     def known_size(self, d: int | None) -> int:
@@ -343,7 +346,7 @@ def best_by_search(
 
 
 def less_the_largest(scores: Tensor) -> Tensor:
-    """Return scores minus the largest of each row, held constant in the gradient; a row without finite scores is unchanged."""
+    """Return scores (..., d) minus each row's largest, a constant in the gradient; a row without finite scores is unchanged."""
     if not scores.shape[-1]:
         return scores
     largest = scores.detach().amax(-1, keepdim=True)
@@ -351,7 +354,7 @@ def less_the_largest(scores: Tensor) -> Tensor:
 
 
 def coarse_scores(scores: Tensor) -> Tensor:
-    """Return float64 scores rounded to multiples of a tiny step, as :func:`lit_sparse.kernels.oracles.coarse` does."""
+    """Return scores (...) in float64, rounded to multiples of a tiny step; see :func:`lit_sparse.kernels.oracles.coarse`."""
     exact = scores.double()
     fine = exact.abs() < FINE
     stepped = torch.where(fine, (torch.where(fine, exact, 0.0) / STEP + 0.5).floor() * STEP, exact)

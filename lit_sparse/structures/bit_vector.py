@@ -62,7 +62,7 @@ class BitVector(_Bits):
             check_count("d", self.d)
 
     def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
-        """Return the best bit vector of each row, with ones where scores are positive."""
+        """Return the best bit vector for each row of scores (B, d), with ones where scores are positive."""
         self.check_call(scores, potentials)
         return (scores > TIE).to(scores.dtype)
 
@@ -72,14 +72,15 @@ class BitVector(_Bits):
         return best_bits(scores, check_count("k", k))
 
     def project(self, scores: Tensor) -> Tensor:
-        """Return the scores clipped to [0, 1]."""
+        """Return the scores (..., d) clipped to [0, 1], the nearest point of the convex hull."""
         inner = torch.nn.functional.hardtanh(scores, 0.0, 1.0)  # has a second derivative, unlike clamp
         return torch.where((scores == 0.0) | (scores == 1.0), scores, inner)  # gradients pass at the ends, as with clamp
 
     def nested(self, marginals: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the bit vectors of the k largest marginals, k = 0 .. d, with the differences of sorted marginals as weights.
+        """Return probabilities of the bit vectors with ones at the k largest marginals, for k = 0 .. d, and these vectors.
 
-        A row with NaN gives NaN to the zero vector.
+        The probabilities are differences of sorted marginals; for the shapes, see the base class. A row with NaN gives NaN
+        to the zero vector.
         """
         ordered, order = marginals.sort(dim=-1, descending=True, stable=True)
         edges = torch.cat([torch.ones_like(ordered[..., :1]), ordered, torch.zeros_like(ordered[..., :1])], -1)
@@ -100,7 +101,7 @@ class BitVector(_Bits):
 
 
 def nearest_within(scores: Tensor, budget: float) -> Tensor:
-    """Return the nearest point with entries in [0, 1] that sum to at most ``budget``, differentiable.
+    """Return the point nearest to scores (..., d) with entries in [0, 1] that sum to at most ``budget``, differentiable.
 
     The labels of :data:`~lit_sparse.kernels.budget_sparsemax.map_budget` say how entries depend on the scores: not at all,
     on their own, or on all tied ones.
@@ -145,7 +146,7 @@ class Budget(_Bits):
         return [cls(None, 1), cls(None, 3)]
 
     def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
-        """Return the best vector of each row, with ones at the largest positive scores; ties go to the lowest index."""
+        """Return the best vector for each row of scores (B, d): ones at the largest positive ones, ties at the lowest index."""
         self.check_call(scores, potentials)
         kept = min(self.budget, scores.shape[-1])
         order = coarse_scores(scores).sort(dim=-1, descending=True, stable=True).indices[..., :kept]
@@ -154,7 +155,7 @@ class Budget(_Bits):
 
     @override
     def project(self, scores: Tensor) -> Tensor | None:
-        """Return the nearest point of the convex hull on a GPU; None on the CPU, where the search for structures is faster."""
+        """Return the nearest point (..., d) of the convex hull on a GPU; None on the CPU, where a search is faster."""
         return nearest_within(scores, self.budget) if scores.is_cuda else None
 
     @override
@@ -210,7 +211,7 @@ class TopK(_Bits):
 
     @on_values
     def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
-        """Return the best vector of each row, with ones at the k largest scores; ties go to the lowest index.
+        """Return the best vector for each row of scores (B, d), with ones at the k largest; ties go to the lowest index.
 
         Raises:
             ConfigurationError: if fewer than ``k`` entries are allowed.

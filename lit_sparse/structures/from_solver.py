@@ -104,7 +104,7 @@ class FromSolver(Structure):
 
     @on_values
     def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
-        """Return the solver's solution for each row of scores, after checking it.
+        """Return the solver's solution for each row of scores (B, size), after checking it.
 
         Raises:
             ConfigurationError: if a solution is not a binary vector of the right length, is worse than another known one,

@@ -171,7 +171,7 @@ class ShortestPath(_Graph):
 
     @on_values
     def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
-        """Return the best path of each row of scores, on the CPU; see :mod:`lit_sparse.structures.graph_kernel`.
+        """Return the best path for each row of scores (B, edges), on the CPU; see :mod:`lit_sparse.structures.graph_kernel`.
 
         Raises:
             ConfigurationError: if the forbidden edges leave no path, or a cycle has a positive total.
@@ -241,7 +241,7 @@ class SpanningTree(_Graph):
 
     @on_values
     def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
-        """Return the best spanning tree of each row of scores, on the CPU; ties go to the first edges.
+        """Return the best spanning tree for each row of scores (B, edges), on the CPU; ties go to the first edges.
 
         See :mod:`lit_sparse.structures.graph_kernel`.
 

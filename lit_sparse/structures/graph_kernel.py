@@ -28,7 +28,10 @@ CYCLE = 2
 def paths_block(
     first: Any, stop: Any, scores: Any, ends: Any, order: Any, nodes: Any, source: Any, target: Any, chosen: Any, found: Any
 ) -> None:
-    """Write the best paths of rows ``first .. stop - 1``; see :func:`best_paths`."""
+    """Write the best paths of rows ``first .. stop - 1``, and whether there are any; see :func:`best_paths`.
+
+    ``chosen`` (B, d) and ``found`` (B,) receive its results.
+    """
     total, last = empty(nodes, np.float64), empty(nodes, np.int64)
     for row in range(first, stop):
         for node in range(nodes):
@@ -74,7 +77,7 @@ def best_paths(scores: Any, ends: Any, order: Any, nodes: int, source: int, targ
 
 @compile_rows()
 def root_of(parent: Any, node: Any) -> Any:
-    """Return the representative of a node's connected component, with path compression (union-find)."""
+    """Return the root of a node in a union-find forest given by each node's parent, with path compression."""
     while parent[node] != node:
         parent[node] = parent[parent[node]]
         node = parent[node]
@@ -83,7 +86,10 @@ def root_of(parent: Any, node: Any) -> Any:
 
 @compile_rows()
 def trees_block(first: Any, stop: Any, scores: Any, order: Any, ends: Any, nodes: Any, chosen: Any, found: Any) -> None:
-    """Write the best spanning trees of rows ``first .. stop - 1``; see :func:`best_spanning_trees`."""
+    """Write the best spanning trees of rows ``first .. stop - 1``, and whether there are any; see :func:`best_spanning_trees`.
+
+    ``order`` (B, d) lists the edges of each row, the best first; ``chosen`` (B, d) and ``found`` (B,) receive the results.
+    """
     parent = empty(nodes, np.int64)
     for row in range(first, stop):
         for node in range(nodes):

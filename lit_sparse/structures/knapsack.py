@@ -81,7 +81,7 @@ class Knapsack(Structure):
 
     @on_values
     def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
-        """Return the best set of items for each row of scores; of equally good sets, one with the first of the items."""
+        """Return the best set of items for each row of scores (B, d); of equally good sets, one with the first of the items."""
         return best_by_search(self, scores, potentials, self._search, "a set of items", "")
 
     def _search(self, rows: np.ndarray) -> tuple[Any, Any]:

@@ -20,7 +20,7 @@ SECONDS = 2e-9  # of one thread for an item and a unit of capacity, about
 
 @compile_rows()
 def items_block(first: Any, stop: Any, values: Any, weights: Any, capacity: Any, chosen: Any) -> None:
-    """Write the best sets of items of rows ``first .. stop - 1``; see :func:`best_items`."""
+    """Write the best sets of items of rows ``first .. stop - 1`` to ``chosen`` (B, d); see :func:`best_items`."""
     d = values.shape[1]
     best, taken = empty(capacity + 1, np.float64), empty((d, capacity + 1), np.uint8)
     for row in range(first, stop):

@@ -33,7 +33,7 @@ class Xor(Structure):
     """
 
     def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
-        """Return the best vector of each row, with its one at the largest score; ties go to the lowest index."""
+        """Return the best vector for each row of scores (B, d), with its one at the largest; ties go to the lowest index."""
         self.check_call(scores, potentials)
         return _first_largest(scores)
 
@@ -57,7 +57,7 @@ class Or(Structure):
     """
 
     def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
-        """Return the best vector of each row, with ones at positive scores, or at the largest score if none is positive."""
+        """Return the best vector for each row of scores (B, d): ones at positive ones, or at the largest if there are none."""
         self.check_call(scores, potentials)
         positive = (scores > TIE).to(scores.dtype)
         return torch.maximum(positive, _first_largest(scores))
@@ -89,7 +89,11 @@ class OrOut(Structure):
             )
 
     def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
-        """Return the best vector of each row: ones at positive scores and in the last bit, or zeros if that is better."""
+        """Return the best vector for each row of scores (B, d), by comparing the zero vector with the best of the others.
+
+        That one has ones at positive scores, or at the largest of the first d - 1 if none of these is positive, and in the
+        last bit.
+        """
         self.check_call(scores, potentials)
         inputs = scores[..., :-1]
         best = torch.maximum((inputs > TIE).to(scores.dtype), _first_largest(inputs))

@@ -58,7 +58,7 @@ class Pair(Structure):
         return structures[..., 0] * structures[..., 1] * potentials
 
     def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
-        """Return the best of the four pairs of bits for each row; ties go to fewer ones, and then to the first bit."""
+        """Return the best of the four pairs of bits for each row of scores (B, 2); ties go to fewer ones, then to the first."""
         self.check_call(scores, potentials)
         both = 0.0 if potentials is None else self.batch_potentials(potentials, 2).to(scores.dtype)
         pairs = scores.new_tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])

@@ -84,7 +84,11 @@ class Sequence(OnePerRow):
             raise ConfigurationError(f"Expected scores for {lengths} times {tags} but got {d}.")
 
     def batch_potentials(self, potentials: Tensor, d: int) -> Tensor:
-        """Return checked transition scores as (rows or 1, length - 1 or 1, tags, tags)."""
+        """Return checked transition scores as (rows or 1, length - 1 or 1, tags, tags).
+
+        Raises:
+            ConfigurationError: for potentials of another shape.
+        """
         self.check_potentials(potentials)
         square, links = (self.tags, self.tags), max(d // self.tags - 1, 0)
         given = tuple(potentials.shape)
@@ -117,7 +121,11 @@ class Sequence(OnePerRow):
         return torch.stack(columns, -1).flatten(-2)
 
     def grid(self, entries: Tensor) -> Tensor:
-        """View entries of all tags (..., length * tags) as a grid (..., length, tags)."""
+        """View entries of all tags (..., length * tags) as a grid (..., length, tags).
+
+        Raises:
+            ConfigurationError: if the entries do not form such a grid.
+        """
         length, rest = entries.shape[-1] // self.tags, entries.shape[-1] % self.tags
         if rest or (self.length is not None and length != self.length):
             raise ConfigurationError(
@@ -126,7 +134,7 @@ class Sequence(OnePerRow):
         return entries.reshape(*entries.shape[:-1], length, self.tags)
 
     def select_entries(self, structures: Tensor) -> Tensor:
-        """Return the entries of the selected tag, or all entries without ``select``."""
+        """Return the entries (..., length) of the selected tag, or all entries (..., length * tags) without ``select``."""
         return structures if self.select is None else structures[..., self.select :: self.tags]
 
     @override
@@ -137,7 +145,7 @@ class Sequence(OnePerRow):
         return shown + torch.where(allowed, (1 - marginals).square(), 0.0).sum(-1) / (self.tags - 1)
 
     def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
-        """Return the best tag sequence of each row, by Viterbi's algorithm; ties go to the lowest tag.
+        """Return the best tag sequence for each row of scores, by Viterbi's algorithm; ties go to the lowest tag.
 
         Args:
             scores: (B, length * tags).
@@ -170,7 +178,11 @@ class Sequence(OnePerRow):
         return chosen.flatten(-2)
 
     def enumerate(self, d: int | None = None) -> Tensor:
-        """Return all tag sequences over d entries, (S, d) float64, none with positions left out."""
+        """Return all tag sequences over d entries, (S, d) float64, none with positions left out.
+
+        Raises:
+            ConfigurationError: if d is neither given nor fixed by the structure.
+        """
         d = self.size if d is None else d
         if d is None:
             raise ConfigurationError(f"Expected the number of entries `d` for {self!r}, which does not fix it, but got None.")

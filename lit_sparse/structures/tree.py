@@ -98,7 +98,7 @@ class Tree(OnePerRow):
 
     @on_values
     def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
-        """Return the best tree of each row of scores, on the CPU, by Edmonds' algorithm.
+        """Return the best tree for each row of scores (B, nodes * nodes), on the CPU, by Edmonds' algorithm.
 
         See :mod:`lit_sparse.structures.arborescence`.
 

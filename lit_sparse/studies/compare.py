@@ -182,7 +182,7 @@ def table_of(study: Study, rows: Sequence[Row], settings: Mapping[str, Mapping[s
 
 
 def _thinned(merged: dict[float, dict[str, float]]) -> Iterator[dict[str, float]]:
-    """Yield epoch -> logged values as points of a curve; one point stands for several epochs if there are very many."""
+    """Yield the logged values of each epoch as a point of a curve; a point stands for several epochs if there are very many."""
     epochs, each = sorted(merged), -(-len(merged) // MOST_POINTS)
     for start in range(0, len(epochs), each):
         some = [merged[epoch] for epoch in epochs[start : start + each]]

@@ -48,7 +48,11 @@ class VocabularyOptions:
         check_sizes(self.max_size, self.min_count)
 
     def make(self, lines: Iterable[str]) -> Vocabulary:
-        """Return the vocabulary of the given file, or one that is built from the lines."""
+        """Return the vocabulary of the given file, or one that is built from the lines.
+
+        Raises:
+            ConfigurationError: if the file holds a vocabulary of another kind or case.
+        """
         if self.file is not None:
             loaded = Vocabulary.load(self.file)
             for name, default in (("kind", "words"), ("lowercase", True)):

@@ -69,6 +69,9 @@ def guarded(what: str) -> Iterator[None]:
 
     Args:
         what: start of the message, such as ``"The lines cannot be encoded"``.
+
+    Raises:
+        DataError: in place of an error of the ``tokenizers`` package.
     """
     try:
         yield

@@ -138,6 +138,12 @@ class Vocabulary:
     ) -> Vocabulary:
         """Return a vocabulary of whole tokens in a given order; missing special tokens are appended.
 
+        Args:
+            tokens: distinct tokens; the id of a token is its position.
+            kind: see :class:`VocabularyOptions`.
+            lowercase: whether to lower-case text.
+            language: language of the Moses tokenizer.
+
         Raises:
             DataError: if a token is there twice.
             ConfigurationError: for tokens that are not texts.
@@ -372,7 +378,11 @@ def _check_many(name: str, texts: Iterable[str]) -> None:
 
 
 def check_sizes(max_size: int, min_count: int) -> None:
-    """Check that a vocabulary's maximum size and minimum count are valid."""
+    """Check that a vocabulary's maximum size and minimum count are valid.
+
+    Raises:
+        ConfigurationError: if one of them is out of its range.
+    """
     least = len(SPECIALS) + 1
     if check_count("max_size", max_size, least) > LARGEST:
         raise ConfigurationError(f"Expected argument `max_size` to be in {least} .. {LARGEST:,} but got {max_size:,}.")

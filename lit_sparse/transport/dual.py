@@ -88,7 +88,8 @@ def plan_penalty(surplus: Tensor, eps: float, rho: float, objective: TransportOb
 def log_plan_density(surplus: Tensor, rho: float, objective: TransportObjective) -> Tensor:
     """Return the logarithm of the transport plan's density with respect to the product of the two measures.
 
-    It is the surplus s of :func:`plan_penalty` for ``"dual"``, and ``ln(sigmoid(s + ln rho) / rho)`` for ``"safe"``.
+    For a surplus s of any shape, see :func:`plan_penalty`, it is s for ``"dual"``, and ``ln(sigmoid(s + ln rho) / rho)`` for
+    ``"safe"``.
     """
     if _is_dual(objective, rho):
         return surplus

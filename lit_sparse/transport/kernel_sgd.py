@@ -1,7 +1,7 @@
 """Stochastic gradient ascent on the dual of entropic optimal transport, for potentials that are sums of Gaussian bumps.
 
-Every iteration evaluates sums over all the iterations before it, so that n of them take n^2 exponentials: nothing that can be
-left to Python. They are computed here for several entries at a time, to all but the last digit of float64.
+Every iteration evaluates sums over all the iterations before it, so n of them take n^2 exponentials, too many for Python.
+They are computed here for several entries at a time, to all but the last digit of float64.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _ascend(
     Args:
         source: (B, d) points x.
         target: (B, d) points y.
-        sources: (d, N) all the points x, those of this call among them.
+        sources: (d, N) all the points x, including the points of this call.
         targets: (d, N) all the points y.
         coefficients: (N,) b, of which ``first .. first + B - 1`` are written.
         first: iterations done before.

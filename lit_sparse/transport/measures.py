@@ -92,7 +92,11 @@ class GaussianMixture(Measure):
         return means + deviations * noise
 
     def log_prob(self, x: Tensor) -> Tensor:
-        """Return the log density (B,) at points (B, d)."""
+        """Return the log density (B,) at points (B, d).
+
+        Raises:
+            ConfigurationError: for points of another dimension.
+        """
         if x.dim() != 2 or x.shape[1] != self.dim:
             raise ConfigurationError(f"Expected points (B, {self.dim}) but got {tuple(x.shape)}.")
         means, variances, log_shares = (part.to(x) for part in (self._means, self._variances, self._log_shares))
@@ -112,7 +116,11 @@ def draw_rows(shares: Tensor, seed: int, index: Tensor) -> Tensor:
 
 
 def normalized_weights(weights: Sequence[float] | None, count: int, what: str) -> Tensor:
-    """Return weights (count,) float64 divided by their sum, equal ones for None."""
+    """Return weights (count,) float64 divided by their sum, equal ones for None.
+
+    Raises:
+        ConfigurationError: if there are not ``count`` weights, a weight is negative, or all are zero.
+    """
     if weights is None:
         return torch.full((count,), 1.0 / count, dtype=torch.float64)
     found = torch.tensor(weights, dtype=torch.float64)

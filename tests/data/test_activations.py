@@ -56,6 +56,13 @@ def files(folder: Path) -> dict[str, int]:
     return {file.name: file.stat().st_mtime_ns for file in sorted((folder / "shards" / "train").glob("*.npy"))}
 
 
+def test_the_texts_of_a_row_follow_each_other(make: Make, tmp_path: Path) -> None:
+    data = make(columns=("text", "other"), max_texts=3)
+    rows = [{"text": "a dog", "other": "a cat"}, {"text": "old park", "other": "green park"}]
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert data._texts("train") == ["a dog", "a cat", "old park"]
+
+
 def test_rows_are_the_activations_of_the_tokens(make: Make, encoder: str) -> None:
     """Without special tokens and padding; each distinct text once; with the text around a token."""
     from transformers import AutoModel, AutoTokenizer

@@ -12,7 +12,9 @@ import torch
 from .pages import DOCS, blocks
 
 PAGE = DOCS / "how_to" / "coming_from.md"
-ROWS = re.findall(r"^\| `(.+)` \| `(.+)` \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+#: The first section, whose table the tests compute.
+TABLE = PAGE.read_text(encoding="utf-8").partition("\n## ")[0]
+ROWS = re.findall(r"^\| `(.+)` \| `(.+)` \|$", TABLE, re.MULTILINE)
 
 
 def names() -> dict[str, Any]:
@@ -25,7 +27,7 @@ def names() -> dict[str, Any]:
 
 
 def test_all_lines_are_read() -> None:
-    assert len(ROWS) == sum(line.startswith("| `") for line in PAGE.read_text(encoding="utf-8").splitlines()) > 10
+    assert len(ROWS) == sum(line.startswith("| `") for line in TABLE.splitlines()) > 10
 
 
 @pytest.mark.parametrize(("theirs", "ours"), ROWS)

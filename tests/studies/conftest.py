@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
@@ -110,19 +111,24 @@ def function_study(write_study: Callable[..., Path], tmp_path: Path, monkeypatch
 
 
 @pytest.fixture
-def run_with_kills() -> Callable[[Callable[[], subprocess.Popen[bytes]], int], None]:
-    """Start a command five times and kill it at random moments, then let it end."""
+def run_with_kills() -> Iterator[Callable[..., None]]:
+    """Start a command in a session of its own, kill it at random moments, and then let it end; nothing outlives the test."""
+    started: list[subprocess.Popen[bytes]] = []
 
-    def run(start: Callable[[], subprocess.Popen[bytes]], seed: int) -> None:
+    def run(start: Callable[[], subprocess.Popen[bytes]], seed: int, kills: int = 5) -> None:
         moments = random.Random(seed)
-        for kill in range(5):
-            process = start()
+        for kill in range(kills):
+            started.append(process := start())
             time.sleep(moments.uniform(5, 25))
             if kill % 2:
                 os.killpg(process.pid, signal.SIGKILL)  # with its trainings
             else:
                 process.kill()  # its trainings go on, and hold their locks
             process.wait()
-        assert start().wait() == 0
+        started.append(start())
+        assert started[-1].wait() == 0
 
-    return run
+    yield run
+    for process in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)

@@ -435,7 +435,7 @@ def test_a_study_that_is_killed_ends_with_the_rows_of_one_that_is_not(
     path = write_study(cells=cells, seeds=[0, 1])
     whole = tmp_path / "whole"
     run_with_kills(lambda: _start(path, tmp_path), 0)
-    assert _start(path, whole).wait() == 0
+    run_with_kills(lambda: _start(path, whole), 0, kills=0)
     rows = runner(path).rows.read()
     assert sorted((row["cell"], row["seed"]) for row in rows) == sorted((cell, seed) for cell in cells for seed in "01")
     assert measured(rows) == measured(Rows(whole / "results" / "toy.csv", tmp_path / "lock").read())

@@ -78,7 +78,7 @@ class LanguageLogger(Picture):
         self._names: list[str] = []
 
     def state_example(self, model: Any) -> dict[str, Any]:
-        """Return an example of the state, against which a stored one is checked."""
+        """Return an example of this callback's state, with the types and shapes that a stored state must have."""
         names = getattr(getattr(model.trainer, "datamodule", None), "class_names", ())
         counts = torch.zeros(len(names) or UNNAMED, getattr(model, "vocabulary", 0), dtype=torch.long)
         return {"_drawn": OneOf(counts), "_names": ListOf("")}

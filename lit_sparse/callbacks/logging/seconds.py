@@ -61,7 +61,7 @@ class SecondsLogger(pl.Callback):
         return {"seconds": self.seconds}
 
     def state_example(self, model: pl.LightningModule) -> dict[str, Any]:
-        """Return an example of the state, against which a stored one is checked."""
+        """Return an example of this callback's state, with the types and shapes that a stored state must have."""
         return {"seconds": AMOUNT}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

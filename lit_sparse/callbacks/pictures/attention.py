@@ -101,7 +101,7 @@ class AttentionPlot(Picture):
         return {"examples": {index: vars(example) for index, example in self._kept.items()}}
 
     def state_example(self, model: pl.LightningModule) -> dict[str, Any]:
-        """Return an example of the state, against which a stored one is checked."""
+        """Return an example of this callback's state, with the types and shapes that a stored state must have."""
         weights = Kind("weights", lambda value: isinstance(value, Tensor) and value.is_floating_point())
         return {"examples": DictOf({"weights": weights, "source": ListOf(""), "output": ListOf(""), "title": ""}, int)}
 

@@ -46,7 +46,7 @@ class Picture(StageCallback):
         self._log_dir: str | None = None
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Read the logger's folder, on all processes because it is broadcast."""
+        """Find the folder to write to, by default the logger's, on all processes, because the first one broadcasts it."""
         self._log_dir = trainer.log_dir
 
     @property

@@ -42,7 +42,7 @@ class CurvePlot(Picture):
         self.validated = dict.fromkeys(name for name in self.metrics if name.startswith("val/"))
 
     def state_example(self, model: pl.LightningModule) -> dict[str, Any]:
-        """Return an example of the state, against which a stored one is checked."""
+        """Return an example of this callback's state, with the types and shapes that a stored state must have."""
         row = {"epoch": NUMBER, **dict.fromkeys(self.metrics, OneOf(FLOAT))}
         return {"history": ListOf(row), "validated": dict.fromkeys(self.validated, OneOf(FLOAT))}
 
@@ -64,7 +64,10 @@ class CurvePlot(Picture):
         return [{**row, "calls": total} for row, total in zip(self.history, calls, strict=True) if None not in row.values()]
 
     def artifact(self, trainer: pl.Trainer, module: Any) -> dict[str, Any] | None:
-        """Return the rows to plot, and the names of all values that are equal in them; the first such plot shows them all."""
+        """Return the rows to plot, or None if an earlier plot of this run shows the same values.
+
+        A plot whose values equal the values of other plots in all epochs is labelled with all of their names.
+        """
         curves = [plot for plot in trainer.callbacks if isinstance(plot, CurvePlot)]  # type: ignore[attr-defined]
         mine = [[*row.values()] for row in self.history]
         equal = [plot for plot in curves if plot.folder == self.folder and [[*row.values()] for row in plot.history] == mine]

@@ -38,7 +38,7 @@ class ReconstructionPlot(Picture):
         self._last: Tensor | None = None
 
     def state_example(self, model: pl.LightningModule) -> dict[str, Any]:
-        """Return an example of the state, against which a stored one is checked."""
+        """Return an example of this callback's state, with the types and shapes that a stored state must have."""
         pairs = Kind("floats (2, N, D)", lambda it: isinstance(it, Tensor) and it.is_floating_point() and it.shape[:-2] == (2,))
         return {"_last": OneOf(pairs)}
 
@@ -53,7 +53,7 @@ class ReconstructionPlot(Picture):
             self._last = torch.stack([found["images"], found["reconstructions"]]).detach().float().cpu()
 
     def artifact(self, trainer: pl.Trainer, module: Any) -> dict[str, Any] | None:
-        """Return the images and reconstructions to draw, or None."""
+        """Return the images and reconstructions to draw, or None if no step returned any."""
         return None if self._last is None or not self._last.numel() else _sheet(self._last, ["image", "reconstruction"])
 
 
@@ -78,7 +78,7 @@ class ClassSamplesPlot(Picture):
 
     @torch.no_grad()
     def artifact(self, trainer: pl.Trainer, module: Any) -> dict[str, Any] | None:
-        """Return the generated images to draw, or None."""
+        """Return the generated images to draw, or None for a model that generates none by class."""
         if not all(hasattr(module, name) for name in ("generate", "style_features", "classes")):
             return None
         styles = torch.randn(self.columns, module.style_features, generator=torch.Generator().manual_seed(0)).to(module.device)
@@ -97,8 +97,9 @@ class TransportPlot(Picture):
     In two dimensions it draws the points with arrows along the barycentric map. Next to the target points it draws samples
     of the plan for the source points.
 
-    A model needs ``held_out``, source and target points or None, and the methods ``sample_plan`` and ``barycentric_map`` of
-    ``EntropicTransport``; on the line also ``potentials``. Other models, and points in more dimensions, are ignored.
+    A model needs the attribute ``held_out``, source and target points or None, and the methods ``sample_plan`` and
+    ``barycentric_map`` of ``EntropicTransport``; in one dimension also ``potentials``. Other models, and points in more
+    dimensions, are ignored.
 
     To use it in a config (the command line adds it by itself)::
 
@@ -122,7 +123,7 @@ class TransportPlot(Picture):
 
     @torch.no_grad()
     def artifact(self, trainer: pl.Trainer, module: Any) -> dict[str, Any] | None:
-        """Return the points, plan samples and potentials to draw, or None."""
+        """Return the points, plan samples and potentials to draw, or None without held-out points."""
         if getattr(module, "held_out", None) is None or module.held_out[0].shape[1] > 2:
             return None
         source, target = module.held_out

@@ -61,7 +61,11 @@ class BasesPlot(Picture):
         self.shape = shape
 
     def artifact(self, trainer: pl.Trainer, module: Any) -> dict[str, Any] | None:
-        """Return the bases to draw, or None."""
+        """Return the bases to draw, or None for a model without bases.
+
+        Raises:
+            ConfigurationError: if ``shape`` does not have as many pixels as a basis has entries.
+        """
         bases = _bases_of(module)
         if bases is None:
             return None
@@ -98,7 +102,7 @@ class ActivityHistogram(Picture):
         self._kept: Tensor | None = None
 
     def state_example(self, model: pl.LightningModule) -> dict[str, Any]:
-        """Return an example of the state, against which a stored one is checked."""
+        """Return an example of this callback's state, with the types and shapes that a stored state must have."""
         return {"_kept": OneOf(self._counts.counts)}
 
     def begin(self, module: pl.LightningModule) -> None:
@@ -118,7 +122,7 @@ class ActivityHistogram(Picture):
                 self._kept = self._counts.counts.cpu().clone()
 
     def artifact(self, trainer: pl.Trainer, module: Any) -> dict[str, Any] | None:
-        """Return the histogram to draw, or None."""
+        """Return the histogram to draw, or None if nothing was counted."""
         return None if self._kept is None or not bool(self._kept.any()) else {"counts": self._kept}
 
 
@@ -138,7 +142,7 @@ class TopTokensPlot(Picture):
 
     Args:
         units: number of units, the first ones.
-        tokens: number of tokens of each.
+        tokens: number of tokens listed for each unit.
         folder: folder of the pictures; None for the logger's folder.
 
     Raises:
@@ -156,7 +160,7 @@ class TopTokensPlot(Picture):
         self._top: Tensor | None = None
 
     def state_example(self, model: pl.LightningModule) -> dict[str, Any]:
-        """Return an example of the state, against which a stored one is checked."""
+        """Return an example of this callback's state, with the types and shapes that a stored state must have."""
         pairs = Kind(
             "numbers (2, units, tokens)",
             lambda it: isinstance(it, Tensor) and it.dtype == torch.float64 and it.shape[:-2] == (2,),
@@ -187,7 +191,7 @@ class TopTokensPlot(Picture):
         return both.gather(-1, places.expand(2, *places.shape))
 
     def artifact(self, trainer: pl.Trainer, module: Any) -> dict[str, Any] | None:
-        """Return the tokens to list, with their context, or None."""
+        """Return the tokens to list, with their context, or None if there are none."""
         data: Any = getattr(trainer, "datamodule", None)
         if self._top is None or not hasattr(data, "token_text"):
             return None

@@ -83,7 +83,11 @@ class OptimalBrainDamage(pl.Callback):
         return self._generate_state_key(module=self.module)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Check that the model has the layer and class scores."""
+        """Check that the model has the layer and class scores.
+
+        Raises:
+            ConfigurationError: if the model lacks the layer, or a method ``class_scores``.
+        """
         weight = self._layer(pl_module).weight
         self._squares = None if self._squares is None else self._squares.to(weight.device)
         if not _classifies(pl_module):
@@ -112,7 +116,7 @@ class OptimalBrainDamage(pl.Callback):
         return {"mask": self._mask, "squares": _summed(self._squares)}
 
     def state_example(self, model: pl.LightningModule) -> dict[str, Any]:
-        """Return an example of the state, against which a stored one is checked."""
+        """Return an example of this callback's state, with the types and shapes that a stored state must have."""
         weight = self._layer(model).weight.detach()
         return {"mask": OneOf(torch.ones_like(weight, dtype=torch.bool)), "squares": OneOf(torch.zeros_like(weight))}
 

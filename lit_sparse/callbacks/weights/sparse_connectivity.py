@@ -83,7 +83,11 @@ class SparseConnectivity(pl.Callback):
         self._projected = None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Project the weights, unless the run is resumed."""
+        """Project the weights, unless the run is resumed.
+
+        Raises:
+            ConfigurationError: if a vector is zero, or too short, or there is no such weight.
+        """
         for path, weight in find_weights(pl_module, self.paths).items():
             if weight.dim() > 2 and self.dim == -1:
                 rank_zero_warn(
@@ -114,7 +118,7 @@ class SparseConnectivity(pl.Callback):
             self._project(trainer, pl_module)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Project the weights before the last validation of a run that stops early; warn if they are unprojected in others."""
+        """Project the weights before the last validation of a run that stops early; warn if others see dense weights."""
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
         if trainer.should_stop:
@@ -129,7 +133,7 @@ class SparseConnectivity(pl.Callback):
     def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Project the weights before the last checkpoint of a run that stops early.
 
-        The checkpoint shares the model's tensors.
+        The checkpoint shares the model's tensors, so it then holds projected weights.
         """
         if trainer.should_stop:
             self._project(trainer, pl_module)
@@ -148,7 +152,7 @@ class SparseConnectivity(pl.Callback):
         return {"projected": self._projected}
 
     def state_example(self, model: pl.LightningModule) -> dict[str, Any]:
-        """Return an example of the state, against which a stored one is checked."""
+        """Return an example of this callback's state, with the types and shapes that a stored state must have."""
         return {"projected": OneOf(COUNT)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

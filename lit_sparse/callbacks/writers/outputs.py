@@ -50,11 +50,11 @@ class Writer(BasePredictionWriter):
         raise NotImplementedError
 
     def files_of(self, rows: list[Any], begun: bool) -> dict[str, Iterable[str]]:
-        """Return file name -> lines for some rows, without a header if the files are ``begun``."""
+        """Return a dict from file names to the lines for some rows; without a header if the files are ``begun``."""
         raise NotImplementedError
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Read the logger's folder, on all processes because it is broadcast."""
+        """Find the folder to write to, by default the logger's, on all processes, because the first one broadcasts it."""
         super().setup(trainer, pl_module, stage)
         self._log_dir = trainer.log_dir
 

@@ -88,11 +88,11 @@ class ImageDataModule(ResumableDataModule):
     (B, D) float32, ``label`` (B,) and ``index`` (B,), the index within the split.
 
     With ``shift_augmentation``, the training images also include eight shifts of each image by one pixel, padded with zeros
-    and computed on access. The k-th shift of the i-th image has the index ``i + k N``.
+    and computed on access. The k-th shift of the i-th of N images has the index ``i + k N``.
 
-    With ``label_noise`` the labels of training and validation are noisy, the test labels are not. Batches then also hold
+    With ``label_noise`` the training and validation labels are noisy, the test labels are not. Batches then also hold
     ``true_label`` (B,), the labels without noise, or -100 if unlabelled. Images with groups add ``group`` (B,), -100 if
-    unlabelled. A subclass passes the images of training and validation through :meth:`noisy` when it loads them.
+    unlabelled. A subclass passes the training and validation images through :meth:`noisy` when it loads them.
 
     A fraction or number of labelled images selects the same ones for every seed. A file of indices selects the images at
     these positions of the data set, counted from 0: ``.npy``, or ``.txt`` with an index per line.
@@ -182,7 +182,13 @@ class ImageDataModule(ResumableDataModule):
         return noisy
 
     def setup(self, stage: str | None = None) -> None:
-        """Read the images, check their labels, and choose the labelled ones."""
+        """Read the images, check their labels, and choose the labelled ones.
+
+        Raises:
+            ConfigurationError: if an argument does not suit the images, such as an ``epoch_size`` above their
+                number.
+            DataError: if the images or labels are invalid, such as intensities outside [0, 1].
+        """
         if self._splits:
             return
         splits = loaded(self, Images)
@@ -273,7 +279,7 @@ class ImageDataModule(ResumableDataModule):
         return self._all(self._labelled).sort().values if self.labelled_only else super().train_indices()
 
     def fetch(self, split: Split, epoch: int, indices: Tensor) -> Batch:
-        """Return a batch of images; the class describes its entries."""
+        """Return the images at indices (B,) of a split as a batch; the class describes its entries."""
         places = indices % len(self._splits[split])
         images = self._splits[split][places]
         pixels, labels = images.pixels, images.labels

@@ -25,8 +25,8 @@ class ColoredDigitsDataModule(DigitsDataModule):
 
     In training, a digit of class 0 is red and one of class 1 is green, except for a share of ``1 - correlation``. In
     validation and test, both colors are equally likely. A model that relies on the color fails in the two groups that are
-    rare in training. Batches also hold ``group`` (B,): 0 and 1 for red and green digits of class 0, 2 and 3 for those of
-    class 1; -100 if unlabelled. Groups 1 and 2 are the rare ones. Pixels (B, 128) are a red and a green plane of 8 x 8.
+    rare in training. Batches also hold ``group`` (B,): 0 and 1 for red and green digits of class 0, 2 and 3 for digits
+    of class 1; -100 if unlabelled. Groups 1 and 2 are the rare ones. Pixels (B, 128) are a red and a green plane of 8 x 8.
 
     Args:
         correlation: share of the training digits that have the color of their class.

@@ -73,7 +73,11 @@ class OwnImagesDataModule(ImageDataModule):
         """
 
     def load(self) -> dict[Split, Images]:
-        """Return the images of each split, with numbered classes."""
+        """Return the images of each split, with numbered classes.
+
+        Raises:
+            DataError: if images to be labelled have no class.
+        """
         pixels, classes, kinds = self.read()
         labels = torch.full((len(pixels),), UNLABELLED)
         if classes is not None:
@@ -147,7 +151,11 @@ class ImageFolderDataModule(OwnImagesDataModule):
         self.shape = (check_count("size", size[0], most=LARGEST_SIDE), check_count("size", size[1], most=LARGEST_SIDE))
 
     def read(self) -> tuple[Tensor, np.ndarray[Any, Any] | None, np.ndarray[Any, Any]]:
-        """Return the pixels, classes and splits of all images in the folder."""
+        """Return the pixels, classes and splits of all images in the folder.
+
+        Raises:
+            DataError: if the folder is missing or holds no images, or an image is in a wrong folder.
+        """
         root = Path(self.path).expanduser()
         if not root.is_dir():
             raise DataError(f"The folder of images {str(root)!r} does not exist.{in_folder(root.parent, root.name)}")
@@ -217,7 +225,11 @@ class ImageTableDataModule(OwnImagesDataModule):
         self.parts = parts
 
     def read(self) -> tuple[Tensor, np.ndarray[Any, Any] | None, np.ndarray[Any, Any]]:
-        """Return the pixels, classes and splits from the arrays of the file."""
+        """Return the pixels, classes and splits from the arrays of the file.
+
+        Raises:
+            DataError: if the file is missing, or an array has another type, shape or range.
+        """
         path = Path(self.path).expanduser()
         if not path.is_file():
             raise DataError(f"There is no file of images {str(path)!r}.{in_folder(path.parent, path.name)}")

@@ -163,7 +163,7 @@ def _checked(batch: Any) -> Any:
 
 
 def needed(columns: Mapping[str, str], names: Sequence[str]) -> list[str]:
-    """Return the columns to read, and all columns if one is nested or missing, so that an error can list them."""
+    """Return the columns to read, or all columns if one is nested or missing, so that an error can list them."""
     wanted = {*columns.values()}
     if not wanted <= {*names}:
         wanted |= {column.partition(".")[0] for column in wanted} | {*names[:LISTED]}

@@ -55,12 +55,13 @@ def read_split(
             name that starts with ``.``, ``/`` or ``~`` or exists as a folder is local. With None, ``split`` is the path or URL
             of a table, or the common start of parallel files.
         split: name of the split, with or without the ending of a table; on the hub also a slice such as ``train[:1000]``.
-        columns: role -> column of a table, dotted if nested (``translation.de``), or ending of a parallel file.
+        columns: for each role, such as ``source``, the column of a table, dotted if nested (``translation.de``), or the ending
+            of a parallel file.
         config: name of the hub data set's configuration, or a subfolder of the local folder.
         optional: roles that may lack a value in a row of a table, which is then None.
 
     Returns:
-        Role -> values, equally many per role.
+        A dict from roles to their values, equally many per role.
 
     Raises:
         ConfigurationError: if ``columns`` is empty, or ``config`` is given without ``path``.
@@ -159,7 +160,7 @@ def is_of_hub(path: str | None) -> bool:
 
 
 def _find(base: Place, columns: Mapping[str, str]) -> list[Place] | dict[str, Place]:
-    """Return the table or its parts, or role -> parallel file, for a path without its ending."""
+    """Return the table or its parts, or a dict from roles to parallel files, for a path without its ending."""
     if base.is_file() and ending_of(base) in TABLES:
         return [base]
     tables = _tables(base)

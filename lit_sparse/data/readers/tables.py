@@ -1,7 +1,8 @@
 """Reads tables in JSON, CSV, TSV, Parquet and Arrow, a chunk of rows at a time.
 
-The loaders of ``datasets`` convert dates, number their errors by byte, unpack without a bound, and copy files to a cache. These
-readers keep the values unchanged, and need no network, cache or home folder.
+The loaders of ``datasets`` turn NA into a missing value and 007 into 7, fill up short rows, leave out the second of two columns
+of one name, unpack without a bound, and copy files to a cache. These readers keep the values unchanged, name the line of an
+error, and need no cache or home folder.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class _Format(NamedTuple):
     """How a table is read.
 
     Attributes:
-        chunks: function from a file and role -> column to its chunks.
+        chunks: function from a file, and the column of each role, to the file's chunks.
         rows: function from the same to its rows, which is slower and tells what is wrong in which line.
         decode: function from a value of a chunk to a value of a column; None for the same value.
     """
@@ -68,12 +69,12 @@ class _Format(NamedTuple):
 
 
 def from_chunks(chunks: Iterable[Chunk], first: Place | None, columns: Mapping[str, str]) -> dict[str, Column]:
-    """Return role -> values of a table, from its chunks.
+    """Return a dict from roles, such as ``source``, to the values of a table, from its chunks.
 
     Args:
         chunks: see :func:`chunks_of`.
         first: first file of the table; None for a data set on the hub.
-        columns: role -> column.
+        columns: the column of each role, such as ``source``.
 
     Raises:
         DataError: see :func:`chunks_of`, or if the disk is full.
@@ -156,7 +157,7 @@ def chunks_of(files: Sequence[Place], columns: Mapping[str, str], optional: Coll
 
     Args:
         files: the files.
-        columns: role -> column.
+        columns: the column of each role, such as ``source``.
         optional: roles that may lack values in some rows.
 
     Raises:
@@ -179,7 +180,7 @@ def of_batches(
     Args:
         chunks: chunks of the table.
         rows: function that returns the table's rows with their positions, read again to find where values are missing.
-        columns: role -> column.
+        columns: the column of each role, such as ``source``.
         where: name of the table in messages.
         optional: roles that may lack values in some rows.
 
@@ -231,12 +232,6 @@ def _names(row: Mapping[str, Any]) -> Iterator[str]:
             yield str(name)
 
 
-# JSON: each cell is text, or begins with a mark and is a value in JSON
-
-
-# CSV and TSV: each cell is text
-
-
 def _are_numbers(cells: Any) -> bool:
     from pyarrow import compute
 
@@ -263,9 +258,6 @@ def _check_digits(arrays: Iterable[Any], column: str, path: Place, row: int = 0)
                 if cell and cell.lstrip("-").isdecimal() and (len(cell) > LONGEST + 2 or abs(int(cell)) > sys.float_info.max):
                     raise too_long(column, path, f"row {place}")
         row += len(cells)
-
-
-# Arrow's own formats, and data sets of the hub
 
 
 def chunks_of_batches(batches: Iterable[Any], columns: Mapping[str, str]) -> Iterator[Chunk]:

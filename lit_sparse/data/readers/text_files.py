@@ -164,7 +164,11 @@ def in_folder(folder: Place, name: str) -> str:
 
 
 def numbered_lines(path: Place) -> Generator[tuple[int, str], None, None]:
-    """Yield the lines of a text file with their numbers, from 1."""
+    """Yield the lines of a text file with their numbers, from 1.
+
+    Raises:
+        DataError: if a line is not in UTF-8.
+    """
     with open_bounded(path, lines=True) as file:
         if file.read(3) != BOM:
             file.seek(0)

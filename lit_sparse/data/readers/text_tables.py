@@ -57,7 +57,11 @@ def value_at(row: Mapping[str, Any], column: str) -> Any:
 
 
 def json_chunks(path: Place, columns: Mapping[str, str]) -> Iterator[Chunk]:
-    """Yield the rows of a JSON table in chunks, each cell as text, or as a mark followed by JSON."""
+    """Yield the rows of a JSON table in chunks, each cell as text, or as a mark followed by JSON.
+
+    Raises:
+        DataError: if a row is not an object, or an integer has too many digits.
+    """
 
     def cell(row: Row, column: str) -> str | None:
         value = value_at(row[1], column)
@@ -99,7 +103,11 @@ def decoded(cell: str) -> Any:
 
 
 def json_rows(path: Place, _: Mapping[str, str]) -> Iterator[Row]:
-    """Yield the rows of a JSON table with their positions: the objects of an array, or of the lines."""
+    """Yield the rows of a JSON table with their positions: the objects of an array, or of the lines.
+
+    Raises:
+        DataError: if a row is not an object.
+    """
     values = 0
     with closing(numbered_lines(path)) as lines:
         for number, line in lines:
@@ -203,7 +211,11 @@ def _next(rows: Iterator[list[str]]) -> list[str] | None:
 
 
 def cell_rows(path: Place, _: Mapping[str, str]) -> Iterator[Row]:
-    """Yield the rows of a CSV or TSV table with their line numbers; empty lines are skipped, empty cells are missing values."""
+    """Yield the rows of a CSV or TSV table with their line numbers; empty lines are skipped, empty cells are missing values.
+
+    Raises:
+        DataError: if two columns have one name, or a line has another number of cells than the first.
+    """
     header: list[str] = []
     with closing(_numbered_cells(path)) as rows:
         for number, cells in rows:

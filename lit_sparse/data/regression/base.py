@@ -94,7 +94,7 @@ class RegressionDataModule(ResumableDataModule):
         standardize_target: whether to shift and scale targets to mean 0 and standard deviation 1 over the training rows;
             ``target_mean`` and ``target_std`` invert this after ``setup``.
         use_all: whether to train on all rows in the file's order; splits that the file does not define reuse them.
-        eval_batch_size: rows per batch of validation, test and prediction.
+        eval_batch_size: rows per batch in validation, test and prediction.
         options: other batch size, workers and seed; see :class:`~lit_sparse.data.ResumableDataModule`.
 
     Raises:
@@ -138,7 +138,7 @@ class RegressionDataModule(ResumableDataModule):
 
     @abstractmethod
     def load(self) -> dict[Split, Table]:
-        """Return the rows of ``train``, and of ``val`` and ``test`` if they are separate."""
+        """Return the rows of the training split, and of validation and test if the data set separates them."""
 
     def setup(self, stage: str | None = None) -> None:
         """Read the rows, split them, and prepare the features."""
@@ -227,7 +227,7 @@ class RegressionDataModule(ResumableDataModule):
 
 @dataclass(frozen=True)
 class Affine:
-    """Affine map of rows (N, D) to ``(x - mean) / scale``, or to ``(x - mean) @ scale`` with a matrix (D, D)."""
+    """Affine map of rows x (N, D): ``(x - mean) / scale`` for a scale (D,), ``(x - mean) @ scale`` for a matrix (D, D)."""
 
     mean: Tensor
     scale: Tensor

@@ -97,7 +97,11 @@ class TableDataModule(RegressionDataModule):
         self.log_target, self.drop_last = log_target, drop_last
 
     def setup(self, stage: str | None = None) -> None:
-        """Read the rows; with ``streaming`` only the held-out rows, and the statistics of the training rows."""
+        """Read the rows; with ``streaming`` only the held-out rows, and the statistics of the training rows.
+
+        Raises:
+            DataError: if the file cannot be read, or is not a table and ``streaming`` is set.
+        """
         if not self.streaming:
             super().setup(stage)
         elif not self._tables:
@@ -168,7 +172,11 @@ class TableDataModule(RegressionDataModule):
         return path
 
     def load(self) -> dict[Split, Table]:
-        """Return the rows of the file."""
+        """Return the rows of the file by split: all as training rows, unless the file has test rows of its own.
+
+        Raises:
+            DataError: if the file cannot be read, holds no rows, or has rows of different widths.
+        """
         path = self._place()
         ending = ending_of(path)
         readers = {".npz": self._from_npz, **dict.fromkeys(TABLES, self._from_table)}

@@ -59,7 +59,7 @@ class TextDataModule(ResumableDataModule):
             ``train_size`` is given.
         shuffle_buffer: number of successive examples that are shuffled together with ``streaming``, and kept in memory. A
             resumed run is exact with it, too.
-        eval_batch_size: examples per batch of validation, test and prediction.
+        eval_batch_size: examples per batch in validation, test and prediction.
         options: other batch size, workers and seed; see :class:`~lit_sparse.data.ResumableDataModule`.
 
     Raises:
@@ -116,14 +116,14 @@ class TextDataModule(ResumableDataModule):
 
     @abstractmethod
     def columns(self, split: Split) -> dict[str, str]:
-        """Return role -> column of a split's table, or extension of its parallel file."""
+        """Return a dict from roles, such as ``source``, to columns of a split's table or extensions of its parallel files."""
 
     @abstractmethod
     def vocabulary_options(self) -> dict[str, Any]:
-        """Return name -> options of each vocabulary, or a given vocabulary."""
+        """Return a dict from names of vocabularies to their options, or to vocabularies that were given."""
 
     def read(self, split: Split) -> dict[str, Any]:
-        """Return role -> values of a split; override it for data that are not in files."""
+        """Return a dict from roles, such as ``source``, to the values of a split; override it for data not in files."""
         return read_split(self.path, self.names[split], self.columns(split), config=self.config, optional=self.optional)
 
     def check_test(self) -> None:
@@ -135,11 +135,11 @@ class TextDataModule(ResumableDataModule):
         check_split(self.path, self.names["test"], self.columns("test"), config=self.config)
 
     def read_inputs(self) -> dict[str, Any]:
-        """Return role -> values for prediction; by default the test split."""
+        """Return a dict from roles, such as ``source``, to values for prediction; by default the values of the test split."""
         return self.texts("test")
 
     def texts(self, split: Split) -> dict[str, Any]:
-        """Return role -> values of a split, which is read only once."""
+        """Return a dict from roles, such as ``source``, to the values of a split, which is read only once."""
         if split not in self._columns and self.fold is not None and split in ("train", "val"):
             train, val = self._checked_texts("train"), self._checked_texts("val")
             if train.keys() != val.keys():
@@ -172,7 +172,11 @@ class TextDataModule(ResumableDataModule):
             load(str(self.path), self.config, self.names["train"])  # with all its splits
 
     def setup(self, stage: str | None = None) -> None:
-        """Read the splits that a command needs."""
+        """Read the splits that a command needs.
+
+        Raises:
+            DataError: if a split has no examples.
+        """
         needed: dict[str | None, tuple[Split, ...]] = {
             "fit": ("train", "val"),
             "validate": ("val",),
@@ -195,7 +199,7 @@ class TextDataModule(ResumableDataModule):
 
     @property
     def vocabularies(self) -> dict[str, Vocabulary]:
-        """Name -> vocabulary, given by the model or else built from the training text."""
+        """The vocabularies by name, given by the model or else built from the training text."""
         if not self._vocabularies:
             made = {}
             for name, source in self.vocabulary_options().items():
@@ -242,7 +246,11 @@ class TextDataModule(ResumableDataModule):
             self._columns.pop("train", None)  # its text may have been released
 
     def sequences(self, split: Split) -> dict[str, Ragged]:
-        """Return role -> encoded sequences of a split, which are encoded only once."""
+        """Return a dict from roles, such as ``source``, to the token sequences of a split, which are encoded only once.
+
+        Raises:
+            DataError: if all texts of a role are empty.
+        """
         if split in self._sequences:
             return self._sequences[split]
         texts = self.texts(split)
@@ -318,7 +326,7 @@ class TextDataModule(ResumableDataModule):
         return batch
 
     def _streamed(self, indices: Tensor) -> dict[str, Ragged]:
-        """Return role -> encoded sequences of some training examples, read from the files."""
+        """Return a dict from roles, such as ``source``, to token sequences of some training examples, read from the files."""
         rows = self._open_stream().rows(indices)
         for role in self.roles:
             for row, text in zip(indices.tolist(), rows[role], strict=True):

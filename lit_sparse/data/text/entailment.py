@@ -63,7 +63,7 @@ class EntailmentDataModule(TextDataModule):
         vectors: path of word vectors, see :func:`~lit_sparse.data.readers.word_vectors.read_vectors`; None without any.
         vector_size: width of the vectors, which also selects a file in a ``.zip``; None for any.
         max_length: maximum number of tokens per sentence in training.
-        eval_batch_size: pairs per batch of validation, test and prediction.
+        eval_batch_size: pairs per batch in validation, test and prediction.
         options: further options of :class:`~lit_sparse.data.TextDataModule`.
 
     Raises:
@@ -133,7 +133,7 @@ class EntailmentDataModule(TextDataModule):
         return read_vectors(self.vectors_path, self.vocabularies["text"].get_itos(), self.vector_size)
 
     def read(self, split: Split) -> dict[str, Any]:
-        """Return role -> values of a split, only pairs with a gold label.
+        """Return a dict from ``premise``, ``hypothesis`` and ``label`` to the values of a split, only pairs with a gold label.
 
         Raises:
             DataError: for a label that is not in ``labels``, or if all pairs lack a label.
@@ -155,14 +155,14 @@ class EntailmentDataModule(TextDataModule):
         return values
 
     def read_inputs(self) -> dict[str, Any]:
-        """Return role -> values for prediction: the pairs of the file ``predict``, or of the test split."""
+        """Return the premises and hypotheses for prediction: the pairs of the file ``predict``, or of the test split."""
         columns = self.columns("predict")
         if self.predict is None:
             return self._sentences(read_split(self.path, self.names["test"], columns, config=self.config), "predict")
         return self._sentences(read_split(None, self.predict, columns), "predict")
 
     def fetch(self, split: Split, epoch: int, indices: Tensor) -> Batch:
-        """Return a batch of pairs; the class describes its entries."""
+        """Return the pairs at indices (B,) of a split as a batch; the class describes its entries."""
         batch = super().fetch(split, epoch, indices)
         texts, rows = self.texts(split), indices.tolist()
         if "label" in texts:

@@ -46,7 +46,7 @@ class Ragged:
 
     @classmethod
     def of(cls, sequences: Iterable[Sequence[int]]) -> Ragged:
-        """Return sequences from an iterable, stored in one pass."""
+        """Return a :class:`Ragged` of the integer sequences that an iterable yields, read in one pass."""
         flat, lengths = array("i"), array("q")
         for sequence in sequences:
             flat.extend(sequence)
@@ -68,7 +68,7 @@ class Ragged:
         return torch.where(there, self.flat[places].long(), pad), lengths
 
     def chosen(self, indices: Tensor) -> Ragged:
-        """Return the sequences at some indices, as a :class:`Ragged`."""
+        """Return the sequences at indices (n,), as a :class:`Ragged`."""
         return self._taken(self._starts[indices], self.lengths[indices])
 
     def cut(self, longest: int) -> Ragged:

@@ -71,7 +71,7 @@ class PairDataModule(TextDataModule):
         return {"source": self.source_vocabulary, "target": self.target_vocabulary}
 
     def read(self, split: Split) -> dict[str, Any]:
-        """Return role -> values of a split; the first of several references is the target."""
+        """Return the sources and targets of a split, as a dict; the first of several references is the target."""
         values = super().read(split)
         if "references" in values:
             values["references"] = [_references(row, number) for number, row in enumerate(values["references"], 1)]
@@ -79,7 +79,7 @@ class PairDataModule(TextDataModule):
         return values
 
     def read_inputs(self) -> dict[str, Any]:
-        """Return role -> values for prediction: the file ``predict``, or the inputs of the test split."""
+        """Return the sources for prediction, as a dict: the lines of the file ``predict``, or the inputs of the test split."""
         if self.predict is None:
             return {"source": self.texts("test")["source"]}
         if ending_of(place_of(self.predict)) in TABLES:
@@ -87,7 +87,7 @@ class PairDataModule(TextDataModule):
         return {"source": read_lines(self.predict)}
 
     def fetch(self, split: Split, epoch: int, indices: Tensor) -> Batch:
-        """Return a batch of text pairs; the class describes its entries."""
+        """Return the text pairs at indices (B,) of a split as a batch; the class describes its entries."""
         batch = super().fetch(split, epoch, indices)
         if split != "train":
             texts, rows = self.texts(split), indices.tolist()

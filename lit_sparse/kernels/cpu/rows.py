@@ -40,6 +40,12 @@ def key_range(bits: Any, row: Any, low: Any, shift: Any) -> Any:
 
     An order key is an integer that orders as its float does: the bits as they are, or, below zero, all but the sign
     flipped. Integers compare without the exceptions of NaN, so this pass is vectorized and finds them too.
+
+    Args:
+        bits: (rows, d) the bits of the entries, as integers.
+        row: which row.
+        low: integer of all bits but the sign; see :func:`~lit_sparse.kernels.cpu.compile.layout_of`.
+        shift: number of those bits.
     """
     least, most = low, ~low
     for i in range(bits.shape[1]):
@@ -51,7 +57,15 @@ def key_range(bits: Any, row: Any, low: Any, shift: Any) -> Any:
 
 @compile_rows()
 def write_keys(bits: Any, row: Any, low: Any, shift: Any, keys: Any) -> Any:
-    """Write the order keys of a row, -0.0 as 0.0, to ``keys[0]``; return the smallest and the largest."""
+    """Write the order keys of a row, -0.0 as 0.0, to ``keys[0]``; return the smallest and the largest.
+
+    Args:
+        bits: (rows, d) the bits of the entries, as integers.
+        row: which row.
+        low: integer of all bits but the sign; see :func:`~lit_sparse.kernels.cpu.compile.layout_of`.
+        shift: number of those bits.
+        keys: (1, d) integers, receives the keys.
+    """
     least, most = low, ~low
     for i in range(bits.shape[1]):
         key = bits[row, i] ^ ((bits[row, i] >> shift) & low)
@@ -64,7 +78,12 @@ def write_keys(bits: Any, row: Any, low: Any, shift: Any, keys: Any) -> Any:
 
 @compile_rows()
 def count_from(keys: Any, key: Any) -> Any:
-    """Return how many of the keys in ``keys[0]`` are >= ``key``."""
+    """Return how many of the keys in ``keys[0]`` are >= ``key``.
+
+    Args:
+        keys: (1, d) integers.
+        key: bound.
+    """
     count = np.int32(0)
     for i in range(keys.shape[1]):
         count += np.int32(keys[0, i] >= key)
@@ -75,8 +94,8 @@ def count_from(keys: Any, key: Any) -> Any:
 def choose_largest(keys: Any, n: Any, k: Any, least: Any, most: Any, chosen: Any) -> None:
     """Mark the k largest of n > k integer keys by 1 and the others by 0; ties go to the first.
 
-    Regula falsi on the number of keys that reach a bound, with a bisection in every third pass. It ends at any bound that k
-    keys reach, which most rows have within a few passes.
+    The bound that k keys reach is found by regula falsi on the number of keys that reach a bound, with a bisection in every
+    third pass; most rows need a few passes.
 
     Args:
         keys: (1, d) integers; keys beyond the n are below ``least``.
@@ -115,7 +134,13 @@ def choose_largest(keys: Any, n: Any, k: Any, least: Any, most: Any, chosen: Any
 
 @compile_rows()
 def write_invalid(x: Any, row: Any, y: Any) -> None:
-    """Write the result of a row that holds NaN or +inf: NaN at its allowed entries, 0 where a score is -inf."""
+    """Write the result of a row that holds NaN or +inf: NaN at its allowed entries, 0 where a score is -inf.
+
+    Args:
+        x: (rows, d) scores.
+        row: which row.
+        y: (rows, d) receives the result.
+    """
     for i in range(x.shape[1]):
         y[row, i] = x.dtype.type(0) if x[row, i] == -np.inf else x.dtype.type(np.nan)
 
@@ -129,7 +154,7 @@ def write_zeros(row: Any, y: Any) -> None:
 
 @compile_rows()
 def row_views(x: Any) -> Any:
-    """Return views of an array's bits and a two-element scratch array with its bits, the arguments of :func:`ends_of`."""
+    """Return an array's bits as integers, and a scratch array (2,) with its bits: arguments of :func:`ends_of`."""
     cell = empty(2, x.dtype)
     return bits_of(x), cell, bits_of(cell)
 
@@ -174,7 +199,17 @@ def top_of(x: Any, bits: Any, row: Any, y: Any, cell: Any, cell_bits: Any) -> An
 
 @compile_rows()
 def gather_above(x: Any, row: Any, top: Any, scale: Any, limit: Any, values: Any, places: Any) -> Any:
-    """Collect the scaled scores ``(x - top) * scale`` above ``limit`` and their places; return how many there are."""
+    """Collect the scaled scores ``(x - top) * scale`` above ``limit`` and their places; return how many there are.
+
+    Args:
+        x: (rows, d) scores, -inf where an entry is not allowed.
+        row: which row.
+        top: maximum of the row.
+        scale: factor of the differences.
+        limit: bound of the scaled scores.
+        values: (> d,) receives the scaled scores.
+        places: (>= d,) receives their places in the row.
+    """
     factor, bound = x.dtype.type(scale), x.dtype.type(limit)
     n = 0
     for i in range(x.shape[1]):  # without a branch: what is dropped is overwritten by the next
@@ -214,7 +249,14 @@ def gather_allowed(x: Any, row: Any, least: Any, values: Any, places: Any) -> An
 
 @compile_rows()
 def spread_allowed(row: Any, n: Any, places: Any, y: Any) -> None:
-    """Move the first n results of a row to their places, with zeros in between."""
+    """Move the first n results of a row to their places, with zeros in between.
+
+    Args:
+        row: which row.
+        n: number of results.
+        places: (>= n,) their places, ascending; not read if n is d.
+        y: (rows, d), changed in place.
+    """
     if n == y.shape[1]:
         return
     for i in range(y.shape[1] - 1, -1, -1):
@@ -279,7 +321,7 @@ def is_broken(y: Any, row: Any) -> Any:
 def highest_like(x: Tensor) -> Tensor:
     """Return a tensor of x's shape filled with nearly the largest number of its dtype.
 
-    As a constant, an exported program would round it to float32's range.
+    It is computed, because an exported program would round a constant to float32's range.
     """
     power: Tensor = torch.full_like(x, 2.0) ** math.floor(math.log2(torch.finfo(x.dtype).max) - 0.5)
     return 1.9990234375 * power

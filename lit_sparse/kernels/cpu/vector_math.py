@@ -127,7 +127,16 @@ def logarithms_of_one_plus(work: Any, bits: Any, n: Any) -> Any:
 
 @compile_rows()
 def exponentials_around(z: Any, n: Any, reference: Any, far: Any, work: Any, bits: Any) -> None:
-    """Write ``exp(z - reference)`` of the first n scores to ``work[0]``, with exponents clipped at ``far``."""
+    """Write ``exp(z - reference)`` of the first n scores to ``work[0]``, with exponents clipped at ``far``.
+
+    Args:
+        z: (>= n,) scores.
+        n: number of scores.
+        reference: number that is subtracted from them.
+        far: largest size of an exponent.
+        work: (3, >= n) workspace; see :func:`workspace`.
+        bits: the memory of ``work`` as integers.
+    """
     center, most = z.dtype.type(reference), z.dtype.type(far)
     for j in range(n):
         work[0, j] = min(z[j] - center, most)

@@ -68,7 +68,10 @@ def _halved(lower: Tensor, upper: Tensor, z: Tensor, allowed: Tensor, target: Te
 
 @compile_rows(REDUCTION_FLAGS)
 def chunk_sums(powers: Any, part: Any) -> Any:
-    """Return the sums of ``sigma = e / (q + e)`` and of ``sigma (1 - sigma)`` over a short chunk, in the dtype of e."""
+    """Return the sums of ``sigma = e / (q + e)`` and of ``sigma (1 - sigma)`` over a short chunk, in the dtype of e.
+
+    ``powers`` (m,) are the exponentials e, and ``part`` is q.
+    """
     one, total, slope = powers.dtype.type(1), powers.dtype.type(0), powers.dtype.type(0)
     for j in range(len(powers)):
         inverse = one / (part + powers[j])
@@ -80,7 +83,13 @@ def chunk_sums(powers: Any, part: Any) -> Any:
 
 @compile_rows()
 def logistic_sums(work: Any, n: Any, q: Any) -> Any:
-    """Return the sums of ``sigma = e / (q + e)`` and ``sigma (1 - sigma)`` over n entries, accumulated in float64 by chunks."""
+    """Return the sums of ``sigma = e / (q + e)`` and ``sigma (1 - sigma)`` over n entries, accumulated in float64 by chunks.
+
+    Args:
+        work: (3, >= n) workspace; its first row holds the exponentials e.
+        n: number of entries.
+        q: number in the denominator.
+    """
     total, slope = 0.0, 0.0
     for first in range(0, n, CHUNK):
         part, part_slope = chunk_sums(work[0, first : min(first + CHUNK, n)], work.dtype.type(q))
@@ -105,6 +114,14 @@ def solve(z: Any, n: Any, rho: Any, near: Any, work: Any, bits: Any) -> Any:
 
     The unknown is ``log q``, tau less the reference. If ``near``, it is known to be no farther from 0 than
     ENOUGH + log (n / rho); else all of z is below 0.
+
+    Args:
+        z: (n,) scaled scores.
+        n: number of scores.
+        rho: rho, in (0, 1).
+        near: whether the solution is near 0.
+        work: (3, >= n) workspace; see :func:`~lit_sparse.kernels.cpu.vector_math.workspace`.
+        bits: the memory of ``work`` as integers.
     """
     target = rho * n
     tolerance = 1e-4 if z.itemsize == 4 else 1e-10  # of the last step; what it leaves behind is its square
@@ -138,7 +155,16 @@ def solve(z: Any, n: Any, rho: Any, near: Any, work: Any, bits: Any) -> Any:
 
 @compile_rows()
 def write_logistic(work: Any, n: Any, q: Any, scale: Any, row: Any, out: Any) -> None:
-    """Write ``scale e / (q + e)`` to a row of ``out``, for the exponentials e of its first n entries in ``work[0]``."""
+    """Write ``scale e / (q + e)`` to a row of ``out``, for the exponentials e of its first n entries in ``work[0]``.
+
+    Args:
+        work: (3, >= n) workspace; its first row holds the exponentials.
+        n: number of entries.
+        q: number in the denominator.
+        scale: factor of the results.
+        row: which row.
+        out: (rows, d) receives the results.
+    """
     part, factor = work.dtype.type(q), work.dtype.type(scale)
     for j in range(n):
         out[row, j] = work[0, j] / (part + work[0, j]) * factor
@@ -146,7 +172,17 @@ def write_logistic(work: Any, n: Any, q: Any, scale: Any, row: Any, out: Any) ->
 
 @compile_rows()
 def map_block(start: Any, stop: Any, out: Any, x: Any, rhos: Any, gamma: Any) -> None:
-    """Write the capped softmax of rows ``start .. stop - 1`` of ``x`` to ``out``."""
+    """Write the capped softmax of rows ``start .. stop - 1`` of ``x`` to ``out``.
+
+    Args:
+        start: first row.
+        stop: row after the last one.
+        out: (rows, d) receives the results.
+        x: (rows, d) scores, -inf where an entry is not allowed.
+        rhos: (rows,) rhos, or (1,) for one that all rows share; see
+            :func:`lit_sparse.mappings.functional.capped_softmax`.
+        gamma: strength of the regularizer.
+    """
     d = x.shape[1]
     bits, cell, cell_bits = row_views(x)
     z, places = empty(d, x.dtype), empty(d, np.int32)
@@ -206,7 +242,14 @@ def count_allowed(x: Any, row: Any) -> Any:
 
 @compile_rows(REDUCTION_FLAGS - {"nnan"})
 def weighted_sums(v: Any, y: Any, row: Any, limit: Any) -> Any:
-    """Return the sums of ``c = y (1 - limit y)`` and of ``c v`` over a row's nonzero y."""
+    """Return the sums of ``c = y (1 - limit y)`` and of ``c v`` over a row's nonzero y.
+
+    Args:
+        v: (rows, d) directions.
+        y: (rows, d) results of the mapping.
+        row: which row.
+        limit: rho times the number of allowed entries.
+    """
     one, zero, factor = y.dtype.type(1), y.dtype.type(0), y.dtype.type(limit)
     mass, total = 0.0, 0.0
     for i in range(y.shape[1]):
@@ -218,7 +261,19 @@ def weighted_sums(v: Any, y: Any, row: Any, limit: Any) -> Any:
 
 @compile_rows()
 def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, x: Any, rhos: Any, gamma: Any) -> None:
-    """Multiply rows ``start .. stop - 1`` of ``v`` by the Jacobian of capped softmax at its result ``y``."""
+    """Multiply rows ``start .. stop - 1`` of ``v`` by the Jacobian of capped softmax at its result ``y``.
+
+    Args:
+        start: first row.
+        stop: row after the last one.
+        out: (rows, d) receives the products.
+        v: (rows, d) directions.
+        y: (rows, d) results of the mapping.
+        x: (rows, d) scores, -inf where an entry is not allowed.
+        rhos: (rows,) rhos, or (1,) for one that all rows share; see
+            :func:`lit_sparse.mappings.functional.capped_softmax`.
+        gamma: strength of the regularizer.
+    """
     one, zero, scale = y.dtype.type(1), y.dtype.type(0), y.dtype.type(1.0 / gamma)
     for row in range(start, stop):
         limit = rhos[row if len(rhos) > 1 else 0] * count_allowed(x, row)

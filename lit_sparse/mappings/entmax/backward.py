@@ -18,7 +18,14 @@ __all__ = ["gather_support", "product_block", "root_product_block"]
 
 @compile_rows(REDUCTION_FLAGS - {"nnan"})
 def root_sums(y: Any, v: Any, row: Any, fourth: Any) -> Any:
-    """Return the sums of ``s`` and of ``s v`` over the support of a row; s is sqrt(y), or y^(3/4) if ``fourth``."""
+    """Return the sums of ``s`` and of ``s v`` over the support of a row; s is sqrt(y), or y^(3/4) if ``fourth``.
+
+    Args:
+        y: (rows, d) results of the mapping.
+        v: (rows, d) directions.
+        row: which row.
+        fourth: whether alpha is 1.25, and not 1.5.
+    """
     mass, total, zero = 0.0, 0.0, y.dtype.type(0)
     for i in range(y.shape[1]):
         s = np.sqrt(y[row, i])
@@ -30,7 +37,17 @@ def root_sums(y: Any, v: Any, row: Any, fourth: Any) -> Any:
 
 @compile_rows()
 def write_root_product(y: Any, v: Any, row: Any, fourth: Any, mean: Any, scale: Any, out: Any) -> None:
-    """Write ``s (v - mean) scale`` to the support of a row; s is sqrt(y), or y^(3/4) if ``fourth``."""
+    """Write ``s (v - mean) scale`` to the support of a row; s is sqrt(y), or y^(3/4) if ``fourth``.
+
+    Args:
+        y: (rows, d) results of the mapping.
+        v: (rows, d) directions.
+        row: which row.
+        fourth: whether alpha is 1.25, and not 1.5.
+        mean: mean of v, weighted by s.
+        scale: factor of the product.
+        out: (rows, d) receives the products.
+    """
     zero, center, factor = y.dtype.type(0), y.dtype.type(mean), y.dtype.type(scale)
     for i in range(y.shape[1]):
         s = np.sqrt(y[row, i])
@@ -50,7 +67,17 @@ def weighted_sums(work: Any, v: Any, n: Any) -> Any:
 
 @compile_rows()
 def root_product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, alphas: Any, gamma: Any) -> None:
-    """Multiply the rows of ``v`` with alpha 1.5 or 1.25, among ``start .. stop - 1``, by the Jacobian of entmax at ``y``."""
+    """Multiply the rows of ``v`` with alpha 1.5 or 1.25, among ``start .. stop - 1``, by the Jacobian of entmax at ``y``.
+
+    Args:
+        start: first row.
+        stop: row after the last one.
+        out: (rows, d) receives the products.
+        v: (rows, d) directions.
+        y: (rows, d) results of the mapping.
+        alphas: (rows,) alphas, or (1,) for one that all rows share.
+        gamma: strength of the regularizer.
+    """
     for row in range(start, stop):
         alpha = alphas[row if len(alphas) > 1 else 0]
         if is_power(alpha):
@@ -60,7 +87,17 @@ def root_product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, alphas: 
 
 @compile_rows(inline="source")
 def gather_support(v: Any, y: Any, row: Any, places: Any, u: Any, work: Any, out: Any) -> Any:
-    """Collect the nonzero entries of row y in ``work[0]``, with v and places, and return how many; zero the row of ``out``."""
+    """Collect the nonzero entries of row y in ``work[0]``, with v and places, and return how many; zero the row of ``out``.
+
+    Args:
+        v: (rows, d) directions.
+        y: (rows, d) results of the mapping.
+        row: which row.
+        places: (d,) receives the places of the entries.
+        u: (d,) receives the entries of v there.
+        work: (3, d) workspace, whose first row receives the entries of y.
+        out: (rows, d), of which the row is set to zero.
+    """
     zero = y.dtype.type(0)
     n = 0
     for i in range(y.shape[1]):
@@ -74,7 +111,17 @@ def gather_support(v: Any, y: Any, row: Any, places: Any, u: Any, work: Any, out
 
 @compile_rows()
 def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, alphas: Any, gamma: Any) -> None:
-    """Multiply the rows of ``v`` with alpha <= 2 (not 1.5 or 1.25), among ``start .. stop - 1``, by the Jacobian at ``y``."""
+    """Multiply the rows of ``v`` with alpha <= 2 (not 1.5 or 1.25), among ``start .. stop - 1``, by the Jacobian at ``y``.
+
+    Args:
+        start: first row.
+        stop: row after the last one.
+        out: (rows, d) receives the products.
+        v: (rows, d) directions.
+        y: (rows, d) results of the mapping.
+        alphas: (rows,) alphas, or (1,) for one that all rows share.
+        gamma: strength of the regularizer.
+    """
     d = y.shape[1]
     places = empty(d, np.int64)
     u = empty(d, y.dtype)

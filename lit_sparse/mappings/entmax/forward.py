@@ -36,7 +36,16 @@ def is_power(alpha: Any) -> Any:
 
 @compile_rows(frozenset({"contract"}))
 def deform(z: Any, n: Any, eps: Any, t: Any, work: Any, bits: Any) -> None:
-    """Write ``[1 + eps (z - t)]_+^(1 / eps)``, which is exp(z - t) for eps = 0, of the first n scores to ``work[0]``."""
+    """Write ``[1 + eps (z - t)]_+^(1 / eps)``, which is exp(z - t) for eps = 0, of the first n scores to ``work[0]``.
+
+    Args:
+        z: (>= n,) scaled scores ``(x - max x) / gamma``.
+        n: number of scores.
+        eps: alpha - 1.
+        t: threshold.
+        work: (3, >= n) workspace; see :func:`~lit_sparse.kernels.cpu.vector_math.workspace`.
+        bits: the memory of ``work`` as integers.
+    """
     e, shift, one, zero = z.dtype.type(eps), z.dtype.type(t), z.dtype.type(1), z.dtype.type(0)
     if eps == 1.0:
         for j in range(n):
@@ -61,7 +70,10 @@ def deform(z: Any, n: Any, eps: Any, t: Any, work: Any, bits: Any) -> None:
 
 @compile_rows(REDUCTION_FLAGS)
 def chunk_sums(z: Any, y: Any, e: Any, shift: Any) -> Any:
-    """Return the sums of y and of ``y^(1 - eps)`` over a chunk short enough to be summed in the dtype of y."""
+    """Return the sums of y and of ``y^(1 - eps)`` over a chunk short enough to be summed in the dtype of y.
+
+    ``y = [1 + e (z - shift)]_+^(1 / e)`` are weights of the scaled scores z, both (m,), with e = eps = alpha - 1.
+    """
     one, zero = z.dtype.type(1), z.dtype.type(0)
     total, slope = zero, zero
     for j in range(len(z)):
@@ -73,7 +85,7 @@ def chunk_sums(z: Any, y: Any, e: Any, shift: Any) -> Any:
 
 @compile_rows()
 def long_sums(z: Any, work: Any, n: Any, eps: Any, shift: Any) -> Any:
-    """Return the sums of y and of ``y^(1 - eps)`` over n entries, accumulated in float64 by chunks."""
+    """Return the sums of weights y and of ``y^(1 - eps)`` over n entries, as :func:`chunk_sums`, but in float64 by chunks."""
     total, slope = 0.0, 0.0
     for first in range(0, n, CHUNK):
         last = min(first + CHUNK, n)
@@ -120,7 +132,17 @@ def sum_of(work: Any, n: Any) -> Any:
 
 @compile_rows(inline="source")
 def gather_scores(x: Any, row: Any, top: Any, eps: Any, gamma: Any, z: Any, places: Any) -> Any:
-    """Collect the scaled scores ``(x - top) / gamma`` that may be in the support, and their places; return how many."""
+    """Collect the scaled scores ``(x - top) / gamma`` that may be in the support, and their places; return how many.
+
+    Args:
+        x: (rows, d) scores, -inf where an entry is not allowed.
+        row: which row.
+        top: maximum of the row.
+        eps: alpha - 1.
+        gamma: strength of the regularizer.
+        z: (> d,) receives the scaled scores.
+        places: (>= d,) receives their places in the row.
+    """
     limit = -1.0 / eps if eps > FLAT else -np.inf
     factor, bound = z.dtype.type(1.0 / gamma), z.dtype.type(limit)
     n = 0
@@ -134,7 +156,15 @@ def gather_scores(x: Any, row: Any, top: Any, eps: Any, gamma: Any, z: Any, plac
 
 @compile_rows(inline="source")
 def solve(z: Any, n: Any, eps: Any, work: Any, bits: Any) -> Any:
-    """Return the t at which ``[1 + eps (z - t)]_+^(1 / eps)`` sums to one, and leave these powers in ``work[0]``."""
+    """Return the t at which ``[1 + eps (z - t)]_+^(1 / eps)`` sums to one, and leave these powers in ``work[0]``.
+
+    Args:
+        z: (>= n,) scaled scores ``(x - max x) / gamma``.
+        n: number of scores.
+        eps: alpha - 1.
+        work: (3, >= n) workspace; see :func:`~lit_sparse.kernels.cpu.vector_math.workspace`.
+        bits: the memory of ``work`` as integers.
+    """
     # Tolerance for the last step. The remaining error is its square if y is smooth in t, and grows as alpha approaches 2.
     tolerance = 1e-6 + math.exp(-16.0 * max(eps, 0.5)) if z.itemsize == 4 else 1e-9
     if eps > 1.0:  # small y are steep in t
@@ -157,7 +187,10 @@ def solve(z: Any, n: Any, eps: Any, work: Any, bits: Any) -> Any:
 
 @compile_rows(inline="source")
 def write_normalized(row: Any, work: Any, n: Any, padded: Any, places: Any, out: Any) -> None:
-    """Write the first n entries of ``work[0]`` to their places, divided by the sum of all."""
+    """Write the first n entries of ``work[0]`` to their places, divided by the sum of all.
+
+    The row is zero elsewhere; ``padded``, at least n, is how many entries are summed, those after the n-th being zero.
+    """
     scale = work.dtype.type(1.0 / sum_of(work, padded))
     for j in range(n):
         out[row, places[j]] = work[0, j] * scale
@@ -224,8 +257,8 @@ def solve_squares(z: Any, n: Any) -> Any:
 def solve_fourths(z: Any, n: Any) -> Any:
     """Return the t at which ``[1 + (z - t) / 4]_+^4`` sums to one: the threshold of 1.25-entmax.
 
-    Newton's method on the fourth root of that sum, which is convex in t and nearly linear. The error after the last
-    step is its square.
+    It is found by Newton's method on the fourth root of that sum, which is convex in t and nearly linear. The error after the
+    last step is about the square of that step.
     """
     tolerance = 1e-4 if z.itemsize == 4 else 1e-9
     lower, upper = 0.0, 4.0 - 4.0 / math.sqrt(math.sqrt(n))
@@ -250,7 +283,16 @@ def shifted(x: Any, row: Any, top: Any, gamma: Any, z: Any) -> None:
 
 @compile_rows(frozenset({"contract"}))
 def write_powers(z: Any, row: Any, eps: Any, t: Any, total: Any, out: Any) -> Any:
-    """Write a row's normalized squares or fourth powers; return how many entries equal the threshold up to rounding."""
+    """Write a row's normalized squares or fourth powers; return how many entries equal the threshold up to rounding.
+
+    Args:
+        z: (d,) scaled scores of the row.
+        row: which row.
+        eps: 1/2 for squares, 1/4 for fourth powers.
+        t: threshold.
+        total: sum of the powers.
+        out: (rows, d) receives the results.
+    """
     e, shift, scale = z.dtype.type(eps), z.dtype.type(t), z.dtype.type(1.0 / total)
     one, zero, fourth, near = z.dtype.type(1), z.dtype.type(0), eps == QUARTER, np.int32(0)
     bound = z.dtype.type(EDGE_SINGLE if z.itemsize == 4 else EDGE_DOUBLE)
@@ -269,6 +311,16 @@ def settle(x: Any, row: Any, top: Any, eps: Any, gamma: Any, z: Any, t: Any, out
 
     An entry b is in the support if the sum of ``(eps (a - b) / gamma)^(1 / eps)`` over the entries a above it is less
     than one.
+
+    Args:
+        x: (rows, d) scores, -inf where an entry is not allowed.
+        row: which row.
+        top: maximum of the row.
+        eps: 1/2 for 1.5-entmax, 1/4 for 1.25-entmax.
+        gamma: strength of the regularizer.
+        z: (d,) scaled scores of the row.
+        t: threshold.
+        out: (rows, d) results, of which those close to the threshold are corrected.
     """
     bound = EDGE_SINGLE if x.itemsize == 4 else EDGE_DOUBLE
     for i in range(x.shape[1]):
@@ -292,7 +344,16 @@ def settle(x: Any, row: Any, top: Any, eps: Any, gamma: Any, z: Any, t: Any, out
 
 @compile_rows()
 def map_powers_block(start: Any, stop: Any, out: Any, x: Any, alphas: Any, gamma: Any) -> None:
-    """Write the entmax of those rows ``start .. stop - 1`` of ``x`` whose alpha is 1.5 or 1.25 to ``out``."""
+    """Write the entmax of those rows ``start .. stop - 1`` of ``x`` whose alpha is 1.5 or 1.25 to ``out``.
+
+    Args:
+        start: first row.
+        stop: row after the last one.
+        out: (rows, d) receives the results.
+        x: (rows, d) scores, -inf where an entry is not allowed.
+        alphas: (rows,) alphas, or (1,) for one that all rows share.
+        gamma: strength of the regularizer.
+    """
     d = x.shape[1]
     bits, cell, cell_bits = row_views(x)
     z = empty(d + SIMD_BLOCK, x.dtype)
@@ -311,7 +372,16 @@ def map_powers_block(start: Any, stop: Any, out: Any, x: Any, alphas: Any, gamma
 
 @compile_rows()
 def map_block(start: Any, stop: Any, out: Any, x: Any, alphas: Any, gamma: Any) -> None:
-    """Write the entmax of those rows ``start .. stop - 1`` of ``x`` whose alpha is <= 2 (not 1.5 or 1.25) to ``out``."""
+    """Write the entmax of those rows ``start .. stop - 1`` of ``x`` whose alpha is <= 2 (not 1.5 or 1.25) to ``out``.
+
+    Args:
+        start: first row.
+        stop: row after the last one.
+        out: (rows, d) receives the results.
+        x: (rows, d) scores, -inf where an entry is not allowed.
+        alphas: (rows,) alphas, or (1,) for one that all rows share.
+        gamma: strength of the regularizer.
+    """
     d = x.shape[1] + SIMD_BLOCK
     bits, cell, cell_bits = row_views(x)
     z, places = empty(d, x.dtype), empty(d, np.int32)

@@ -142,6 +142,12 @@ def entmax_jacobian(v: Tensor, y: Tensor, alpha: float | Tensor, gamma: float) -
     It is ``s (v - sum s v / sum s) / gamma`` with ``s = y^(2 - alpha)``. For alpha > 2, where the s of a small y may
     overflow, it is computed as ``(s u - p sum s u) / gamma`` with u = v - v_m and p = s / sum s, m being the place of
     the largest s.
+
+    Args:
+        v: (..., d) directions.
+        y: (..., d) results of the mapping.
+        alpha: number, or tensor (..., 1).
+        gamma: strength of the regularizer.
     """
     support = y != 0
     power = 2 - torch.as_tensor(alpha, dtype=y.dtype, device=y.device)

@@ -165,7 +165,7 @@ class Entmax(SparseMapping):
         return entmax(scores, self.alpha, gamma=self.gamma, dim=dim, mask=mask)
 
     def regularizer(self, y: Tensor, dim: int = -1, allowed: Tensor | None = None) -> Tensor:
-        """Return Omega(y), the negative Tsallis entropy ``(sum y^alpha - 1) / (alpha (alpha - 1))``."""
+        """Return Omega(y), the negative Tsallis entropy ``(sum y^alpha - 1) / (alpha (alpha - 1))``, along ``dim``."""
         return tsallis(y, self.alpha, dim)
 
     @override
@@ -237,7 +237,15 @@ class LearnableEntmax(Entmax):
 def tsallis(y: Tensor, alpha: float | Tensor, dim: int) -> Tensor:
     """Return the negative Tsallis entropy ``(sum y^alpha - 1) / (alpha (alpha - 1))`` along ``dim``.
 
-    Computed as ``sum y expm1((alpha - 1) log y) / (alpha (alpha - 1))``, which is accurate near alpha = 1.
+    It is computed as ``sum y expm1((alpha - 1) log y) / (alpha (alpha - 1))``, which is accurate near alpha = 1.
+
+    Args:
+        y: (..., d, ...) probabilities.
+        alpha: number, or tensor that broadcasts to y with size 1 along ``dim``.
+        dim: dimension of length d.
+
+    Returns:
+        Tensor of y's shape without ``dim``.
     """
     if not isinstance(alpha, Tensor):
         if abs(alpha - 1) < CLOSE:

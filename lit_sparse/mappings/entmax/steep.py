@@ -25,7 +25,15 @@ PASSES = 120
 
 @compile_rows()
 def sum_from(z: Any, n: Any, eps: Any, last: Any, least: Any) -> Any:
-    """Return the sum of a row's weights if the smallest, at the score ``last``, is ``least``, and its derivative in it."""
+    """Return the sum of a row's weights as a function of the smallest one, and the derivative of the sum in it.
+
+    Args:
+        z: (>= n,) scaled scores ``(x - max x) / gamma``.
+        n: number of scores.
+        eps: alpha - 1, > 1.
+        last: smallest score of the support.
+        least: its weight.
+    """
     total, slope, power = 0.0, 0.0, least**eps
     for j in range(n):
         if z[j] == last:
@@ -44,6 +52,13 @@ def settle(z: Any, n: Any, eps: Any, t: Any, work: Any) -> None:
 
     Relative to the smallest score of the support, instead of the largest score, y is accurate to all digits. A score is
     in the support if the weights relative to it sum to less than one.
+
+    Args:
+        z: (>= n,) scaled scores ``(x - max x) / gamma``.
+        n: number of scores.
+        eps: alpha - 1, > 1.
+        t: threshold, accurate to rounding in ``1 + eps (z - t)``.
+        work: (3, >= n) float64 workspace; its first row holds the weights, and receives the new ones.
     """
     unsure, steep, last = 0, False, np.inf
     for j in range(n):
@@ -95,7 +110,16 @@ def settle(z: Any, n: Any, eps: Any, t: Any, work: Any) -> None:
 
 @compile_rows()
 def map_steep_block(start: Any, stop: Any, out: Any, x: Any, alphas: Any, gamma: Any) -> None:
-    """Write the entmax of those rows ``start .. stop - 1`` of ``x`` whose alpha is above 2 to ``out``."""
+    """Write the entmax of those rows ``start .. stop - 1`` of ``x`` whose alpha is above 2 to ``out``.
+
+    Args:
+        start: first row.
+        stop: row after the last one.
+        out: (rows, d) receives the results.
+        x: (rows, d) scores, -inf where an entry is not allowed.
+        alphas: (rows,) alphas, or (1,) for one that all rows share.
+        gamma: strength of the regularizer.
+    """
     d = x.shape[1] + SIMD_BLOCK
     bits, cell, cell_bits = row_views(x)
     z, places = empty(d, np.float64), empty(d, np.int32)
@@ -122,6 +146,19 @@ def steep_product(
 
     The product is ``s u - p sum s u`` with u = v - v_m and p = s / sum s, where m is the place of the largest weight,
     which is thus multiplied by zero.
+
+    Args:
+        v: (rows, d) directions.
+        y: (rows, d) results of the mapping.
+        row: which row.
+        power: 2 - alpha, below 0.
+        n: support size.
+        scale: factor of the product.
+        places: (>= n,) places of the support in the row.
+        u: (>= n,) entries of v on the support.
+        work: (3, >= n) workspace; its first row holds the entries of y on the support.
+        bits: the memory of ``work`` as integers.
+        out: (rows, d) receives the products.
     """
     exponent, broken = y.dtype.type(power), y[row, places[0]] != y[row, places[0]] if n > 0 else False
     most = 0
@@ -153,7 +190,17 @@ def steep_product(
 
 @compile_rows()
 def steep_product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, alphas: Any, gamma: Any) -> None:
-    """Multiply the rows of ``v`` with alpha > 2, among ``start .. stop - 1``, by the Jacobian of entmax at ``y``."""
+    """Multiply the rows of ``v`` with alpha > 2, among ``start .. stop - 1``, by the Jacobian of entmax at ``y``.
+
+    Args:
+        start: first row.
+        stop: row after the last one.
+        out: (rows, d) receives the products.
+        v: (rows, d) directions.
+        y: (rows, d) results of the mapping.
+        alphas: (rows,) alphas, or (1,) for one that all rows share.
+        gamma: strength of the regularizer.
+    """
     d = y.shape[1]
     places, u = empty(d, np.int64), empty(d, y.dtype)
     work, bits = workspace(y, d)

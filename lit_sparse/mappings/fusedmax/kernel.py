@@ -54,9 +54,12 @@ def total_variation_prox(z: Tensor, lam: Tensor, allowed: Tensor) -> tuple[Tenso
     follows the values from merger to merger, one per row at a time, in at most d steps.
 
     Args:
-        z: (..., d), finite.
-        lam: (..., 1), >= 0.
-        allowed: (..., d); a run ends where an entry is not allowed.
+        z: (..., d) numbers, finite.
+        lam: (..., 1) strength of the penalty, >= 0.
+        allowed: (..., d) boolean; a run ends where an entry is not allowed.
+
+    Returns:
+        w (..., d), and the labels (..., d) of its runs, as :func:`~lit_sparse.kernels.groups.label_of` packs them.
     """
     lam = lam.to(z.dtype).expand(*z.shape[:-1], 1)
     neighbours = allowed[..., 1:] & allowed[..., :-1]
@@ -111,7 +114,21 @@ def _merged(
 def fuse_rows(
     n: Any, out: Any, labels: Any, x: Any, gamma: Any, rows: Any, tops: Any, lams: Any, places: Any, work: Any, lanes: Any
 ) -> None:
-    """Write the fusedmax of the first n rows listed in ``rows``, finding candidates of several rows at once in SIMD lanes."""
+    """Write the fusedmax of the first n rows listed in ``rows``, finding candidates of several rows at once in SIMD lanes.
+
+    Args:
+        n: number of rows, at most LANES.
+        out: (rows, d) receives the results.
+        labels: (rows, d) int32 receives the labels.
+        x: (rows, d) scores, -inf where an entry is not allowed.
+        gamma: strength of the regularizer.
+        rows: (LANES,) indices of the rows.
+        tops: (LANES,) maxima of these rows.
+        lams: (LANES,) strengths of the penalty.
+        places: (d,) int32 workspace.
+        work: (6, 2d) float64 workspace.
+        lanes: result of :func:`~lit_sparse.mappings.fusedmax.support.lane_workspace`.
+    """
     few = empty(LANES, np.float64)
     for lane in range(n):
         few[lane] = lams[lane] if fits_lanes(x, gamma, lams[lane]) else 0.0
@@ -128,7 +145,17 @@ def fuse_rows(
 
 @compile_rows()
 def map_block(start: Any, stop: Any, out: Any, labels: Any, x: Any, lams: Any, gamma: Any) -> None:
-    """Write the fusedmax of rows ``start .. stop - 1`` of ``x`` to ``out``, and the labels of its runs to ``labels``."""
+    """Write the fusedmax of rows ``start .. stop - 1`` of ``x`` to ``out``, and the labels of its runs to ``labels``.
+
+    Args:
+        start: first row.
+        stop: row after the last one.
+        out: (rows, d) receives the results.
+        labels: (rows, d) int32 receives the labels.
+        x: (rows, d) scores, -inf where an entry is not allowed.
+        lams: (rows,) strengths of the penalty, or (1,) for one that all rows share.
+        gamma: strength of the regularizer.
+    """
     d = x.shape[1]
     bits, cell, cell_bits = row_views(x)
     places, work = empty(d, np.int32), empty((WORK_ROWS, 2 * d), np.float64)
@@ -150,7 +177,17 @@ def map_block(start: Any, stop: Any, out: Any, labels: Any, x: Any, lams: Any, g
 
 
 def fused_rows(out: Any, labels: Any, x: Any, lams: Any, places: Any, work: Any, gamma: Any) -> None:
-    """GPU program that computes fusedmax, one row per thread."""
+    """GPU program that computes fusedmax, one row per thread.
+
+    Args:
+        out: (rows, d) receives the results.
+        labels: (rows, d) int32 receives the labels.
+        x: (rows, d) scores, -inf where an entry is not allowed.
+        lams: (rows,) strengths of the penalty, or (1,) for one that all rows share.
+        places: (rows, d) int32 workspace.
+        work: (rows, 6, 2d) float64 workspace.
+        gamma: strength of the regularizer.
+    """
     row = cuda.grid(1)
     if row < x.shape[0]:
         lam = lams[row if lams.shape[0] > 1 else 0]

@@ -120,7 +120,7 @@ class Fusedmax(SparseMapping):
         return fusedmax(scores, self.lam, gamma=self.gamma, dim=dim, mask=mask)
 
     def regularizer(self, y: Tensor, dim: int = -1, allowed: Tensor | None = None) -> Tensor:
-        """Return Omega(y) = ``1/2 ||y||^2 + lam sum |y_(i+1) - y_i|``, over neighbours that are both allowed."""
+        """Return Omega(y) = ``1/2 ||y||^2 + lam sum |y_(i+1) - y_i|`` along ``dim``, over neighbours that are both allowed."""
         steps, lam = _variation(y, dim, allowed), self.lam
         penalty = lam * steps if not isinstance(lam, Tensor) else (lam * steps.unsqueeze(dim)).squeeze(dim)
         return 0.5 * y.square().sum(dim) + penalty

@@ -25,7 +25,8 @@ MARGIN = 1e-6  # of the scale of the row: rounding must not make a wall of an en
 def forward_clips(x: Any, row: Any, first: Any, last: Any, top: Any, scale: Any, lam: Any, walls: Any, work: Any) -> Any:
     """Compute, first to last, the interval of each entry's value given its successor's; return the value of the last entry.
 
-    This is the forward pass of Johnson's dynamic program for one segment; :func:`write_runs` walks back.
+    This is the forward pass of Johnson's dynamic program for one segment; :func:`write_runs` walks back. A wall is an allowed
+    entry so low that no entry of the support is fused with it.
 
     Args:
         x: (rows, d).
@@ -80,7 +81,21 @@ def write_runs(
 
     A run with n entries has the value mean(z) + lam (s_left - s_right) / n, s the signs of the steps into and out of
     it; the code of its label is s_left - s_right. Signs come from which end of its interval an entry lies at, never
-    from comparing values that rounding has touched. A step that the type of x would round away does not end a run.
+    from comparing values that rounding has touched. A step that the type of x would round away does not end a run. A wall
+    is an allowed entry so low that no entry of the support is fused with it.
+
+    Args:
+        x: (rows, d) scores.
+        row: which row.
+        first: first entry of the segment.
+        last: its last entry.
+        top: maximum of the row.
+        scale: factor of the differences from the maximum.
+        lam: strength of the penalty, >= 0.
+        walls: 1 if the entry before the segment is a wall, plus 2 if the one after it is.
+        runs: number of runs before this segment.
+        labels: (rows, d) int32 receives the labels.
+        work: (6, 2d) workspace; row VALUES receives the values, at the entries' places.
     """
     step = (EPS_SINGLE if x.itemsize == 4 else EPS_DOUBLE) + ROUNDING * (1.0 + 4.0 * lam)
     value, total = 0.0, 0.0
@@ -115,7 +130,16 @@ def write_runs(
 
 @compile_rows()
 def gather_near(x: Any, row: Any, top: Any, gamma: Any, lam: Any, places: Any) -> Any:
-    """List the entries whose scores are high enough to affect the result; return their number."""
+    """List the entries whose scores are high enough to affect the result; return their number.
+
+    Args:
+        x: (rows, d) scores, -inf where an entry is not allowed.
+        row: which row.
+        top: maximum of the row.
+        gamma: strength of the regularizer.
+        lam: strength of the penalty.
+        places: (d,) int32 receives the places of the entries.
+    """
     wall = top - gamma * (1.0 + 4.0 * lam) * (1.0 + MARGIN)
     n = 0
     for i in range(x.shape[1]):
@@ -127,7 +151,17 @@ def gather_near(x: Any, row: Any, top: Any, gamma: Any, lam: Any, places: Any) -
 
 @compile_rows()
 def sum_run(x: Any, row: Any, top: Any, first: Any, n: Any, labels: Any, places: Any) -> Any:
-    """Return the sum, as two floats, of ``x - top`` over the run that starts at a place, and the place after the run."""
+    """Return the sum, as two floats, of ``x - top`` over the run that starts at a place, and the place after the run.
+
+    Args:
+        x: (rows, d) scores.
+        row: which row.
+        top: maximum of the row.
+        first: position in ``places`` of the run's first entry.
+        n: number of places.
+        labels: (rows, d) labels of the runs.
+        places: (>= n,) places of entries, in their order.
+    """
     high, low, end = 0.0, 0.0, first
     while end < n and labels[row, places[end]] == labels[row, places[first]]:
         high, low = add_difference(high, low, np.float64(x[row, places[end]]), top)
@@ -142,6 +176,18 @@ def settle_runs(
     """Decide exactly which runs within ``bound`` of the threshold are in the support, and correct the sign of their excess.
 
     Starting from a superset of the support, runs whose mean is not above the threshold are removed until all are.
+
+    Args:
+        x: (rows, d) scores.
+        row: which row.
+        top: maximum of the row.
+        gamma: strength of the regularizer.
+        lam: strength of the penalty.
+        n: number of entries that take part.
+        labels: (rows, d) labels of the runs.
+        places: (>= n,) places of these entries, in their order.
+        work: (6, 2d) workspace, whose row EXCESS holds the excess of each entry over the threshold.
+        bound: largest distance from the threshold that rounding explains.
     """
     high, low, code, size, j = 0.0, 0.0, 0, 0, 0
     while j < n:

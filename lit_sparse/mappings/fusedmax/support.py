@@ -32,7 +32,13 @@ EPS_SINGLE, EPS_DOUBLE = float(np.finfo(np.float32).eps), float(np.finfo(np.floa
 
 @compile_rows()
 def fits_lanes(x: Any, gamma: Any, lam: Any) -> Any:
-    """Return whether candidates can be found in SIMD lanes, whatever the number of rows that a thread gets."""
+    """Return whether candidates can be found in SIMD lanes, whatever the number of rows that a thread gets.
+
+    Args:
+        x: (rows, d) scores, -inf where an entry is not allowed.
+        gamma: strength of the regularizer.
+        lam: strength of the penalty.
+    """
     return x.shape[0] >= FEW_ROWS and x.shape[1] <= LONGEST and 1.0 / LARGEST < gamma < LARGEST and lam < LARGEST
 
 
@@ -46,7 +52,17 @@ def lane_workspace(x: Any, gamma: Any) -> Any:
 
 @compile_rows()
 def fill_lane(x: Any, row: Any, top: Any, scale: Any, floor: Any, lane: Any, tile: Any) -> None:
-    """Write the scaled scores ``(x - top) * scale`` of a row to a lane, raised to at least ``floor``."""
+    """Write the scaled scores ``(x - top) * scale`` of a row to a lane, raised to at least ``floor``.
+
+    Args:
+        x: (rows, d) scores, -inf where an entry is not allowed.
+        row: which row.
+        top: maximum of the row.
+        scale: factor of the differences.
+        floor: smallest value that is written.
+        lane: which lane.
+        tile: ((d + 2) * LANES,) receives the scores; the entries of all lanes at one place stand together.
+    """
     factor, least, none = x.dtype.type(scale), x.dtype.type(floor), x.dtype.type(-np.inf)
     tile[lane] = none
     for i in range(x.shape[1]):
@@ -57,7 +73,13 @@ def fill_lane(x: Any, row: Any, top: Any, scale: Any, floor: Any, lane: Any, til
 
 @compile_rows()
 def sweep(d: Any, tile: Any, state: Any) -> None:
-    """Compute h and the size of its set at the levels of all lanes, and move the levels by a Newton step."""
+    """Compute h and the size of its set at the levels of all lanes, and move the levels by a Newton step.
+
+    Args:
+        d: length of the rows.
+        tile: scores of all lanes, as :func:`fill_lane` writes them.
+        state: (7 * LANES,) numbers of each lane, such as its level.
+    """
     zero, one, none = tile.dtype.type(0), tile.dtype.type(1), tile.dtype.type(-np.inf)
     for r in range(4 * LANES):
         state[r] = zero
@@ -79,7 +101,15 @@ def sweep(d: Any, tile: Any, state: Any) -> None:
 
 @compile_rows()
 def mark(d: Any, tile: Any, messages: Any, state: Any, words: Any) -> None:
-    """Write the set at each lane's lower level as bits."""
+    """Write the set at each lane's lower level as bits.
+
+    Args:
+        d: length of the rows.
+        tile: scores of all lanes, as :func:`fill_lane` writes them.
+        messages: workspace like ``tile``.
+        state: (7 * LANES,) numbers of each lane, such as its level.
+        words: int32, receives the bits: one word for 32 places of a lane.
+    """
     zero, one, none = tile.dtype.type(0), tile.dtype.type(1), tile.dtype.type(-np.inf)
     for r in range(LANES):
         state[GAIN + r], state[INSIDE + r] = zero, zero
@@ -135,7 +165,13 @@ def find_candidates(x: Any, rows: Any, tops: Any, lams: Any, n: Any, gamma: Any,
 
 @compile_rows()
 def list_candidates(lane: Any, workspace: Any, places: Any) -> Any:
-    """List the marked entries of a lane in their order; return their number."""
+    """List the marked entries of a lane in their order; return their number.
+
+    Args:
+        lane: which lane.
+        workspace: result of :func:`lane_workspace`, after :func:`find_candidates`.
+        places: (d,) int32 receives the places of the entries.
+    """
     words, n = workspace[3], 0
     for first in range(len(words) // LANES):
         word = np.int64(words[first * LANES + lane]) & 0xFFFFFFFF

@@ -30,6 +30,14 @@ def _threshold_reference(x: Tensor, k: int, nonneg: bool) -> tuple[Tensor, Tenso
 def magnitude_keys(bits: Any, row: Any, low: Any, infinite: Any, nonneg: Any, keys: Any) -> Any:
     """Write integer sort keys of a row's magnitudes, or of its positive entries; -1 for entries that must not be chosen.
 
+    Args:
+        bits: (rows, d) the bits of the entries, as integers.
+        row: which row.
+        low: integer of all bits but the sign.
+        infinite: bits of infinity.
+        nonneg: whether only positive entries may be chosen.
+        keys: (1, d) integers, receives the keys.
+
     Returns:
         The number of entries that may be chosen, and their smallest and largest key.
     """
@@ -48,7 +56,17 @@ def magnitude_keys(bits: Any, row: Any, low: Any, infinite: Any, nonneg: Any, ke
 
 @compile_rows()
 def threshold_block(start: Any, stop: Any, out: Any, chosen: Any, x: Any, k: Any, nonneg: Any) -> None:
-    """Write rows ``start .. stop - 1`` of ``x``, all but the k largest magnitudes (or positive entries) set to zero."""
+    """Write rows ``start .. stop - 1`` of ``x``, all but the k largest magnitudes (or positive entries) set to zero.
+
+    Args:
+        start: first row.
+        stop: row after the last one.
+        out: (rows, d) receives the results.
+        chosen: (rows, d) uint8 receives 1 where an entry is kept, else 0.
+        x: (rows, d) entries, -inf where one is not allowed.
+        k: number of entries to keep in each row.
+        nonneg: whether only positive entries may be kept.
+    """
     bits, cell, cell_bits = row_views(x)
     keys, zero = empty((1, x.shape[1]), bits.dtype), x.dtype.type(0)
     low, _, _, infinite = layout_of(x)
@@ -85,7 +103,16 @@ threshold_hard = RowKernel(
 
 @compile_rows()
 def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, chosen: Any) -> None:
-    """Write the chosen entries of rows ``start .. stop - 1`` of ``v`` to ``out``, zeros elsewhere; NaN where y is NaN."""
+    """Write the chosen entries of rows ``start .. stop - 1`` of ``v`` to ``out``, zeros elsewhere; NaN where y is NaN.
+
+    Args:
+        start: first row.
+        stop: row after the last one.
+        out: (rows, d) receives the results.
+        v: (rows, d) directions.
+        y: (rows, d) results of the mapping.
+        chosen: (rows, d) 1 where an entry was kept, else 0.
+    """
     zero, broken = v.dtype.type(0), v.dtype.type(np.nan)
     for row in range(start, stop):
         for i in range(v.shape[1]):

@@ -92,7 +92,7 @@ class HardThreshold(SparseMapping):
         return hard_threshold(scores, self.k, nonneg=self.nonneg, dim=dim, mask=mask)
 
     def regularizer(self, y: Tensor, dim: int = -1, allowed: Tensor | None = None) -> Tensor:
-        """Return Omega(y) = ``1/2 ||y||^2``; inf for more than k nonzero entries or, with ``nonneg``, a negative one."""
+        """Return Omega(y) = ``1/2 ||y||^2`` along ``dim``; inf for over k nonzero entries or, with ``nonneg``, a negative."""
         outside = (y != 0).sum(dim) > self.k
         if self.nonneg:
             outside = outside | (y < 0).any(dim)

@@ -24,7 +24,18 @@ LARGEST_SINGLE, LARGEST_DOUBLE = float(np.finfo(np.float32).max), float(np.finfo
 def signed(v: Any, y: Any, x: Any, row: Any, origin: Any, scale: Any, side: Any, push: Any) -> None:
     """Write the scaled, shifted magnitudes of a row of x, and v with the sign of y, on the support of y; zeros elsewhere.
 
-    In a function of its own: where sums may be reassociated, so may a second difference, and the digits are lost.
+    This is a function of its own because it must not be compiled with reassociation of sums, which would change the order of
+    the two subtractions and lose digits.
+
+    Args:
+        v: (rows, d) directions.
+        y: (rows, d) projections of x.
+        x: (rows, d) values that were projected.
+        row: which row.
+        origin: magnitude that is subtracted.
+        scale: factor of the differences.
+        side: (d,) receives the magnitudes.
+        push: (d,) receives the entries of v.
     """
     zero, factor = y.dtype.type(0), y.dtype.type(scale)
     center = origin * factor
@@ -44,7 +55,14 @@ def centered(y: Any, row: Any, center: Any, side: Any) -> None:
 
 @compile_rows(REDUCTION_FLAGS - {"nnan"})
 def support_sums(y: Any, row: Any, side: Any, push: Any) -> Any:
-    """Return the support size of a row of y, and the sums of ``side``, ``push``, |y| and y^2 over it."""
+    """Return the support size of a row of y, and the sums of ``side``, |y|, ``push`` and y^2 over it.
+
+    Args:
+        y: (rows, d) projections of x.
+        row: which row.
+        side: (d,) numbers, zero outside the support.
+        push: (d,) numbers, zero outside the support.
+    """
     zero = y.dtype.type(0)
     count = 0
     scores, mass, total, energy = 0.0, 0.0, 0.0, 0.0
@@ -71,7 +89,17 @@ def support_products(side: Any, push: Any) -> Any:
 
 @compile_rows()
 def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, x: Any, nonneg: Any) -> None:
-    """Multiply rows ``start .. stop - 1`` of ``v`` by the Jacobian of the Hoyer projection at its result ``y``."""
+    """Multiply rows ``start .. stop - 1`` of ``v`` by the Jacobian of the Hoyer projection at its result ``y``.
+
+    Args:
+        start: first row.
+        stop: row after the last one.
+        out: (rows, d) receives the products.
+        v: (rows, d) directions.
+        y: (rows, d) projections of x.
+        x: (rows, d) values that were projected.
+        nonneg: unused; the signs of y are read.
+    """
     zero = y.dtype.type(0)
     side, push = empty(y.shape[1], y.dtype), empty(y.shape[1], y.dtype)
     for row in range(start, stop):
@@ -103,7 +131,14 @@ def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, x: Any, nonne
 
 
 def hoyer_jacobian(v: Tensor, y: Tensor, x: Tensor, nonneg: bool) -> Tensor:
-    """Return the product J v of the Jacobian of the Hoyer projection of x at its result y, in differentiable operations."""
+    """Return the product J v of the Jacobian of the Hoyer projection of x at its result y, in differentiable operations.
+
+    Args:
+        v: (..., d) directions.
+        y: (..., d) projections.
+        x: (..., d) values that were projected.
+        nonneg: unused; the signs of y are read.
+    """
     support = y != 0
     sign = torch.where(y < 0, -1.0, 1.0).to(y.dtype)
     n = support.sum(-1, keepdim=True).clamp_min(1)

@@ -80,7 +80,13 @@ def _project_reference(x: Tensor, sparseness: float | Tensor, norm: float | Tens
 def moments_above(z: Any, n: Any, tau: Any) -> Any:
     """Return number, sum and sum of squares of the first n entries of z above tau.
 
-    Sums of z itself, since subtracting a distant tau would lose the differences of nearly equal float32 entries.
+    The sums are of z, not of z - tau, because subtracting a distant tau would lose the differences of nearly equal float32
+    entries.
+
+    Args:
+        z: (>= n,) values minus their maximum.
+        n: number of values.
+        tau: bound.
     """
     threshold = z.dtype.type(tau)
     count, total, square = np.int32(0), 0.0, 0.0
@@ -115,7 +121,17 @@ def count_equal(a: Any, n: Any, value: Any) -> Any:
 
 @compile_rows()
 def threshold_of(z: Any, n: Any, tau: Any, ratio: Any, count: Any, total: Any, square: Any) -> Any:
-    """Return the threshold whose support is the set of entries above tau, given their number, sum and sum of squares."""
+    """Return the threshold whose support is the set of entries above tau, given their number, sum and sum of squares.
+
+    Args:
+        z: (>= n,) values minus their maximum.
+        n: number of values.
+        tau: bound below the entries of the set.
+        ratio: quotient of the l1 and the l2 norm.
+        count: size of the set, above ratio^2.
+        total: sum of its entries.
+        square: sum of their squares.
+    """
     mean = total / count
     spread = square - total * total / count
     if spread <= CANCELLED * square:
@@ -128,6 +144,11 @@ def solve(z: Any, n: Any, ratio: Any) -> Any:
     """Return the threshold tau at which the l1 norm of ``(z - tau)_+`` is ``ratio`` times its l2 norm.
 
     Requires that fewer than ratio^2 entries attain the maximum 0, and ratio^2 < n.
+
+    Args:
+        z: (>= n,) values minus their maximum.
+        n: number of values.
+        ratio: quotient of the l1 and the l2 norm.
     """
     count, total, square = moments_above(z, n, -np.inf)
     mean, lower = total / n, threshold_of(z, n, -np.inf, ratio, count, total, square)
@@ -165,7 +186,18 @@ def solve(z: Any, n: Any, ratio: Any) -> Any:
 
 @compile_rows()
 def write_equal(a: Any, n: Any, top: Any, ties: Any, first: Any, second: Any, row: Any, out: Any) -> None:
-    """Write ``first`` to the first of the largest entries, ``second`` to the next ``ties - 1`` of them, and zeros elsewhere."""
+    """Write ``first`` to the first of the largest entries, ``second`` to the next ``ties - 1`` of them, and zeros elsewhere.
+
+    Args:
+        a: (>= n,) values.
+        n: number of values.
+        top: their maximum.
+        ties: number of the largest entries that get a value.
+        first: result of the first of them.
+        second: result of the others.
+        row: which row.
+        out: (rows, d) receives the results.
+    """
     left = ties
     for j in range(n):
         out[row, j] = 0
@@ -176,7 +208,15 @@ def write_equal(a: Any, n: Any, top: Any, ties: Any, first: Any, second: Any, ro
 
 @compile_rows()
 def rescale(a: Any, n: Any, top: Any, depth: Any, z: Any) -> None:
-    """Write ``(a - top) / depth`` to z, so that squares cannot overflow; values far below the support are cut off."""
+    """Write ``(a - top) / depth`` to z, so that squares cannot overflow; values far below the support are cut off.
+
+    Args:
+        a: (>= n,) values.
+        n: number of values.
+        top: their maximum.
+        depth: unit of the results, > 0.
+        z: (>= n,) receives the results.
+    """
     scale, floor = 1.0 / depth, z.dtype.type(FLOOR)
     for j in range(n):
         z[j] = max((np.float64(a[j]) - top) * scale, floor)
@@ -197,6 +237,12 @@ def stands_out(a: Any, n: Any, value: Any, ratio: Any) -> Any:
     """Return whether a value is above the threshold by more than rounding.
 
     It is if the excess of the entries over it has a lower ratio of l1 to l2 norm.
+
+    Args:
+        a: (>= n,) values.
+        n: number of values.
+        value: one of them.
+        ratio: quotient of the l1 and the l2 norm.
     """
     unit, excess, energy = np.float64(value), 0.0, 0.0
     for j in range(n):
@@ -208,7 +254,19 @@ def stands_out(a: Any, n: Any, value: Any, ratio: Any) -> Any:
 
 @compile_rows()
 def project_row(a: Any, n: Any, least: Any, most: Any, sparseness: Any, norm: Any, z: Any, row: Any, out: Any) -> None:
-    """Write the Hoyer projection of the first n values of ``a``, which lie in ``least .. most``, to a row of ``out``."""
+    """Write the Hoyer projection of the first n values of ``a``, which lie in ``least .. most``, to a row of ``out``.
+
+    Args:
+        a: (>= n,) values; they may be scaled.
+        n: number of values.
+        least: smallest value.
+        most: largest value.
+        sparseness: Hoyer sparseness of the result, in [0, 1].
+        norm: l2 norm of the result.
+        z: (>= n,) workspace.
+        row: which row.
+        out: (rows, d), whose row receives the result in its first n entries.
+    """
     root = math.sqrt(n)
     ratio = min(max(root - sparseness * (root - 1.0), 1.0), root)
     total = norm * ratio  # the l1 norm
@@ -263,7 +321,17 @@ def magnitudes(bits: Any, n: Any, low: Any) -> Any:
 
 @compile_rows()
 def project_block(start: Any, stop: Any, out: Any, x: Any, sparsenesses: Any, norms: Any, nonneg: Any) -> None:
-    """Write the Hoyer projections of rows ``start .. stop - 1`` of ``x`` to ``out``."""
+    """Write the Hoyer projections of rows ``start .. stop - 1`` of ``x`` to ``out``.
+
+    Args:
+        start: first row.
+        stop: row after the last one.
+        out: (rows, d) receives the results.
+        x: (rows, d) values, -inf where an entry is not allowed.
+        sparsenesses: (rows,) Hoyer sparseness of each result, or (1,) for one that all rows share.
+        norms: (rows,) l2 norm of each result, or (1,) for one that all rows share.
+        nonneg: whether the result is nonnegative; otherwise it has the signs of x.
+    """
     d = x.shape[1]
     bits, cell, cell_bits = row_views(x)
     a, z, places = empty(d, x.dtype), empty(d, x.dtype), empty(d, np.int32)

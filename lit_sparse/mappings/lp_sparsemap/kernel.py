@@ -43,7 +43,18 @@ class Factors(NamedTuple):
 
 
 class Options(NamedTuple):
-    """Constants of the augmented Lagrangian method; see :mod:`lit_sparse.mappings.lp_sparsemap.solver`."""
+    """Constants of the augmented Lagrangian method; see :mod:`lit_sparse.mappings.lp_sparsemap.solver`.
+
+    Attributes:
+        first: initial penalty.
+        growth: factor by which the penalty grows from round to round.
+        largest: largest penalty.
+        share: size of the gradient, relative to the residual, below which the multipliers are updated.
+        rounding: size of the gradient, relative to the scores, that is a rounding error.
+        goal: residual to reach for scores of size 1.
+        tol: user's tolerance; a residual of a tenth of it is always reached.
+        max_iter: maximum number of evaluations of the factors for a row.
+    """
 
     first: float
     growth: float
@@ -56,7 +67,11 @@ class Options(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Solutions of a batch: marginals, the factors' nearest points, and the expected count of each potential."""
+    """Solutions of a batch of B rows with d variables, E factor entries and P potentials.
+
+    It has the fields of :class:`~lit_sparse.mappings.lp_sparsemap.solver.Consensus` as arrays: ``marginals`` (B, d),
+    ``anchors`` and ``copies`` (B, E), ``penalty``, ``residuals``, ``gaps`` and ``steps`` (B,), and ``counts`` (B, P).
+    """
 
     marginals: Any
     anchors: Any
@@ -69,13 +84,13 @@ class Rows(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Workspace for solving one row of LP-SparseMAP.
+    """Workspace for one row of LP-SparseMAP, with d variables, F factors, E entries of factors and P potentials.
 
     Attributes:
         variables: float64 (4, d), vectors over the variables, such as the marginals.
         entries: float64 (2, E), vectors over the factors' entries.
-        multipliers: float64 (E,), of the augmented Lagrangian.
-        matrix: float64 (d, d), of Newton's method.
+        multipliers: float64 (E,), multipliers of the augmented Lagrangian.
+        matrix: float64 (d, d), matrix of Newton's method.
         inner: uint8 (E,), whether an entry is strictly between 0 and 1.
         faces: int64 (F,), the face on which each factor's nearest point lies.
         counts: float64 (P,), expected count of each potential.
@@ -113,7 +128,8 @@ def clipped_sum(z: Any, first: Any, stop: Any, tau: Any) -> Any:
 def limit_count(z: Any, first: Any, stop: Any, least: Any, most: Any) -> Any:
     """Return the tau for which ``clip(z - tau, 0, 1)`` sums to within ``least .. most``, and whether the sum is at a limit.
 
-    z may hold infinities.
+    The sum is over entries ``first .. stop - 1`` of z (E,), which may hold infinities. Tau is 0 if the limits then hold;
+    the second result is ``TIGHT`` if the sum is at a limit, else ``LOOSE``.
     """
     total, count, between, ones = clipped_sum(z, first, stop, 0.0)
     if least <= total <= most:
@@ -149,7 +165,8 @@ def limit_count(z: Any, first: Any, stop: Any, least: Any, most: Any) -> Any:
 def join_pair(first: Any, second: Any, coupling: Any) -> Any:
     """Return the nearest point of a pair factor, which variables are tied on its face, and the pair's joint marginal.
 
-    See :func:`~lit_sparse.mappings.lp_sparsemap.projections.project_pairs`.
+    ``first`` and ``second`` are the points' coordinates, ``coupling`` the score of both variables being 1; see
+    :func:`~lit_sparse.mappings.lp_sparsemap.projections.project_pairs`. The face is ``LOOSE``, ``EQUAL`` or ``OPPOSITE``.
     """
     apart, pull = coupling < 0.0, abs(coupling)
     if apart:
@@ -171,7 +188,11 @@ def join_pair(first: Any, second: Any, coupling: Any) -> Any:
 
 @compile_rows(inline="source")
 def evaluate(factors: Any, x: Any, potentials: Any, penalty: Any, work: Any) -> Any:
-    """Compute the nearest points of all factors; return the objective and the largest residual, and write the gradient."""
+    """Compute the nearest points of all factors; return the value of the augmented Lagrangian and the largest residual.
+
+    The scores x (d,) and potentials (P,) belong to one row, the marginals and multipliers are in the workspace, which also
+    receives the nearest points and the gradient in the marginals.
+    """
     mu, gradient, z, u = work.variables[POINT], work.variables[GRADIENT], work.entries[ANCHOR], work.entries[COPY]
     value, residual = 0.0, 0.0
     for i in range(len(mu)):

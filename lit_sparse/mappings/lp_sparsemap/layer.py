@@ -174,7 +174,7 @@ class LPSparseMAP(PotentialMapping):
         >>> import torch
         >>> from lit_sparse.structures import Xor
         >>> graph = FactorGraph(4, [Factor(Xor(), [[0, 1], [2, 3]]), Factor(Budget(None, 1), [0, 2])])
-        >>> LPSparseMAP(graph)(torch.tensor([2.0, 0.0, 2.0, 0.0])).tolist()  # 0 and 2 share what each wants whole
+        >>> LPSparseMAP(graph)(torch.tensor([2.0, 0.0, 2.0, 0.0])).tolist()  # at most one of 0 and 2: they share it
         [0.5, 0.5, 0.5, 0.5]
     """
 

@@ -63,12 +63,13 @@ class Local:
         self.packed = _packed(self.groups) if self.exact and device.type == "cpu" else None
 
     def solve(self, z: Tensor, potentials: Tensor, *, sloped: bool = False) -> Faces:
-        """Return the maximizers of ``<u, z> - 1/2 ||u||^2 + <counts(u), potentials>`` of each factor.
+        """Return, for each factor, the point u that maximizes ``<u, z> - 1/2 ||u||^2 + <counts(u), potentials>``.
 
         Args:
-            z: float64 (B, E); -inf where an entry is forbidden.
-            potentials: float64 (B, P).
-            sloped: whether to compute the slopes; otherwise they are zero for structures.
+            z: float64 (B, E), scores of the factors' entries; -inf where an entry is forbidden.
+            potentials: float64 (B, P), scores of the counts.
+            sloped: whether to compute the derivatives of the counts (``slopes``) for factors that are structures; their slopes
+                are zero otherwise.
         """
         points, normals, counts, slopes = [], [], [], []
         for group, mine in self._parts(z):
@@ -121,7 +122,7 @@ class Local:
         )
 
     def fits(self, bits: Tensor, allowed: Tensor) -> Tensor:
-        """Return which of the binary vectors (B, d) are zero where not allowed and satisfy all factors."""
+        """Return a mask (B,) of the binary vectors (B, d) that satisfy all factors, with zeros where ``allowed`` is False."""
         good = (((bits == 0) | (bits == 1)) & (allowed | (bits == 0))).all(-1)
         for group in self.groups:
             literals = torch.where(group.negated, 1 - bits[:, group.variables], bits[:, group.variables])

@@ -61,7 +61,15 @@ def _map_reference(x: Tensor, alpha: float | Tensor, gamma: float) -> Tensor:
 
 @compile_rows()
 def norm_sums(z: Any, n: Any, r: Any, last: Any, least: Any) -> Any:
-    """Return the sums of ``m^r`` and ``m^(r + 1)`` and the number of m > 0, with ``m = least + (z - last)`` for scores z."""
+    """Return the sums of ``m^r`` and ``m^(r + 1)`` and the number of m > 0, with ``m = least + (z - last)`` for scores z.
+
+    Args:
+        z: (>= n,) scaled scores ``(x - max x) / gamma``.
+        n: number of scores.
+        r: 1 / (alpha - 1).
+        last: score at which m is ``least``.
+        least: the value of m there.
+    """
     low, high, count = 0.0, 0.0, 0
     for j in range(n):
         m = least + (z[j] - last)
@@ -75,7 +83,13 @@ def norm_sums(z: Any, n: Any, r: Any, last: Any, least: Any) -> Any:
 
 @compile_rows()
 def solve(z: Any, n: Any, alpha: Any) -> Any:
-    """Return the threshold tau of norm-max for the first n scaled scores z, accurate to the last bits."""
+    """Return the threshold tau of norm-max for the first n scaled scores z, accurate to the last bits.
+
+    Args:
+        z: (>= n,) scaled scores ``(x - max x) / gamma``.
+        n: number of scores, >= 1.
+        alpha: exponent of the norm, > 1.
+    """
     lower, upper = -1.0, -math.exp(-(alpha - 1.0) / alpha * math.log(n))
     tau, size = 0.5 * (lower + upper), 0
     for i in range(PASSES):
@@ -98,9 +112,16 @@ def solve(z: Any, n: Any, alpha: Any) -> Any:
 def settle(z: Any, n: Any, alpha: Any, tau: Any, near: Any) -> Any:
     """Return the smallest score of the support and its excess m over tau, accurate to all digits.
 
-    For alpha > 2, where the weight is steep in a small m.
+    It is needed for alpha > 2, where the weight is steep in a small m.
 
-    A score is in the support if the weights relative to it leave something for itself.
+    A score is in the support if ``sum m^(r + 1)`` is below one at the threshold that equals the score.
+
+    Args:
+        z: (>= n,) scaled scores ``(x - max x) / gamma``.
+        n: number of scores.
+        alpha: exponent of the norm, > 2.
+        tau: threshold.
+        near: (>= n,) float64 workspace.
     """
     r, unsure, last = 1.0 / (alpha - 1.0), 0, np.inf
     for j in range(n):
@@ -133,7 +154,16 @@ def settle(z: Any, n: Any, alpha: Any, tau: Any, near: Any) -> Any:
 
 @compile_rows()
 def map_block(start: Any, stop: Any, out: Any, x: Any, alphas: Any, gamma: Any) -> None:
-    """Write the norm-max of rows ``start .. stop - 1`` of ``x`` to ``out``, computed in float64."""
+    """Write the norm-max of rows ``start .. stop - 1`` of ``x`` to ``out``, computed in float64.
+
+    Args:
+        start: first row.
+        stop: row after the last one.
+        out: (rows, d) receives the results.
+        x: (rows, d) scores, -inf where an entry is not allowed.
+        alphas: (rows,) alphas, or (1,) for one that all rows share.
+        gamma: strength of the regularizer.
+    """
     d = x.shape[1]
     bits, cell, cell_bits = row_views(x)
     z, near, places = empty(d + 1, np.float64), empty(d, np.float64), empty(d + 1, np.int32)
@@ -177,7 +207,17 @@ is not above 1, gives NaN at its allowed entries.
 
 @compile_rows()
 def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, alphas: Any, gamma: Any) -> None:
-    """Multiply rows ``start .. stop - 1`` of ``v`` by the Jacobian of norm-max at its result ``y``, in float64."""
+    """Multiply rows ``start .. stop - 1`` of ``v`` by the Jacobian of norm-max at its result ``y``, in float64.
+
+    Args:
+        start: first row.
+        stop: row after the last one.
+        out: (rows, d) receives the products.
+        v: (rows, d) directions.
+        y: (rows, d) results of the mapping.
+        alphas: (rows,) alphas, or (1,) for one that all rows share.
+        gamma: strength of the regularizer.
+    """
     d = y.shape[1]
     places, s = empty(d + 1, np.int32), empty(d, np.float64)
     ceiling = CEILING_SINGLE if y.itemsize == 4 else CEILING_DOUBLE

@@ -118,7 +118,7 @@ class NormMax(SparseMapping):
         return norm_max(scores, self.alpha, gamma=self.gamma, dim=dim, mask=mask)
 
     def regularizer(self, y: Tensor, dim: int = -1, allowed: Tensor | None = None) -> Tensor:
-        """Return Omega(y), the alpha-norm ``||y||_alpha``."""
+        """Return Omega(y), the alpha-norm ``||y||_alpha`` along ``dim``."""
         top, total = _powers(y, self.alpha, dim)
         alpha = self.alpha.to(y.dtype) if isinstance(self.alpha, Tensor) else self.alpha
         return (top * total ** (1 / alpha)).squeeze(dim)

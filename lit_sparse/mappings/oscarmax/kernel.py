@@ -90,7 +90,10 @@ def _map_reference(x: Tensor, lam: float | Tensor, gamma: float, exact: bool) ->
 
 @compile_rows()
 def threshold_of_blocks(blocks: Any, floats: Any, ints: Any) -> Any:
-    """Return the simplex threshold of blocks of decreasing means, relative to the first mean, and the number above it."""
+    """Return the simplex threshold of blocks of decreasing means, relative to the first mean, and how many blocks are above it.
+
+    Means and starts of the blocks are in the workspaces, as :func:`~lit_sparse.kernels.isotonic.pool_sorted` writes them.
+    """
     best = floats[MEANS, 0]
     tau, total, used = 0.0, 0.0, 0
     for b in range(blocks):
@@ -105,7 +108,10 @@ def threshold_of_blocks(blocks: Any, floats: Any, ints: Any) -> Any:
 
 @compile_rows()
 def gather_keys(x: Any, row: Any, top: Any, gamma: Any, bound: Any, floats: Any, ints: Any) -> Any:
-    """Collect the scaled scores ``(x - top) / gamma`` of the entries >= ``bound``; return how many there are."""
+    """Collect the scaled scores ``(x - top) / gamma`` of the entries >= ``bound``; return how many there are.
+
+    Row KEYS of ``floats`` receives them, and row ORDER of ``ints`` their places in the row; ``top`` is the row's maximum.
+    """
     n = 0
     for i in range(x.shape[1]):  # without a branch: what is dropped is overwritten by the next
         ints[ORDER, n] = i
@@ -136,8 +142,8 @@ def is_enough(x: Any, row: Any, top: Any, gamma: Any, lam: Any, n: Any, d: Any, 
 
     They do if no block of the other entries, all below ``limit``, can have a mean above ``height``.
 
-    Each entry is bounded by the upper edge of its bucket. Within a bucket the sums over the first k entries are convex
-    in k, so only the ends of buckets need a check.
+    The row has d allowed entries and the maximum ``top``. Each entry is bounded by the upper edge of its bucket. Within a
+    bucket the sums over the first k entries are convex in k, so only the ends of buckets need a check.
     """
     if limit <= height:
         return True
@@ -198,7 +204,10 @@ def is_uniform(x: Any, row: Any, top: Any, gamma: Any, lam: Any, d: Any, floats:
 def settle_blocks(
     x: Any, row: Any, top: Any, gamma: Any, lam: Any, d: Any, blocks: Any, tau: Any, floats: Any, ints: Any
 ) -> Any:
-    """Return how many of the decreasing blocks are in the support, deciding exactly for those close to the threshold."""
+    """Return how many of the decreasing blocks are in the support, deciding exactly for those close to the threshold.
+
+    ``tau`` is the threshold relative to the first mean, and the blocks are in the workspaces; see :func:`map_row`.
+    """
     best, used, n = floats[MEANS, 0], 0, ints[STARTS, blocks]
     bound = min(NEAR * (1.0 + lam * d), 0.5 / n)
     while used < blocks and floats[MEANS, used] - best - tau >= -bound:
@@ -225,7 +234,11 @@ def settle_blocks(
 
 @compile_rows()
 def map_row(x: Any, row: Any, top: Any, gamma: Any, lam: Any, out: Any, labels: Any, floats: Any, ints: Any) -> None:
-    """Write the exact oscarmax of a row of finite scores, and the labels of its groups."""
+    """Write the exact oscarmax of a row of finite scores, and the labels of its groups.
+
+    ``x``, ``out`` and ``labels`` (int32) are (rows, d), and ``top`` is the row's maximum; ``floats`` and ``ints`` are
+    workspaces (4, > d), float64 and int32, of at least BUCKETS columns.
+    """
     d = 0
     for i in range(x.shape[1]):
         labels[row, i] = -1
@@ -267,7 +280,7 @@ def map_row(x: Any, row: Any, top: Any, gamma: Any, lam: Any, out: Any, labels: 
 def compose_row(x: Any, row: Any, gamma: Any, lam: Any, out: Any, labels: Any, floats: Any, ints: Any) -> None:
     """Write the paper's approximation of oscarmax for a row, and the labels of its groups.
 
-    It is the simplex projection of the penalty's proximal operator.
+    It is the simplex projection of the penalty's proximal operator. For the arguments, see :func:`map_row`.
     """
     n, largest = 0, 0.0
     for i in range(x.shape[1]):
@@ -317,7 +330,8 @@ def compose_row(x: Any, row: Any, gamma: Any, lam: Any, out: Any, labels: Any, f
 def map_block(start: Any, stop: Any, out: Any, labels: Any, x: Any, lams: Any, gamma: Any, published: Any) -> None:
     """Write the oscarmax of rows ``start .. stop - 1`` of ``x`` to ``out``, and the labels of its groups to ``labels``.
 
-    The paper's approximation is computed unless ``published`` is None.
+    All three arrays are (rows, d); ``lams`` holds one strength for each row, or one for all. The paper's approximation is
+    computed unless ``published`` is None.
     """
     d = x.shape[1]
     bits, cell, cell_bits = row_views(x)
@@ -339,7 +353,7 @@ def _map_cpu(out: Array, labels: Array, x: Array, lams: Array, gamma: float, exa
 
 
 def oscar_rows(out: Any, labels: Any, x: Any, lams: Any, floats: Any, ints: Any, gamma: Any, exact: Any) -> None:
-    """GPU program that computes oscarmax, one row per thread."""
+    """GPU program that computes oscarmax, one row per thread; arrays as in :func:`map_block`, with a workspace per row."""
     row = cuda.grid(1)
     if row < x.shape[0]:
         lam = lams[row if lams.shape[0] > 1 else 0]

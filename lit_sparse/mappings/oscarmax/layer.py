@@ -129,7 +129,11 @@ class Oscarmax(SparseMapping):
         return oscarmax(scores, self.lam, exact=self.exact, gamma=self.gamma, dim=dim, mask=mask)
 
     def regularizer(self, y: Tensor, dim: int = -1, allowed: Tensor | None = None) -> Tensor:
-        """Return Omega(y) = ``1/2 ||y||^2 + lam sum_(i<j) max(y_i, y_j)``, over pairs that are both allowed."""
+        """Return Omega(y) = ``1/2 ||y||^2 + lam sum_(i<j) max(y_i, y_j)`` along ``dim``, over pairs that are both allowed.
+
+        Raises:
+            ConfigurationError: with ``exact=False``, which maximizes no objective.
+        """
         if not self.exact:
             raise ConfigurationError(
                 "Expected Oscarmax(exact=True): the published composition maximizes nothing, so it has no value."

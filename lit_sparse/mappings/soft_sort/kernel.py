@@ -7,7 +7,7 @@ the logarithm, ``v = logsumexp s - logsumexp w``. Neighbouring blocks are pooled
 
 Soft ranks take s = x / gamma and w = (n, ..., 1), in the entropic form its logarithm; soft sorting takes
 s = (n, ..., 1) / strength and w = -x, so that values rise. A block is named by the place of its first entry in the row; entries
-outside of blocks have -1, and all allowed entries of a broken row -2.
+outside of blocks have -1, and all allowed entries of a row with NaN or +inf -2.
 """
 
 from __future__ import annotations
@@ -134,7 +134,8 @@ def log_sum(a: Any, b: Any) -> Any:
 def pool(n: Any, entropic: Any, floats: Any, ints: Any) -> Any:
     """Compute an isotonic regression of n entries by pooling: write where its blocks start, and return their number.
 
-    Row STARTS of the integer workspace holds the starts, and n after the last.
+    Rows S and W of ``floats`` hold s and w (see the head of this module), whose difference is fitted. Row STARTS of ``ints``
+    receives the starts, and n after the last. ``entropic`` is whether blocks have log-sum-exps in place of means.
     """
     blocks = 0
     for i in range(n):
@@ -158,14 +159,18 @@ def pool(n: Any, entropic: Any, floats: Any, ints: Any) -> Any:
 
 @compile_rows()
 def start_labels(row: Any, out: Any, labels: Any) -> None:
-    """Initialize the labels of a row to no blocks, or as invalid where its result is NaN."""
+    """Initialize the labels (rows, d) of a row to no blocks, or as invalid where its result in ``out`` is NaN."""
     for i in range(out.shape[1]):
         labels[row, i] = BROKEN if out[row, i] != out[row, i] else OUTSIDE
 
 
 @compile_rows()
 def rank_block(start: Any, stop: Any, out: Any, labels: Any, x: Any, gamma: Any, entropic: Any) -> None:
-    """Write the soft ranks of rows ``start .. stop - 1`` of ``x`` to ``out``, computed in float64."""
+    """Write the soft ranks of rows ``start .. stop - 1`` of ``x`` to ``out``, computed in float64.
+
+    ``x``, ``out`` and ``labels``, which receives the blocks of the entries, are (rows, d); ``gamma`` is the strength, and
+    ``entropic`` whether the form is entropic instead of quadratic.
+    """
     d = x.shape[1]
     bits, cell, cell_bits = row_views(x)
     floats, ints = empty((ROWS, d + 1), np.float64), empty((ROWS, d + 1), np.int32)
@@ -195,7 +200,11 @@ def rank_block(start: Any, stop: Any, out: Any, labels: Any, x: Any, gamma: Any,
 
 @compile_rows()
 def sort_block(start: Any, stop: Any, out: Any, order: Any, labels: Any, x: Any, strengths: Any, entropic: Any) -> None:
-    """Write rows ``start .. stop - 1`` of ``x``, softly sorted, to ``out``, computed in float64."""
+    """Write rows ``start .. stop - 1`` of ``x``, softly sorted, to ``out``, computed in float64.
+
+    All arrays are (rows, d): ``order`` receives the entry of x that stands at each place, ``labels`` its block.
+    ``strengths`` holds one strength for each row, or one for all.
+    """
     d = x.shape[1]
     bits, cell, cell_bits = row_views(x)
     floats, ints = empty((ROWS, d + 1), np.float64), empty((ROWS, d + 1), np.int32)
@@ -261,7 +270,10 @@ allowed: the others are sorted among their places, and it gets 0. A row with NaN
 
 @compile_rows()
 def rank_product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, labels: Any, gamma: Any, entropic: Any) -> None:
-    """Multiply rows ``start .. stop - 1`` of ``v`` by the Jacobian of soft ranks at their result ``y``."""
+    """Multiply rows ``start .. stop - 1`` of ``v`` by the Jacobian of soft ranks at their result ``y``.
+
+    All arrays are (rows, d); ``labels`` are the blocks of the entries, and ``out`` receives the products.
+    """
     d = y.shape[1]
     sums = zeros((2, d), np.float64)
     for row in range(start, stop):
@@ -283,7 +295,7 @@ def rank_product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, labels: 
 
 
 def whole_rows(labels: Tensor) -> Tensor:
-    """Return the factor of each entry's derivative: NaN in rows whose input was NaN or infinite, else 1."""
+    """Return the factor (..., d) of each entry's derivative: NaN in rows whose input was NaN or infinite, else 1."""
     return torch.where(labels == BROKEN, torch.nan, 1.0)
 
 
@@ -313,7 +325,10 @@ rank_product = RowKernel(
 
 @compile_rows()
 def sort_product_block(start: Any, stop: Any, out: Any, v: Any, x: Any, order: Any, labels: Any, entropic: Any) -> None:
-    """Multiply rows ``start .. stop - 1`` of ``v`` by the transposed Jacobian of soft sorting at ``x``."""
+    """Multiply rows ``start .. stop - 1`` of ``v`` by the transposed Jacobian of soft sorting at ``x``.
+
+    All arrays are (rows, d); ``order`` and ``labels`` are results of :func:`sort_block`, and ``out`` receives the products.
+    """
     d = v.shape[1]
     sums = zeros((2, d), np.float64)
     for row in range(start, stop):

@@ -71,7 +71,7 @@ def sparsemap(
         scores: (..., d) floating, one for each entry of a structure. Divided by gamma, differences below 2e-9 count as
             ties, at any scale of the scores.
         structure: a set of structures; see :mod:`lit_sparse.structures`.
-        potentials: further scores, for structures that have them, such as those of a tag after another in a
+        potentials: further scores, for structures that have them, such as transition scores of the tags in a
             ``Sequence``.
         gamma: strength of the regularizer, > 0. The smaller, the fewer structures.
         mask: boolean, broadcastable to ``scores``; True where an entry is allowed. Structures have zeros elsewhere.

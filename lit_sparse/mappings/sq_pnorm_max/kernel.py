@@ -54,7 +54,16 @@ def _map_reference(x: Tensor, p: float | Tensor, gamma: float) -> Tensor:
 
 @compile_rows(frozenset({"contract"}))
 def powers(z: Any, n: Any, r: Any, depth: Any, work: Any, bits: Any) -> None:
-    """Write ``(m / max m)^r`` of the first n scores to ``work[0]``, where ``m / max m = 1 + z / depth`` and depth = -tau."""
+    """Write ``(m / max m)^r`` of the first n scores to ``work[0]``, where ``m / max m = 1 + z / depth`` and depth = -tau.
+
+    Args:
+        z: (>= n,) scaled scores ``(x - max x) / gamma``.
+        n: number of scores.
+        r: 1 / (p - 1).
+        depth: -tau, > 0.
+        work: (3, >= n) workspace; see :func:`~lit_sparse.kernels.cpu.vector_math.workspace`.
+        bits: the memory of ``work`` as integers.
+    """
     scale, one, zero = z.dtype.type(1.0 / depth), z.dtype.type(1), z.dtype.type(0)
     if r == 2.0:
         for j in range(n):
@@ -75,7 +84,14 @@ def powers(z: Any, n: Any, r: Any, depth: Any, work: Any, bits: Any) -> None:
 
 @compile_rows(REDUCTION_FLAGS)
 def moments(z: Any, n: Any, depth: Any, work: Any) -> Any:
-    """Return the sums of ``u / m``, ``u`` and ``u m``, where m is divided by its maximum and ``u = m^r`` is in ``work[0]``."""
+    """Return the sums of ``u / m``, ``u`` and ``u m``, where m is divided by its maximum and ``u = m^r`` is in ``work[0]``.
+
+    Args:
+        z: (>= n,) scaled scores ``(x - max x) / gamma``.
+        n: number of scores.
+        depth: -tau, > 0.
+        work: (3, >= n) workspace; its first row holds the powers.
+    """
     scale, one, zero = z.dtype.type(1.0 / depth), z.dtype.type(1), z.dtype.type(0)
     low, middle, high = 0.0, 0.0, 0.0
     for j in range(n):
@@ -89,7 +105,16 @@ def moments(z: Any, n: Any, depth: Any, work: Any) -> Any:
 
 @compile_rows()
 def solve(z: Any, n: Any, size: Any, p: Any, work: Any, bits: Any) -> Any:
-    """Find the threshold of sq-pnorm-max for n scaled scores z; leave the powers there in ``work[0]`` and return their sum."""
+    """Find the threshold of sq-pnorm-max for n scaled scores z; leave the powers there in ``work[0]`` and return their sum.
+
+    Args:
+        z: (>= n,) scaled scores ``(x - max x) / gamma``.
+        n: number of scores, including -inf at the end.
+        size: number of scores without those.
+        p: exponent of the norm, in (1, 2].
+        work: (3, >= n) workspace; see :func:`~lit_sparse.kernels.cpu.vector_math.workspace`.
+        bits: the memory of ``work`` as integers.
+    """
     r = 1.0 / (p - 1.0)
     tolerance = 1e-5 if z.itemsize == 4 else 1e-10  # of the last step; what it leaves behind is its square
     lower, upper = -1.0, -math.exp(-2.0 * (p - 1.0) / p * math.log(size))
@@ -112,7 +137,16 @@ def solve(z: Any, n: Any, size: Any, p: Any, work: Any, bits: Any) -> Any:
 
 @compile_rows()
 def map_block(start: Any, stop: Any, out: Any, x: Any, ps: Any, gamma: Any) -> None:
-    """Write the sq-pnorm-max of rows ``start .. stop - 1`` of ``x`` to ``out``."""
+    """Write the sq-pnorm-max of rows ``start .. stop - 1`` of ``x`` to ``out``.
+
+    Args:
+        start: first row.
+        stop: row after the last one.
+        out: (rows, d) receives the results.
+        x: (rows, d) scores, -inf where an entry is not allowed.
+        ps: (rows,) exponents p in (1, 2], or (1,) for one that all rows share.
+        gamma: strength of the regularizer.
+    """
     d = x.shape[1] + SIMD_BLOCK
     bits, cell, cell_bits = row_views(x)
     z, places = empty(d, x.dtype), empty(d, np.int32)
@@ -142,7 +176,14 @@ map_pnorm = RowKernel(
 
 @compile_rows(REDUCTION_FLAGS - {"nnan"})
 def product_sums(y: Any, u: Any, work: Any, n: Any) -> Any:
-    """Return the sums of the powers s in ``work[0]``, of ``s u``, and of ``y u``."""
+    """Return the sums of the powers s in ``work[0]``, of ``s u``, and of ``y u``.
+
+    Args:
+        y: (>= n,) results on the support.
+        u: (>= n,) entries of v on the support.
+        work: (3, >= n) workspace; its first row holds ``s = y^(2 - p)``.
+        n: support size.
+    """
     mass, weighted, plain = 0.0, 0.0, 0.0
     for j in range(n):
         mass += work[0, j]
@@ -153,7 +194,17 @@ def product_sums(y: Any, u: Any, work: Any, n: Any) -> Any:
 
 @compile_rows()
 def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, ps: Any, gamma: Any) -> None:
-    """Multiply rows ``start .. stop - 1`` of ``v`` by the Jacobian of sq-pnorm-max at its result ``y``."""
+    """Multiply rows ``start .. stop - 1`` of ``v`` by the Jacobian of sq-pnorm-max at its result ``y``.
+
+    Args:
+        start: first row.
+        stop: row after the last one.
+        out: (rows, d) receives the products.
+        v: (rows, d) directions.
+        y: (rows, d) results of the mapping.
+        ps: (rows,) exponents p in (1, 2], or (1,) for one that all rows share.
+        gamma: strength of the regularizer.
+    """
     d = y.shape[1]
     places = empty(d, np.int32)
     u, support = empty(d, y.dtype), empty(d, y.dtype)

@@ -90,5 +90,5 @@ class SqPNormMax(SparseMapping):
         return sq_pnorm_max(scores, self.p, gamma=self.gamma, dim=dim, mask=mask)
 
     def regularizer(self, y: Tensor, dim: int = -1, allowed: Tensor | None = None) -> Tensor:
-        """Return Omega(y) = ``1/2 ||y||_p^2``, where ``||y||_p = (sum y^p)^(1/p)``."""
+        """Return Omega(y) = ``1/2 ||y||_p^2`` along ``dim``, where ``||y||_p = (sum y^p)^(1/p)``."""
         return 0.5 * y.pow(self.p).sum(dim).pow(2 / self.p)

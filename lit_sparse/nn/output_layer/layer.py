@@ -125,7 +125,11 @@ class LinearFenchelYoungLoss(nn.Linear):
 
     @torch.no_grad()
     def sample(self, hidden: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Return a random class (N,) int64 for each hidden vector (N, F), sampled from its probabilities."""
+        """Return a random class (N,) int64 for each hidden vector (N, F), sampled from its probabilities.
+
+        Raises:
+            ConfigurationError: if a hidden vector is not finite.
+        """
         self._check(hidden)
         broken = (~hidden.isfinite()).any(1).nonzero().flatten().tolist()
         if broken:

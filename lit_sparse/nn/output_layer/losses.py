@@ -65,8 +65,8 @@ def linear_losses(
 ) -> LabelLosses:
     """Return the Fenchel-Young losses (N,) of linear scores ``W h + b`` against class labels.
 
-    Transforms of ``torch.func``, forward mode, unusual tensors and mappings other than those of :func:`list_alpha` and
-    softmax use plain operations, which store the scores.
+    For softmax, and for entmax with one alpha in 1.25 .. 2, the matrix (N, V) of scores is never stored. For other mappings,
+    and under transforms of ``torch.func``, forward mode, or where :func:`needs_all_scores`, plain operations store it.
 
     Args:
         hidden: (N, F).
@@ -182,7 +182,7 @@ def _of_rows(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor
 def layer_losses(layer: nn.Module, hidden: Tensor, labels: Tensor, criterion: FenchelYoungLoss) -> LabelLosses:
     """Return the Fenchel-Young losses (N,) of the scores that a layer computes, as :func:`linear_losses` does if possible.
 
-    All scores (N, V) are computed if it is not a linear layer without hooks.
+    All scores (N, V) are stored unless the layer is linear and has no hooks.
 
     Args:
         layer: layer from hidden vectors to scores. Pruning uses hooks, for example.

@@ -218,7 +218,7 @@ class RunOf:
         """Raise an error for options that this run cannot have.
 
         Raises:
-            ConfigurationError: if an input is missing, or a function would get options of a training.
+            ConfigurationError: if an input is missing, or a cell with a function has options of a training run.
         """
         study = self.workspace.study
         tested = [value for options in study.tests.values() for value in options.values()]
@@ -326,7 +326,11 @@ class RunOf:
         return found
 
     def call_functions(self) -> None:
-        """Call the cell's function at each point of its grid without a row, or its scores, and store the results."""
+        """Call the cell's function at points of its grid without a row, or the study's functions of scores; store the results.
+
+        Raises:
+            ConfigurationError: if a function returns no numbers, or a name of a label.
+        """
         if self.cell.function is None:
             checkpoint = self.checkpoint(self.workspace.study.checkpoint)
             found = {score: _function(path)(checkpoint) for score, path in self.workspace.study.scores.items()}

@@ -26,7 +26,8 @@ class ProgramRun(RunOf):
     def train(self, threads: int, held: Sequence[int], stops: Callable[[], bool] | None = None) -> None:
         """Train to the end; see :meth:`RunOf.train`.
 
-        Existing files get earlier times than new ones, even if a clock was set back.
+        Existing files are given earlier times of change than now, so that the newest file is found even if a clock was set
+        back.
         """
         times = {path: path.lstat() for path in self.folder.glob("**/*") if path.is_file()}
         ahead = max((found.st_mtime_ns for found in times.values()), default=0) - time.time_ns()

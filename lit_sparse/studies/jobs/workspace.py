@@ -56,7 +56,7 @@ class Workspace:
         self.curves = Rows(self.results / f"{self.name}_curves.csv", lock, cells, last=(), numbers=numbers, unique=points)
 
     def stored(self) -> tuple[list[Row], list[Row], list[Row]]:
-        """Return the stored rows of the study's cells, and the curves and samples of its runs.
+        """Return the study's stored rows of results, the curves of its runs, and their scores on resampled test inputs.
 
         Raises:
             ConfigurationError: if a file is damaged.

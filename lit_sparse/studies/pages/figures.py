@@ -154,7 +154,7 @@ def history_svg(values: Sequence[tuple[int, float]], metric: str, mode: str) -> 
 
 
 def _lines(study: Study, figure: Figure, rows: Sequence[Row], panel: Panel) -> dict[str, Points]:
-    """Return title -> points of each line of a panel that has any."""
+    """Return the points of each line of a panel that has any, by the line's title."""
     lines: dict[str, list[Row]] = {}
     for row in rows:
         title = study.title_of(row["cell"]) if figure.lines == "title" else row.get(figure.lines or "", "")
@@ -174,7 +174,7 @@ def _placed(study: Study, rows: Sequence[Row], x: str) -> Sequence[Row]:
 
 
 def series(rows: Sequence[Row], panel: Panel) -> Points:
-    """Return x -> middle, low and high of a cell's values in a panel."""
+    """Return a dict from x to the middle, low and high of a cell's values there, summarized over its seeds, in a panel."""
     found: dict[float, list[list[float]]] = {}
     needed = [panel.value, *panel.band_keys, *([] if panel.cumulative else [panel.x])]
     for seed in dict.fromkeys(row["seed"] for row in rows):

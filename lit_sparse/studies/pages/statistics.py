@@ -1,6 +1,6 @@
 """The statistics by which several classifiers are compared over many runs each.
 
-The procedure is that of Thom & Palm (2013), section 5: samples are trimmed, tested for normality (Shapiro & Wilk) and equal
+The procedure follows Thom & Palm (2013), section 5: samples are trimmed, tested for normality (Shapiro & Wilk) and equal
 variances (Levene), and, where these are not equal, compared by ranks (Kruskal & Wallis). Two classifiers differ where
 their mean ranks do by more than Dunn's critical difference in the modification of Tukey and Kramer; how much, the probability
 of superiority tells.
@@ -62,6 +62,9 @@ def gaussian_superiority(a: Sequence[float], b: Sequence[float]) -> float:
     Args:
         a: n >= 3 numbers.
         b: m >= 3 numbers.
+
+    Raises:
+        ValueError: for fewer than three numbers in a sample.
 
     Source: Downton (1973), The estimation of Pr{Y < X} in the normal case.
 

@@ -115,6 +115,9 @@ def bootstrap_table(study: Study, rows: Sequence[Row], samples: Sequence[Row]) -
     Each cell is represented by the seed with the median value.
 
     Cells run on other machines or torch versions than most are left out.
+
+    Raises:
+        ConfigurationError: if cells have different numbers of resampled scores.
     """
     from lit_sparse.metrics.bleu import compare_resampled
 

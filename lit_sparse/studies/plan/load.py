@@ -41,7 +41,11 @@ def load_study(path: str | Path) -> Study:
 
 
 def study_of(content: dict[str, Any], path: Path) -> Study:
-    """Return the study described by a YAML file's content; see :func:`load_study`."""
+    """Return the study described by a YAML file's content; see :func:`load_study`.
+
+    Raises:
+        ConfigurationError: if the content does not describe a study.
+    """
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(Study, skip={"path"})
     try:

@@ -23,8 +23,8 @@ from lit_sparse.text.tokenizer_json import tokenizer_of
 
 __all__ = ["LABELS", "MAPPINGS", "front", "ranking_loss", "sentence_vectors"]
 
-#: Tokens of the evaluation, and pairs of sentences whose ranking is the encoder's loss.
-TOKENS, PAIRS = 16384, 40
+#: Number of pairs of sentences whose ranking is the encoder's loss.
+PAIRS = 40
 LABELS, TEMPERATURE = {"entailment": 3, "neutral": 2, "contradiction": 1}, 0.05
 #: Name -> mapping of about k active units of a width; those without a k have constants that were found by trial.
 MAPPINGS: dict[str, Callable[[int, int], SparseMapping]] = {
@@ -47,7 +47,7 @@ def front(
     layer: str,
     path: str,
     folder: str,
-    max_texts: int = 4000,
+    max_texts: int = 16_000,
     steps: int = 300,
     batch_size: int = 128,
     lr: float = 3e-3,
@@ -63,7 +63,7 @@ def front(
         layer: module whose activations are reconstructed.
         path: folder of SNLI.
         folder: folder where activations are stored.
-        max_texts: number of sentences for training.
+        max_texts: number of sentences for training, and for the evaluation.
         steps: number of updates; the learning rate falls to zero in the second half.
         batch_size: number of activations per update.
         lr: learning rate of Adam.
@@ -109,8 +109,7 @@ def activations_of(model: str, layer: str, path: str, folder: str, max_texts: in
     columns = ["premise", "hypothesis"]
     data = ActivationDataModule(model, layer, folder=folder, path=path, val="dev", columns=columns, max_texts=max_texts)
     data.setup("fit")
-    rows = {"train": torch.arange(data.size("train")), "val": shuffled(data.size("val"), 0)[:TOKENS]}
-    train, held_out = (data.fetch(split, 0, rows[split])["features"] for split in ("train", "val"))
+    train, held_out = (data.fetch(split, 0, torch.arange(data.size(split)))["features"] for split in ("train", "val"))
     return train, held_out
 
 

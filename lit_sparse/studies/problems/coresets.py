@@ -101,7 +101,7 @@ class GaussianMean(Problem):
 class Radial(Problem):
     """Problem of radial basis regression of log prices at 1,000 places of a map.
 
-    Vectors are exact, or as in the paper's code.
+    Vectors have the exact covariances of the log-likelihoods as inner products, or are made as in the paper's code.
     """
 
     def __init__(self, seed: int, path: Path, *, exact: bool = True) -> None:
@@ -183,7 +183,7 @@ class Regression(Problem):
 
 
 class Rows(TableDataModule):
-    """Data module of all rows of a file for training, in their order."""
+    """Data module that trains on all rows of a file, in the order of the file."""
 
     def setup(self, stage: str | None = None) -> None:
         tables = self.load()
@@ -196,7 +196,7 @@ class Rows(TableDataModule):
 
 
 def rows_of(data: RegressionDataModule) -> tuple[Tensor, Tensor]:
-    """Return the training features (N, D) and targets (N,), float64."""
+    """Return the features (N, D) and targets (N,) of a data module's training rows, float64."""
     if isinstance(data, Rows):
         return data.rows
     batch = data.fetch("train", 0, torch.arange(data.size("train")))
@@ -246,7 +246,7 @@ SELECTORS: dict[str, Callable[[int], CoresetSelector]] = {
 
 @lru_cache(maxsize=1)
 def make(problem: str, seed: int, folder: str) -> Problem:
-    """Return a problem by name, for a seed."""
+    """Return the problem of a given name, a key of ``PROBLEMS``, with data and vectors for a seed."""
     return PROBLEMS[problem](seed, Path(folder))
 
 

@@ -41,7 +41,7 @@ class Start(NamedTuple):
 
     Attributes:
         structures: float64 (B, n, d); n may be 0.
-        probs: float64 (B, n), their probabilities; those of 0 are left out.
+        probs: float64 (B, n), their probabilities; structures of probability 0 are left out.
         extra: float64 (B, n), scores that potentials add to them.
     """
 
@@ -56,7 +56,7 @@ class Solution(NamedTuple):
     Attributes:
         marginals: float64 (B, d).
         structures: uint8 (B, S, d), of which only the first ``sizes`` of a row are written.
-        probs: float64 (B, S), likewise written up to ``sizes``.
+        probs: float64 (B, S), probabilities of these structures.
         sizes: int64 (B,), sizes of the supports.
         gaps: float64 (B,), duality gaps.
         done: uint8 (B,), whether the gap meets the tolerance.
@@ -88,7 +88,7 @@ def _arrays(shapes: tuple[Any, ...], *rows: int) -> list[Array]:
 
 @compile_rows(inline="source")
 def copy_out(row: Any, solution: Any, work: Any, n: Any) -> None:
-    """Copy the result in a workspace to one row of the solution."""
+    """Copy the result in a workspace, whose support has size n, to one row of a :class:`Solution`."""
     d = work.vectors.shape[1]
     solution.sizes[row] = n
     for i in range(d):
@@ -166,7 +166,7 @@ def of_row(work: Any, row: Any) -> Any:
 
 @compile_rows()
 def begin_block(first: Any, stop: Any, work: Any, sizes: Any, scores: Any, start: Any) -> None:
-    """Initialize the workspaces of rows ``first .. stop - 1``."""
+    """Initialize the workspaces of rows ``first .. stop - 1``, and write the sizes of their supports to ``sizes`` (B,)."""
     for row in range(first, stop):
         sizes[row] = begin(of_row(work, row), scores[row], start.structures[row], start.probs[row], start.extra[row])
 
@@ -175,7 +175,8 @@ def begin_block(first: Any, stop: Any, work: Any, sizes: Any, scores: Any, start
 def advance_block(first: Any, stop: Any, work: Any, sizes: Any, newest: Any, alive: Any, residual: Any, stuck: Any) -> None:
     """Advance the rows ``alive[first] .. alive[stop - 1]`` to the optimal probabilities on their supports.
 
-    The last three arguments are aligned with ``alive``, the others with all rows.
+    ``sizes`` and ``newest`` (B,) belong to all rows, ``residual`` (len(alive), d) and ``stuck`` (len(alive),) to those in
+    ``alive``; for their meaning, see :func:`lit_sparse.mappings.sparsemap.active_set.row.advance`.
     """
     for k in range(first, stop):
         mine = of_row(work, alive[k])
@@ -188,7 +189,11 @@ def advance_block(first: Any, stop: Any, work: Any, sizes: Any, newest: Any, ali
 def compare_block(
     first: Any, stop: Any, work: Any, sizes: Any, alive: Any, found: Any, extra: Any, gaps: Any, small: Any, tol: Any
 ) -> None:
-    """Compute the duality gap that ``found[k]`` gives for row ``alive[k]``, for k in ``first .. stop - 1``."""
+    """Compute the duality gap that ``found[k]`` gives for row ``alive[k]``, for k in ``first .. stop - 1``.
+
+    ``found`` (len(alive), d) holds structures, and ``extra`` the scores that potentials add to them. The gaps and whether
+    they meet the tolerance are written to ``gaps`` and ``small``, both (len(alive),).
+    """
     for k in range(first, stop):
         mine = of_row(work, alive[k])
         for i in range(found.shape[1]):
@@ -198,7 +203,11 @@ def compare_block(
 
 @compile_rows()
 def admit_block(first: Any, stop: Any, work: Any, sizes: Any, newest: Any, alive: Any, found: Any, extra: Any) -> None:
-    """Add ``found[k]`` to the support of row ``alive[k]``, for k in ``first .. stop - 1``."""
+    """Add the structure ``found[k]`` to the support of row ``alive[k]``, for k in ``first .. stop - 1``.
+
+    ``extra`` holds the scores that potentials add to the structures. ``sizes`` and ``newest`` (B,) are updated; see
+    :func:`lit_sparse.mappings.sparsemap.active_set.row.admit`.
+    """
     for k in range(first, stop):
         mine = of_row(work, alive[k])
         for i in range(found.shape[1]):
@@ -208,7 +217,7 @@ def admit_block(first: Any, stop: Any, work: Any, sizes: Any, newest: Any, alive
 
 @compile_rows()
 def copy_block(first: Any, stop: Any, work: Any, sizes: Any, solution: Any) -> None:
-    """Copy the results of rows ``first .. stop - 1`` from their workspaces to the solution."""
+    """Copy the results of rows ``first .. stop - 1``, with supports of ``sizes`` (B,), from the workspaces to a solution."""
     for row in range(first, stop):
         copy_out(row, solution, of_row(work, row), sizes[row])
 

@@ -52,7 +52,7 @@ def solve_rows(
 
 
 def solve_batch(scores: Tensor, oracle: CompiledOracle, start: Start, max_iter: int, tol: float) -> Any:
-    """Solve SparseMAP for a batch on an NVIDIA GPU; NotImplemented without numba-cuda or a GPU.
+    """Solve SparseMAP for a batch on an NVIDIA GPU; return NotImplemented without numba-cuda or a GPU.
 
     Arguments and results are as for :func:`lit_sparse.mappings.sparsemap.active_set.batch.solve_batch`, with tensors on one
     device.

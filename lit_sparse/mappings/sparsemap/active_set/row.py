@@ -61,10 +61,11 @@ class Workspace(NamedTuple):
     """State of the active-set method for a row, or for many rows with a leading dimension.
 
     Attributes:
-        vectors: float64 (VECTORS, d).
-        matrix: uint8 (capacity, d), structures.
+        vectors: float64 (VECTORS, d), vectors over the entries: the scores, the residual, the marginals, the structure
+            found last, and the reference structure.
+        matrix: uint8 (capacity, d), structures, including the support.
         factor: float64 (capacity, capacity), the triangular factor R, ``R^T R = M``, of the support.
-        lists: float64 (LISTS, capacity), numbers of each structure of the support.
+        lists: float64 (LISTS, capacity), numbers of each structure of the support, such as its probability.
         slots: int32 (capacity,), the row of ``matrix`` that holds each structure of the support.
         scratch: float64 (d,), workspace of a compiled oracle.
         back: int32 (d,), integer workspace of a compiled oracle.
@@ -99,7 +100,7 @@ def workspace_shapes(d: int, capacity: int) -> Workspace:
 
 @compile_rows(REDUCTION_FLAGS)
 def dot(a: Any, i: Any, b: Any, j: Any, first: Any, stop: Any) -> Any:
-    """Return the inner product of entries ``first .. stop - 1`` of two rows of matrices."""
+    """Return the inner product of row i of a and row j of b, over the entries ``first .. stop - 1``."""
     total = 0.0
     for k in range(first, stop):
         total += a[i, k] * b[j, k]
@@ -108,7 +109,7 @@ def dot(a: Any, i: Any, b: Any, j: Any, first: Any, stop: Any) -> Any:
 
 @compile_rows(REDUCTION_FLAGS)
 def add_multiple(y: Any, i: Any, factor: Any, x: Any, j: Any, first: Any, stop: Any) -> None:
-    """Add a multiple of entries ``first .. stop - 1`` of a row of x to those of a row of y."""
+    """Add ``factor`` times row j of x to row i of y, in the entries ``first .. stop - 1``."""
     for k in range(first, stop):
         y[i, k] += factor * x[j, k]
 
@@ -124,7 +125,7 @@ def common(a: Any, i: Any, j: Any) -> Any:
 
 @compile_rows(REDUCTION_FLAGS)
 def gain_of(vectors: Any) -> Any:
-    """Return by how much the score of the structure in ``vectors[FOUND]`` exceeds the reference structure's."""
+    """Return by how much the score ``<t, a>`` of the structure in ``vectors[FOUND]`` exceeds the reference structure's."""
     total = 0.0
     for k in range(vectors.shape[1]):
         total += (vectors[FOUND, k] - vectors[REFERENCE, k]) * vectors[SCORES, k]
@@ -133,7 +134,7 @@ def gain_of(vectors: Any) -> Any:
 
 @compile_rows(REDUCTION_FLAGS)
 def gap_of(vectors: Any, lists: Any, n: Any, extra: Any) -> Any:
-    """Return by how much the total of the structure in ``vectors[FOUND]`` exceeds the support's mean, and its rounding."""
+    """Return by how much the total score of the structure in ``vectors[FOUND]`` exceeds the support's mean, and rounding."""
     gap, size = 0.0, 0.0
     for i in range(vectors.shape[1]):
         if vectors[MARGINALS, i] != -np.inf:
@@ -151,7 +152,8 @@ def gap_of(vectors: Any, lists: Any, n: Any, extra: Any) -> Any:
 def compare(work: Any, n: Any, extra: Any, tol: Any) -> Any:
     """Return the duality gap given by the structure in ``vectors[FOUND]``, and whether it meets the tolerance.
 
-    It does if it guarantees marginals within ``tol``, or is a rounding error.
+    The support of the workspace has size n, and ``extra`` is the score that potentials add to the structure. The gap meets
+    the tolerance if it guarantees marginals within ``tol``, or is a rounding error.
     """
     gap, size = gap_of(work.vectors, work.lists, n, extra)
     return max(gap, 0.0), gap <= max(0.5 * tol * tol, ROUNDING * (1.0 + size))
@@ -159,16 +161,16 @@ def compare(work: Any, n: Any, extra: Any, tol: Any) -> Any:
 
 @compile_rows(inline="source")
 def has_room(n: Any, capacity: Any) -> Any:
-    """Return whether a structure may enter a support of size n; n may be an array."""
+    """Return whether a workspace of a given capacity has room for one more structure than n; n may be an array."""
     return n + 1 < capacity
 
 
 @compile_rows(inline="source")
 def insert(work: Any, n: Any, squared: Any) -> None:
-    """Append a structure to the support's triangular factor.
+    """Append a structure to the triangular factor R of a support of size n.
 
-    ``lists[COLUMN]`` holds its forward-solved column, and ``squared`` is its squared distance from the support's affine
-    hull.
+    ``work.lists[COLUMN]`` holds the new column of R above its diagonal, and ``squared`` is the squared distance of the
+    structure from the support's affine hull, the square of the new diagonal entry.
     """
     factor, lists = work.factor, work.lists
     pivot = math.sqrt(squared)  # numba-cuda has no numpy.sqrt
@@ -181,7 +183,7 @@ def insert(work: Any, n: Any, squared: Any) -> None:
 
 @compile_rows()
 def remove(work: Any, n: Any, k: Any) -> None:
-    """Remove structure k of n from the support, by rotations of the factor and of the vectors solved with it."""
+    """Remove structure k of n from the support, by rotations of its triangular factor and of the vectors solved with it."""
     factor, lists, slots = work.factor, work.lists, work.slots
     for i in range(k):
         for j in range(k, n - 1):
@@ -207,17 +209,17 @@ def remove(work: Any, n: Any, k: Any) -> None:
 
 @compile_rows()
 def back_solve(factor: Any, lists: Any, which: Any, n: Any) -> None:
-    """Solve ``R y = lists[which]`` in place."""
+    """Replace ``lists[which]`` by the solution y of ``R y = lists[which]``, R the support's triangular factor (n, n)."""
     for i in range(n - 1, -1, -1):
         lists[which, i] = (lists[which, i] - dot(factor, i, lists, which, i + 1, n)) / factor[i, i]
 
 
 @compile_rows()
 def enter(work: Any, n: Any, extra: Any) -> Any:
-    """Add the structure in ``vectors[FOUND]`` to the support with probability zero; return the new size.
+    """Add the structure in ``vectors[FOUND]`` to a support of size n, with probability zero; return the new size.
 
     If it is an affine combination ``sum c_i a_i`` of the support, as much probability as possible moves to it along c.
-    Structures whose probability becomes zero leave.
+    Structures whose probability becomes zero leave. ``extra`` is the score that potentials add to the structure.
     """
     vectors, matrix, factor, lists, slots = work.vectors, work.matrix, work.factor, work.lists, work.slots
     d = vectors.shape[1]
@@ -258,7 +260,7 @@ def enter(work: Any, n: Any, extra: Any) -> Any:
 
 @compile_rows(inline="source")
 def admit(work: Any, n: Any, extra: Any) -> Any:
-    """Add the structure in ``vectors[FOUND]`` to the support, with probability one if it is the first.
+    """Add the structure in ``vectors[FOUND]`` to a support of size n, with probability one if it is the first.
 
     Returns:
         The new size, and the structure's place if it is new there with probability zero, or -1.
@@ -276,7 +278,8 @@ def admit(work: Any, n: Any, extra: Any) -> Any:
 def settle(work: Any, n: Any, newest: Any) -> Any:
     """Move to the optimal probabilities on the support, removing structures whose probability becomes zero.
 
-    Structures leave one at a time.
+    Structures leave one at a time. ``work`` is a :class:`Workspace` whose support has size n, and ``newest`` the position of
+    the structure that entered last, or -1.
 
     Returns:
         The new size, and whether the method is stuck: the ``newest`` structure, of probability zero, would leave at
@@ -318,7 +321,7 @@ def begin(work: Any, scores: Any, first: Any, first_probs: Any, first_extra: Any
         work: a :class:`Workspace`.
         scores: (d,), finite or -inf.
         first: (n, d) structures to start from.
-        first_probs: (n,) their probabilities; those of 0 are left out.
+        first_probs: (n,) their probabilities; structures of probability 0 are left out.
         first_extra: (n,) scores that potentials add to them.
     """
     vectors, lists = work.vectors, work.lists
