@@ -150,7 +150,7 @@ def _of_rows(x: Tensor, w: Tensor | None, rho: float) -> Tensor:
 class _Rows:
     """Rows (..., d) relative to a threshold that is exact up to rounding, in torch operations.
 
-    One step of Newton's method makes the threshold depend on the rows; its derivative is that of the exact solution. The result
+    One step of Newton's method makes the threshold depend on the rows; its derivative equals the exact solution's. The result
     is a minimum over the threshold, so the threshold's first derivative gives the first three derivatives of the result.
     """
 

@@ -207,7 +207,7 @@ def is_folder(path: str | Path) -> bool:
 
 
 def _logged(run: Source) -> list[dict[str, float]]:
-    """Return what a run logged, that of its newest test last."""
+    """Return what a run logged, with its newest test last."""
     inner = run.folder / "fit"  # where a program writes
     folder, read = (inner, logged_by_program) if inner.is_dir() else (run.folder, logged)
     lines = read(folder, within=run.root)

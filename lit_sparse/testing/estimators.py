@@ -140,7 +140,7 @@ def _interface(estimator: Estimator) -> None:
 
 @ESTIMATOR_CHECKS.add
 def _value_and_gradient(estimator: Estimator) -> None:
-    """An exact estimator's value and gradients, in scores and decoder, equal those of the dense loop and of differences."""
+    """An exact estimator's value and gradients, in scores and decoder, equal the dense loop's and finite differences."""
     if not type(estimator).exact:
         return
     for ready in _ready(estimator):
@@ -161,7 +161,7 @@ def _value_and_gradient(estimator: Estimator) -> None:
 
 
 def _is_its_own_gradient(estimator: Estimator) -> bool:
-    """Whether the gradient of the loss in scores is that of finite differences, where no two scores are equal."""
+    """Whether the gradient of the loss in scores equals finite differences, where no two scores are equal."""
     decoder, generic = Decoder(), _scores().detach()[2:].requires_grad_()
     decoder.inputs = decoder.inputs[2:]
     return torch.autograd.gradcheck(lambda scores: _run(estimator, scores, decoder).loss, generic, raise_exception=False)
@@ -169,7 +169,7 @@ def _is_its_own_gradient(estimator: Estimator) -> bool:
 
 @ESTIMATOR_CHECKS.add
 def _unbiased(estimator: Estimator) -> None:
-    """Over many draws, loss and gradients are on average those of the expected loss under the distribution."""
+    """Over many draws, loss and gradients agree on average with the expected loss under the distribution."""
     if type(estimator).exact or not type(estimator).unbiased:
         return
     generator = torch.Generator().manual_seed(2)
@@ -275,7 +275,7 @@ def _differ(one: object, other: object) -> bool:
 
 @ESTIMATOR_CHECKS.add
 def _entropy(estimator: Estimator) -> None:
-    """The entropy that is reported is that of the distribution, with its gradient."""
+    """The entropy that is reported equals the distribution's, with its gradient."""
     for ready in _ready(estimator):
         scores = _scores()
         probs = _table(ready, scores) if type(estimator).exact else _probabilities(ready, scores)

@@ -84,7 +84,7 @@ class AttentionPlot(Picture):
             self._kept = {i: self._kept[i] if i in self._kept else Attention.cut(artifacts, places[i]) for i in chosen}
 
     def _choose(self, indices: set[int]) -> list[int]:
-        """Return those of some examples' indices that are to be drawn."""
+        """Return the indices that are to be drawn."""
         if isinstance(self.examples, int):
             return sorted(indices, key=_place_in_line)[: self.examples]
         return [index for index in self.examples if index in indices]

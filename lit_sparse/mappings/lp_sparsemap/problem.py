@@ -59,7 +59,7 @@ class _Marginals(torch.autograd.Function):
 
 
 def _derivative(local: Local, saved: tuple[Tensor, ...], x: Tensor | None, potentials: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return changes of marginals and counts for those of scores (B, d) and potentials (B, P); the derivative is symmetric."""
+    """Return changes of marginals and counts for changed scores (B, d) and potentials (B, P); the derivative is symmetric."""
     scores, links, marginals, anchors, penalty, *known = saved
     allowed = (scores != -torch.inf) & ~marginals.isnan()
     matrix, *slopes = known or _faces(local, anchors, links, penalty)

@@ -387,7 +387,7 @@ map_oscar = RowKernel(
 )
 """Row kernel ``(x (..., d), lam (..., 1) or a number, gamma, exact) -> (y, labels)``: oscarmax of ``x / gamma``, and groups.
 
-With ``exact=False`` it is the published composition, and the labels are those of its first step. ``-inf`` marks a forbidden
+With ``exact=False`` it is the published composition, with the labels of its first step. ``-inf`` marks a forbidden
 entry. A row without allowed entries gives zeros. A row with NaN or +inf, or with a negative lam, gives NaN at its allowed
 entries.
 """

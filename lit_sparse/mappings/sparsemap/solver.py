@@ -252,7 +252,7 @@ def _on_device(like: Tensor, solution: Solution) -> Solution:
 
 
 def _with_others(found: Solution, whole: Tensor, broken: Tensor, scores: Tensor) -> Solution:
-    """Return a solution for all rows of the scores, from that of the rows ``whole``.
+    """Return a solution for all rows of the scores, from the solution of the rows ``whole``.
 
     The others are NaN where they are ``broken``, else zeros: they allow nothing but the empty structure.
     """
