@@ -94,7 +94,7 @@ def check_integer(name: str, value: int) -> int:
     """
     value = _plain(value)
     if isinstance(value, bool) or not isinstance(value, int) or abs(value) > MOST_INTEGER:
-        raise ConfigurationError(f"Expected argument `{name}` to be an integer of 64 bits but got {_shown(value)}.")
+        raise ConfigurationError(f"Expected argument `{name}` to be a 64-bit integer but got {_shown(value)}.")
     return value
 
 

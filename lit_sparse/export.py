@@ -93,15 +93,13 @@ def export_onnx(
     check_count("opset", opset, OLDEST_OPSET)
     taken = sorted(inspect.signature(torch.onnx.export).parameters.keys() - SET_HERE)
     if unknown := [name for name in options if name not in taken]:
-        raise ConfigurationError(f"Expected options of torch.onnx.export but not {unknown[0]!r}: {', '.join(taken)}.")
+        raise ConfigurationError(f"Expected options of torch.onnx.export, {', '.join(taken)}, but got {unknown[0]!r}.")
     if not isinstance(dynamic_shapes, dict | tuple | list | None):
         raise ConfigurationError(
             f"Expected argument `dynamic_shapes` to be a dict, a tuple or None but got {dynamic_shapes!r}."
         )
     if not Path(path).parent.is_dir() or Path(path).is_dir():
-        raise ConfigurationError(
-            f"Expected the path of a file in a folder that exists but got {str(path)!r}. Create the folder."
-        )
+        raise ConfigurationError(f"Expected the path of a file in an existing folder but got {str(path)!r}. Create the folder.")
     _check_exact(module)
     with _evaluation(module), torch.no_grad():
         program = torch.export.export(module, tuple(args), dynamic_shapes=dynamic_shapes)

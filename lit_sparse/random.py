@@ -137,7 +137,7 @@ def _seed_for(index: Tensor, seed: int) -> int:
     """Return a seed that is an integer, for an index of integers; text times a large number would fill the memory."""
     if not isinstance(index, Tensor) or index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
         got = index.dtype if isinstance(index, Tensor) else full_name(index)
-        raise ConfigurationError(f"Expected an index of integers in a tensor but got {got}.")
+        raise ConfigurationError(f"Expected an integer tensor as index but got {got}.")
     return _integer("seed", seed)
 
 

@@ -1,10 +1,10 @@
-"""Time the package's operations against those of other packages: one table of ratios, and one chart.
+"""Time the package's operations against other packages: one table of ratios, and one chart.
 
 Usage:
     python scripts/benchmark_all.py [measure] [draw] [--threads 2] [--rounds 5] [--rows results/benchmarks.csv]
         [--lengths 2048 4096 8192] [--classes 50000 256000]
 
-``measure`` writes a row per comparison. A ratio is the time of ours over that of the peer, and their calls take turns in one
+``measure`` writes a row per comparison. A ratio is our time over the peer's, and their calls take turns in one
 process: below 1 ours is faster. The rows have the median of the ratios of all rounds, the least and the largest. ``draw`` makes
 the table (.md) and the chart (.png) next to the rows, from the rows alone. Both are done by default, in some 10 minutes.
 
@@ -46,7 +46,7 @@ class Comparison(NamedTuple):
 
 
 def of_attention(options: argparse.Namespace) -> Iterator[Comparison]:
-    """Attention of 4 heads of 64 numbers, as benchmark_attention.py times it."""
+    """Attention with 4 heads of dimension 64, as benchmark_attention.py times it."""
     inner = argparse.Namespace(heads=4, device="cpu", dtype="float32")
     for length in options.lengths:
         for is_causal in (False, True):
@@ -146,7 +146,7 @@ def draw(options: argparse.Namespace) -> None:
         axis.plot([median], [place], "o", color=color, markersize=5)
     axis.axvline(1.0, color="#7F7F7F", linewidth=1)
     labels = [f"{row['topic']}, {row['case']}: {row['ours']} / {row['peer']}" for row in rows]
-    axis.set(xscale="log", xlabel="time of ours over that of the peer (left of 1: ours is faster)")
+    axis.set(xscale="log", xlabel="our time over the peer's (left of 1: ours is faster)")
     axis.set_yticks(range(len(rows)), labels, fontsize=7)
     axis.invert_yaxis()
     figure.savefig(options.rows.with_suffix(".png"), dpi=120)

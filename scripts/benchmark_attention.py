@@ -10,8 +10,8 @@ tokens, in one process. It prints medians, and medians of the ratios to softmax 
 under Lightning, as on the command line, alternate with the same model written by hand. That model has a packed LSTM encoder, a
 decoder step by step with input feeding, Adam, and clipped gradients. ``search``: beam search of 1,000 sentences. ``sparse``:
 the operation of attention by each method, as ratios to torch's ``scaled_dot_product_attention`` with softmax, and to the dense
-method. It prints medians of the ratios with the least and the largest, the mean support, and the peak of memory. Seconds of one
-thread are those of the processor, which do not count other programs.
+method. It prints medians of the ratios with the least and the largest, the mean support, and the peak of memory. With one
+thread, seconds are processor time, which does not count other programs.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 Usage:
     python scripts/benchmark_categorical.py [--rounds 5] [--threads 1] [--rows 64 228 640]
 
-The likelihood is that of 784 pixels with 5 features and 256 grey levels each, with its derivatives. ``stored`` is
+The likelihood covers 784 pixels with 5 features and 256 grey levels each, with its derivatives. ``stored`` is
 ``torch.log_softmax`` and ``gather`` on the logits of all rows. ``in parts`` computes the value and its derivative for as many
-rows as the caches hold, each operation on its own. ``compiled`` is the package. The training step is that of
-configs/bitvector_vae/fashion_mnist.yaml on noise, without Lightning; a fresh model has about 9 rows an image, a trained one
+rows as the caches hold, each operation on its own. ``compiled`` is the package. The training step is taken from
+configs/bitvector_vae/fashion_mnist.yaml, on noise, without Lightning; a fresh model has about 9 rows an image, a trained one
 about 3.
 """
 

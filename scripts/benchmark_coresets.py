@@ -6,12 +6,12 @@ Usage:
 ``sizes`` selects, in turns, from the log-likelihood vectors (11,055 x 500, float64) of a logistic regression on LIBSVM's
 phishing data. ``--data`` is the folder with ``phishing.libsvm.gz``; without it, as many rows are drawn from a model. It prints
 the median seconds, and the ratio of an iteration at the largest k to one at the smallest, within a round. ``million`` selects
-from 1,000,000 x 200 numbers in a file, mapped or read in blocks, and from as many that are computed in blocks in every pass.
+from 1,000,000 x 200 values in a file, mapped or read in blocks, and from as many that are computed in blocks in every pass.
 Each runs in its own process. It prints seconds and the peak memory, including mapped pages of the file. ``ten_million`` selects
-1,000 of 100,000, 1,000,000 and 10,000,000 x 200 numbers in files of float32, and of bfloat16 for the last size, by 100
+1,000 of 100,000, 1,000,000 and 10,000,000 x 200 values in files of float32, and of bfloat16 for the last size, by 100
 iterations of A-IHT II, on the threads that OMP_NUM_THREADS gives. Reading is the time of the same number of passes through the
-file that only copy its bytes. Two processes then select from the last file in float32, with half of the threads each,
-and the coresets are compared. ``--folder`` is where the files are made, and needs 8 GB. ``--largest`` ends at a smaller size.
+file that only copy its bytes. Two processes then select from the last file in float32, with half of the threads each, and the
+coresets are compared. ``--folder`` is where the files are made, and needs 8 GB. ``--largest`` ends at a smaller size.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def million(folder: Path) -> None:
         file[start : start + 50_000] = _made(features[start : start + 50_000], draws).numpy()
     file.flush()
     print(f"\n{SIZE:,} x {DRAWS} float32\n")
-    print("| vectors | selector | k | s | memory, GB | objective, of that of none |")
+    print("| vectors | selector | k | s | memory, GB | objective, relative to none |")
     print("| --- | --- | ---: | ---: | ---: | ---: |")
     for source in ("a file, mapped", "a file, read in blocks", "made anew in blocks"):
         for title, k in (("A-IHT II, 100 iterations", 1000), ("NN-OMP", 50)):
@@ -193,7 +193,7 @@ def part(rank: int, world: int, path: Path) -> None:
 
 
 def _most_memory() -> float:
-    """Return the most memory, in GB, that this process had; ``getrusage`` would count that of its parent."""
+    """Return the most memory, in GB, that this process had; ``getrusage`` would count its parent's memory."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 2**20
 

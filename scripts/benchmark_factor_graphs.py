@@ -39,7 +39,7 @@ class Case(NamedTuple):
 
 
 def cases(quick: bool) -> list[Case]:
-    """Return the graphs: the first is that of the documentation's claim."""
+    """Return the graphs: the first belongs to the documentation's claim."""
     chain = FactorGraph(None, [Factor(Pair(), "neighbours"), Factor(Budget(None, 10))])
     agree = [[row * 10 + column, (row + 1) * 10 + column + 1] for row in range(9) for column in range(9)]
     rows = [[row * 10 + column for column in range(10)] for row in range(10)]

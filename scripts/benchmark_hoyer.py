@@ -3,10 +3,10 @@
 Usage:
     python scripts/benchmark_hoyer.py [--folder pictures] [--rounds 15] [--quick]
 
-The experiments are those of Thom & Palm (2013): the number of iterations over the dimension n, the entries that each iteration
+The experiments follow Thom & Palm (2013): the number of iterations over the dimension n, the entries that each iteration
 uses, and the relative speed over n and over the sparseness of the input. ``F.hoyer_projection`` is compared with Hoyer's
-algorithm of 2004 and the alternating projections of Thom & Palm in numpy. A third contestant searches the support in a sorted
-vector, in torch, with the sort of torch or numpy. Everything runs on one thread, and contestants take turns. Times are medians
+algorithm of 2004 and the alternating projections of Thom & Palm in numpy. A third method searches the support in a sorted
+vector, in torch, with the sort of torch or numpy. Everything runs on one thread, and the methods take turns. Times are medians
 over calls. Prints markdown tables and draws ``hoyer.png``.
 """
 

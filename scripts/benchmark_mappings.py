@@ -5,7 +5,7 @@ Usage:
     python scripts/benchmark_mappings.py --device cuda --dtype bfloat16 --shapes 65536x1024
     python scripts/benchmark_mappings.py --scaling
 
-Every figure is a median over calls in one process; in each of several rounds the contestants take turns, so that a machine that
+Every figure is a median over calls in one process; in each of several rounds the methods take turns, so that a machine that
 slows down slows all of them. Prints one markdown table; with ``--wide`` a shorter one, of the ratios alone. ``--scaling``
 compares rows of 100 with rows of a million entries instead, a million entries in all, on one thread.
 """
@@ -63,7 +63,7 @@ def contestants(d: int) -> dict[str, Function]:
 
 
 def keep_memory() -> None:
-    """Make the C library keep freed memory; otherwise page faults hit contestants at random."""
+    """Make the C library keep freed memory; otherwise page faults hit methods at random."""
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
@@ -71,7 +71,7 @@ def keep_memory() -> None:
 
 
 def measure(functions: dict[str, Function], x: Tensor, weights: Tensor | None, rounds: int) -> dict[str, float]:
-    """Return the median seconds of a pass of each contestant, forward and, given weights for the result, backward."""
+    """Return the median seconds of a pass of each method, forward and, given weights for the result, backward."""
 
     def call(function: Function) -> None:
         x.grad = None
@@ -107,7 +107,7 @@ def scores(shape: tuple[int, int], device: str, dtype: torch.dtype) -> tuple[Ten
 
 
 def compare(functions: dict[str, Function], shape: tuple[int, int], options: argparse.Namespace) -> dict[str, str]:
-    """Print the rows of the table for one shape; return each contestant's ratios in short."""
+    """Print the rows of the table for one shape; return each method's ratios in short."""
     short = {}
     x, weights = scores(shape, options.device, getattr(torch, options.dtype))
     both = measure(functions, x, weights, options.rounds)

@@ -3,7 +3,7 @@
 Usage:
     python scripts/benchmark_onnx.py [--rounds 9] [--threads 1] [--only Sparsemax Entmax] [--shape 64x50] [--opset 20]
 
-The models have a dynamic batch and length. Nodes are counted with those of loops. In each round onnxruntime and torch take
+The models have a dynamic batch and length. Nodes inside loops are counted too. In each round onnxruntime and torch take
 turns, and the times are medians. The table also holds the largest difference between the results.
 """
 

@@ -4,9 +4,9 @@ Usage:
     python scripts/benchmark_output_layer.py [--classes 50000 256000] [--rows 2048] [--features 512] [--spreads 1 3]
         [--rounds 3] [--threads 2] [--device cpu]
 
-A call computes the mean loss of all rows and its gradients in the hidden vectors, the weight and the bias. The contestants
-take turns in one process. Scores are normal with the given standard deviation. Labels are drawn from their softmax, as the next
-words of a trained model would be. Memory is measured in a process for each contestant: the most that a call needs beyond the
+A call computes the mean loss of all rows and its gradients in the hidden vectors, the weight and the bias. The methods take
+turns in one process. Scores are normal with the given standard deviation. Labels are drawn from their softmax, as the next
+words of a trained model would be. Memory is measured in a process for each method: the most that a call needs beyond the
 tensors that exist before it and the gradient of the layer. Supports are printed as their mean and largest size.
 """
 

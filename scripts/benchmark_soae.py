@@ -7,7 +7,7 @@ On images of MNIST's size and density, 1,000 hidden units. ``steps`` times forwa
 of the same model with a Hoyer projection, a hard threshold, and tanh, in turns. It prints the medians of their ratios within a
 round, for one image per update also with a sparse gradient. ``online`` counts updates per second with one image each, of this
 model and of the robust classifier. Steps by hand and batches of the command line, of 1 and of 50 updates, take turns. The
-command line's speed is a share of the loop's, in all. Times are those of the processor. ``projection`` is
+command line's speed is a share of the loop's, in all. Times are processor times. ``projection`` is
 ``F.hoyer_projection`` of 1,000 vectors of 784, and what ``SparseConnectivity`` takes with them. Without an argument it measures
 all three.
 """

@@ -26,7 +26,7 @@ MAX_ITER = 2000
 
 
 class Case(NamedTuple):
-    """Contestant, with the number of vectors that one call maps."""
+    """Method, with the number of vectors that one call maps."""
 
     name: str
     call: Callable[[], object]

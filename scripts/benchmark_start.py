@@ -4,7 +4,7 @@ Usage:
     python scripts/benchmark_start.py [start] [layer] [loader] [--rounds 7] [--steps 200] [--run "CONFIG --KEY=VALUE ..."]
 
 ``start`` starts processes in turn. One imports torch, one imports Lightning, and one runs ``lit-sparse fit`` up to the end of
-its first step. Times are those of the processor since the process began; other programs lengthen them little.
+its first step. Times are processor times since the process began; other programs lengthen them little.
 
 ``layer`` imports subpackages after torch, and calls mappings and their derivatives for the first time, without machine code.
 

@@ -6,7 +6,7 @@ Usage:
 Both do the same mathematics on images of MNIST's size, 64 labelled and 64 unlabelled in a batch, binarized anew, with fused
 Adam. Under Lightning there is all that the command line brings: the data module, loggers, counts, seconds, a progress bar and a
 checkpoint callback, once with one update per batch and once with ten. After each batch of Lightning's, the loop by hand does as
-many steps. The table has medians over rounds, of the ratio of the sums of a round. Times are those of the processor.
+many steps. The table has medians over rounds, of the ratio of the sums of a round. Times are processor times.
 
 The scores of a trained classifier are far apart; so are they here, by a small gamma: ``sparse`` decodes about one class an
 image, as it does once training has settled.
@@ -47,7 +47,7 @@ UPDATES = 10
 
 
 class NoiseDataModule(ImageDataModule):
-    """Images of noise, as many and as large as those of MNIST."""
+    """Images of noise, as many and as large as in MNIST."""
 
     def load(self) -> dict[Split, Images]:
         """See the base class."""

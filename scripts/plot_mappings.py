@@ -100,7 +100,7 @@ STROKES: list[dict[str, Any]] = [
 
 
 def to_touch(mapping: SparseMapping) -> float:
-    """Return Omega for scores far apart: added to max_Omega([t, 0]), it lets the tails touch those of max(t, 0)."""
+    """Return Omega for scores far apart: added to max_Omega([t, 0]), it lets the tails touch the tails of max(t, 0)."""
     far = torch.tensor([1e6, 0.0], dtype=torch.float64)
     return float(mapping.regularizer(mapping(far)))
 

@@ -31,7 +31,7 @@ ALT = (
 
 
 def generator(t: Tensor, rho: float) -> Tensor:
-    """Return f_rho(t) for 0 <= t <= 1 / rho, definition 2.1; for rho = 0 that of the KL divergence."""
+    """Return f_rho(t) for 0 <= t <= 1 / rho, definition 2.1; for rho = 0 with the KL divergence."""
     rest = torch.xlogy(1 - rho * t, 1 - rho * t) / rho if rho else -t
     return torch.xlogy(t, t) + rest + 1
 

@@ -5,7 +5,7 @@ Usage:
         --test nli_extra/sick_test.jsonl.gz
         [--model FOLDER] [--steps 100] [--batch 32] [--alpha 1.5] [--lr 2e-5] [--seed 0]
 
-The weights are those of all-MiniLM-L6-v2, from the extra `demo`, or any encoder in a folder. Training is on pairs of SNLI.
+The weights are all-MiniLM-L6-v2's, from the extra `demo`, or any encoder in a folder. Training is on pairs of SNLI.
 A pair that entails has to be more similar than a neutral one, and a neutral one than a contradiction. A contradiction has to
 be more similar than a premise with the hypothesis of another pair (the loss of differences of Su, 2022,
 CoSENT). The measure is the rank correlation of the similarities with the relatedness that people gave to the pairs of SICK.

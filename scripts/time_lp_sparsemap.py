@@ -5,7 +5,7 @@ Usage:
     PYTHON scripts/time_lp_sparsemap.py problems.json [--tol 1e-6]
 
 PYTHON has numpy and lp-sparsemap 1.0, whose wheels are for Python 3.8 and 3.9. Neither torch nor lit_sparse is needed there.
-Times are those of one thread's processor, without the construction of the graphs. Prints a markdown table.
+Times are processor times of one thread, without the construction of the graphs. Prints a markdown table.
 """
 
 import argparse

@@ -18,7 +18,7 @@ import torch
 
 
 def clock() -> float:
-    """Return seconds: elapsed ones, or those of the processor if torch has one thread and no GPU.
+    """Return seconds: elapsed time, or processor time if torch has one thread and no GPU.
 
     The time of the processor does not count programs that share it.
     """
@@ -31,21 +31,21 @@ def spread(values: Sequence[float], form: str = ".2f") -> str:
 
 
 def medians(contestants: dict[str, Callable[[], object]], rounds: int, least: float = 2e-3) -> dict[str, float]:
-    """Return the median seconds of a call of each contestant, see :func:`seconds_of`."""
+    """Return the median seconds of a call of each method, see :func:`seconds_of`."""
     return {name: statistics.median(values) for name, values in seconds_of(contestants, rounds, least).items()}
 
 
 def ratios(contestants: dict[str, Callable[[], object]], baseline: str, rounds: int) -> dict[str, list[float]]:
-    """Return the ratios of the seconds of each contestant to those of the baseline, in increasing order, one per round."""
+    """Return the seconds of each method divided by the baseline's, in increasing order, one per round."""
     seconds = seconds_of(contestants, rounds, 0.0)
     return {name: sorted(a / b for a, b in zip(x, seconds[baseline], strict=True)) for name, x in seconds.items()}
 
 
 def seconds_of(contestants: dict[str, Callable[[], object]], rounds: int, least: float) -> dict[str, list[float]]:
-    """Return the seconds of calls of each contestant.
+    """Return the seconds of calls of each method.
 
-    In each round the contestants take turns in random order, so that none always follows the same one, whose memory and threads
-    it inherits. In its turn a contestant is called several times if it is fast.
+    In each round the methods take turns in random order, so that none always follows the same one, whose memory and threads
+    it inherits. In its turn a method is called several times if it is fast.
 
     Args:
         contestants: name -> call.

@@ -72,7 +72,7 @@ LARGEST = 300_000_000
 
 
 def class_of(model_type: str) -> str:
-    """Return the class of an architecture: the base model, else that of a task, else the first in its file.
+    """Return the class of an architecture: the base model, else a model for a task, else the first in its file.
 
     Raises:
         ValueError: if there is none.
@@ -184,7 +184,7 @@ def _plain(model: Any) -> list[dict[str, Any]]:
 
 
 def further_inputs(model: Any) -> Iterator[dict[str, Any]]:
-    """Yield inputs of rarer kinds: required arguments, with all others that have a maker, or with those of one modality."""
+    """Yield inputs of rarer kinds: required arguments, with all others that have a maker, or with all of one modality."""
     accepted = inspect.signature(model.forward).parameters
     required = [name for name, p in accepted.items() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
     known = [name for name in accepted if name in MAKERS]

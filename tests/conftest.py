@@ -66,7 +66,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def own_environment() -> Iterator[None]:
-    """Let no run of a test's own process tell those of a later test where to meet, and where to write."""
+    """Let no run in the process of one test tell the runs of a later test where to meet, and where to write."""
     before, level = _taken(), logging.getLogger("pytorch_lightning").level
     yield
     _taken()

@@ -181,7 +181,7 @@ def named(parser: ArgumentParser, *words: str) -> Any:
 
 
 def agree(found: Any, asked: Any) -> bool:
-    """Return whether a resolved value is that of a config, which may name a part alone and leave arguments out."""
+    """Return whether a resolved value agrees with a config, which may name a part alone and leave arguments out."""
     if isinstance(asked, dict):
         return all(agree(found.get(name, {}), value) for name, value in asked.items())
     if isinstance(asked, list):

@@ -226,7 +226,7 @@ def outcome(name: str, folder: Path, checkpoint: dict[str, Any], expected: dict[
     if found.keys() != expected.keys():
         return f"other entries: {sorted(found.keys() ^ expected.keys())[:3]}"
     differ = [place for place in expected if not same(found[place], expected[place])]
-    return f"other values: {differ[:3]}" if differ else "equal"
+    return f"different values: {differ[:3]}" if differ else "equal"
 
 
 def fuzz(name: str, folder: Path, number: int | None) -> Counter[str]:
@@ -415,7 +415,7 @@ def test_a_missing_entry_of_an_optimizer_is_told(checkpoints: Any, tmp_path: Pat
 @pytest.mark.parametrize("kind", [torch.complex64, torch.int64, torch.bool])
 def test_weights_of_another_kind_are_refused(kind: torch.dtype, checkpoints: Any, tmp_path: Path) -> None:
     weights = {name: value.to(kind) for name, value in checkpoints("cyclic")["state_dict"].items()}
-    with pytest.raises(CheckpointError, match=r"numbers as of type torch.float32 in `state_dict.network.0.weight`"):
+    with pytest.raises(CheckpointError, match=r"values of type torch.float32 in `state_dict.network.0.weight`"):
         run("cyclic", tmp_path, resumed={**checkpoints("cyclic"), "state_dict": weights})
 
 

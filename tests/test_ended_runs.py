@@ -56,7 +56,7 @@ def test_a_run_that_early_stopping_ended_is_not_trained_on_until_a_limit_is_rais
     for _ in range(2):
         done = lit_sparse(*EARLY, "--ckpt_path=last")
         assert done.returncode == 0, done.stderr
-        assert "note: this run had ended: EarlyStopping: val/loss did not improve in the last 1 records" in done.stderr
+        assert "note: this run has ended: EarlyStopping: val/loss did not improve in the last 1 records" in done.stderr
         assert "Raise the limits of EarlyStopping to continue." in done.stderr
         assert (run / "checkpoints" / "last.ckpt").read_bytes() == checkpoint
         assert (run / "metrics.csv").read_bytes() == rows
@@ -68,7 +68,7 @@ def test_a_run_that_early_stopping_ended_is_not_trained_on_until_a_limit_is_rais
     assert status["limits"]["callbacks"][0]["patience"] == 1
     done = lit_sparse(*EARLY, "--ckpt_path=last", "--trainer.callbacks.patience=3")
     assert done.returncode == 0, done.stderr
-    assert "had ended" not in done.stderr
+    assert "has ended" not in done.stderr
     assert last(run)["global_step"] == 80, "the patience is that of the command, not that of the checkpoint"
     assert "3 records" in state_of(run)["why"]
 
@@ -79,7 +79,7 @@ def test_the_best_checkpoint_of_an_earlier_epoch_has_not_ended(lit_sparse: Comma
     assert last(run)["global_step"] == 40
     done = lit_sparse(*constant, "--ckpt_path=best")
     assert done.returncode == 0, done.stderr
-    assert "had ended" not in done.stderr
+    assert "has ended" not in done.stderr
     assert last(run.with_name("1"))["global_step"] == 40
     assert torch.load(run / "checkpoints" / "best.ckpt", weights_only=True)["global_step"] == 20
 
@@ -102,12 +102,12 @@ def test_other_limits(
     assert main([*fit, f"--trainer.{limit}"]) == 0
     steps, rows = last(run)["global_step"], (run / "metrics.csv").read_bytes()
     assert main([*fit, f"--trainer.{limit}", "--ckpt_path=last"]) == 0
-    assert f"note: this run had ended: {why} to continue" in capsys.readouterr().err
+    assert f"note: this run has ended: {why} to continue" in capsys.readouterr().err
     assert last(run)["global_step"] == steps
     assert (run / "metrics.csv").read_bytes() == rows
     assert state_of(run)["why"] == why.partition(". ")[0]
     assert main([*fit, f"--trainer.{raised}", "--ckpt_path=last"]) == 0
-    assert "had ended" not in capsys.readouterr().err
+    assert "has ended" not in capsys.readouterr().err
     assert last(run)["global_step"] > steps
 
 
@@ -246,7 +246,7 @@ def test_two_processes_of_one_run(lit_sparse: Command, run: Path) -> None:
         path.unlink()
     done = lit_sparse(*fit, "--ckpt_path=last")
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("note: this run had ended: EarlyStopping") == 1
+    assert done.stderr.count("note: this run has ended: EarlyStopping") == 1
     again = state_of(run)
     assert {name: again[name] for name in ("state", "why", "step")} == {name: ended[name] for name in ("state", "why", "step")}
     assert (run / "metrics.csv").read_bytes() == rows

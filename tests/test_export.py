@@ -183,7 +183,7 @@ def test_what_has_no_exact_form_is_refused_by_name(module: Any, message: str, tm
 def test_a_missing_folder_is_told_before_the_export(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     for path in (tmp_path / "none" / "model.onnx", tmp_path):
-        with pytest.raises(ConfigurationError, match="path of a file in a folder that exists"):
+        with pytest.raises(ConfigurationError, match="path of a file in an existing folder"):
             export_onnx(Sparsemax(), (torch.randn(3, 5),), path)
 
 

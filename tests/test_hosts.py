@@ -121,7 +121,7 @@ def whole(hosts: tuple[Host, Host], path: str, tmp_path_factory: pytest.TempPath
 
 
 def test_only_the_first_process_writes(whole: Path) -> None:
-    """Each process reports its own rank; all files and tables are those of the first."""
+    """Each process reports its own rank; all files and tables are the first's."""
     written = {path: path.read_text().splitlines() for path in sorted(whole.glob("writes_*"))}
     assert sorted(path.name.split("_")[1] for path in written) == ["host0", "host0", "host1", "host1"]
     first = [path for path, lines in written.items() if lines]
@@ -174,7 +174,7 @@ def test_a_run_goes_on_after_a_machine_is_killed(
 
 
 def test_a_run_goes_on_with_one_process(hosts: tuple[Host, Host], path: str, tmp_path: Path) -> None:
-    """A step has the same examples; the mean of the processes' gradients is that of all, up to the order of sums in float32."""
+    """A step has the same examples; the mean over processes equals the mean of all, up to the order of sums in float32."""
     robust = PAIR.replace("ssvae/digits", "robust/digits") + " --data.batch_size 32" + SHORT + QUIET + ROBUST
     assert run(hosts, robust, tmp_path / "whole", path)[0] == [0, 0]
     assert run(hosts, robust + KILL.format(10, 1), tmp_path / "cut", path)[0] == [1, -9]

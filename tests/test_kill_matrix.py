@@ -242,7 +242,7 @@ def test_a_run_that_is_killed_is_exact_or_refused(name: str, command_line: Comma
             assert "ddp_cpu" in " ".join(case.options) or case.clock, f"{moment}: {done.stderr[-3000:]}"
     if case.refused:
         assert done.returncode == 2
-        assert f"Expected callbacks that survive a kill but got {case.refused}" in done.stderr
+        assert f"Expected callbacks that can continue after a kill but got {case.refused}" in done.stderr
         return
     assert done.returncode == 0, f"{moments}: {done.stderr[-3000:]}"
     runs = [folder / "runs" / "features" / "0" for folder in (cut, whole)]

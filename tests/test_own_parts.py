@@ -529,12 +529,12 @@ def posterior(**methods: Any) -> Any:
             lambda: game(own(torch.nn.Module, forward=lambda *args: torch.zeros(len(args[1]), 2).long())()),
             "to scores .* torch.int64",
         ),
-        (lambda: Wider()(Examples.of(x=torch.ones(4, 1))), "vectors of one length but got 2 and 3"),
+        (lambda: Wider()(Examples.of(x=torch.ones(4, 1))), "vectors of equal length but got 2 and 3"),
         (
             lambda: own(ImageDataModule, load=dict)(label_noise=own(LabelNoise, __call__=lambda *_: None)()).noisy(
                 Images(torch.ones(2, 3), torch.zeros(2, dtype=torch.int64))
             ),
-            "labels of int64 from .* but got NoneType",
+            "int64 labels from .* but got NoneType",
         ),
     ],
 )

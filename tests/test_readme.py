@@ -1,4 +1,4 @@
-"""The README is one page, its links lead somewhere, and its numbers are those of the benchmarks."""
+"""The README is one page, its links lead somewhere, and its numbers are in the benchmarks."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ ANNEALED = (
 def test_what_a_sampler_has_learnt_goes_on(
     options: tuple[str, ...], state: str, lit_sparse: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Baselines, temperatures and what is drawn are those of a run that was never killed."""
+    """Baselines, temperatures and what is drawn equal a run that was never killed."""
     fit = ("fit", *GAME, *options, "--checkpoint_every_n_steps=4")
     killer = ("--trainer.callbacks+=interruptions.KillAtStep", "--trainer.callbacks.step=31")
     killed = lit_sparse(*fit, *killer)  # 21 batches an epoch

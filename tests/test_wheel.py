@@ -79,12 +79,12 @@ def test_they_hold_the_package_alone(distributions: dict[str, Path], tracked: li
 def installed(
     request: pytest.FixtureRequest, distributions: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Path]:
-    """A new environment with the package, and an empty folder; the dependencies are those of this environment."""
+    """A new environment with the package, and an empty folder; the dependencies come from this environment."""
     folder, empty = tmp_path_factory.mktemp("environment"), tmp_path_factory.mktemp("empty")
     venv.create(folder, symlinks=True)
     python = folder / "bin" / "python"
     packages = run(str(python), "-c", "import site; print(site.getsitepackages()[0])", cwd=empty).strip()
-    # These paths come last on sys.path. The .pth files in them, such as that of an editable installation, are not read.
+    # These paths come last on sys.path. The .pth files in them, such as one of an editable installation, are not read.
     paths = [path for path in sys.path if path.endswith("-packages")]
     (Path(packages) / "dependencies.pth").write_text("\n".join(paths) + "\n")
     options = ("--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--ignore-installed")

@@ -34,7 +34,7 @@ PATTERNS = {
     ),
     r"\bThis page\b": "begin with what the reader gets",
     r"\b[Aa]n earlier version\b|\bis not kept\b|\bwas stopped\b": "state the present; history is in git",
-    r"\b(?:[Rr]ooms?(?! for\b)|[Pp]lugs?|[Cc]ontestants?)\b": "subpackage, extension point, method",
+    r"\b(?:[Rr]ooms?(?! for\b| and bedrooms\b)|[Pp]lugs?|[Cc]ontestants?)\b": "subpackage, extension point, method",
 }
 
 
@@ -107,7 +107,7 @@ def test_a_hit_of_each_pattern_is_found(text: str, found: str, tmp_path: Path) -
     [
         "The validation error over the number of training examples, at the end of training.",
         "Note that `that of` is code, as is `rooms`, and so is {py:obj}`~module.plug`.",
-        "It needs at least 3 numbers, and 50-dimensional vectors make room for more.",
+        "It needs at least 3 numbers, and 50-dimensional vectors make room for more rooms and bedrooms.",
         "Whoever reads this page knows more; nobody else is told, whatever the batch beside it is, " + "really " * 40 + "so.",
         "See [the list](rooms.md) of those that were kept.",
     ],

@@ -338,7 +338,7 @@ def safe_divergence() -> Figure:
     return figure
 
 
-def rooms() -> Figure:
+def subpackages() -> Figure:
     """Draw the layers of the package from the contract in pyproject.toml, the highest first."""
     text = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
     contract = re.search(r"Subpackages import in one direction.*?layers = \[(.*?)\]", text, re.DOTALL)
@@ -375,7 +375,7 @@ FIGURES: dict[str, Callable[[], Figure]] = {
         hoyer_projection,
         coreset_objectives,
         safe_divergence,
-        rooms,
+        subpackages,
     )
 }
 

@@ -1,4 +1,4 @@
-"""The reference: a page for each room of the package, links from any path of an object, and cited sources."""
+"""The reference: a page for each subpackage, links from any path of an object, and cited sources."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib
 import inspect
 import re
 import types
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,44 +16,58 @@ from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
-#: Rooms in the order of their pages.
-ROOMS = (
-    "mappings",
-    "mappings.functional",
-    "structures",
-    "nn",
-    "estimators",
-    "risks",
-    "hf",
-    "coresets",
-    "coresets.posteriors",
-    "metrics",
-    "models",
-    "text",
-    "data",
-    "transport",
-    "pyepo",
-    "export",
-    "callbacks",
-    "testing",
-    "kernels",
-    "checks",
-    "errors",
-    "cli",
-    "cli.scores",
-)
+#: Groups of pages: file -> title, what the group is for, and its subpackages.
+GROUPS = {
+    "mappings_and_attention": (
+        "Mappings and attention",
+        "From scores to sparse weights, ranks and structures: layers, functions and the kernels that they run on.",
+        ("mappings", "mappings.functional", "structures", "nn", "kernels"),
+    ),
+    "objectives": (
+        "Latent variables, risks and coresets",
+        "Expected losses over latent variables, objectives over the losses of a batch, and weighted subsets of the data.",
+        ("estimators", "risks", "coresets", "coresets.posteriors"),
+    ),
+    "models_and_data": (
+        "Models and data",
+        "What trains with Lightning: models, data modules, callbacks and metrics.",
+        ("models", "text", "data", "transport", "metrics", "callbacks"),
+    ),
+    "other_packages": (
+        "Other packages and formats",
+        "Hugging Face models, PyEPO, ONNX and torch.export.",
+        ("hf", "pyepo", "export"),
+    ),
+    "command_line": (
+        "The command line from Python",
+        "Build or run a command in a script or a notebook.",
+        ("cli", "cli.scores"),
+    ),
+    "own_parts": (
+        "Your own parts",
+        "Shared tests, checks of arguments, and the errors that they raise.",
+        ("testing", "checks", "errors"),
+    ),
+}
+SUBPACKAGES = tuple(name for _, _, names in GROUPS.values() for name in names)
 #: Targets outside this package, whose pages this build does not load.
 EXTERNAL = [(r"py:.*", r"(?!lit_sparse).*")]
 
 _NUMBER = re.compile(r"\b(arXiv:\d{4}\.\d{4,5}|doi:10\.[^\s,;)]*[^\s,;.)])")
 
 
+def _contents(title: str, text: str, pages: Iterable[str]) -> list[str]:
+    """Return the lines of a page that lists other pages."""
+    return [title, "=" * len(title), "", text, "", ".. toctree::", "   :maxdepth: 2", "", *(f"   {page}" for page in pages), ""]
+
+
 def write_pages(folder: Path) -> None:
-    """Write a page for each room: its docstring, and a table of its public names."""
+    """Write a page for each group, and one for each subpackage: its docstring, and a table of its public names."""
     folder.mkdir(parents=True, exist_ok=True)
-    pages = {"index.rst": ["API", "===", "", ".. toctree::", "   :maxdepth: 1", "", *(f"   {room}" for room in ROOMS), ""]}
-    for room in ROOMS:
-        name = f"lit_sparse.{room}"
+    pages = {"index.rst": _contents("API", "A page for each subpackage, in six groups.", GROUPS)}
+    pages |= {f"{group}.rst": _contents(*described) for group, described in GROUPS.items()}
+    for subpackage in SUBPACKAGES:
+        name = f"lit_sparse.{subpackage}"
         module = importlib.import_module(name)
         owned = [entry for entry in module.__all__ if documented()[id(getattr(module, entry))] == f"{name}.{entry}"]
         names = [entry for entry in owned if inspect.isclass(found := getattr(module, entry)) or inspect.isroutine(found)]
@@ -62,7 +77,7 @@ def write_pages(folder: Path) -> None:
         for entry in constants:
             alias = isinstance(getattr(module, entry), types.GenericAlias)
             lines += [f".. py:data:: {entry}", ""] if alias else [f".. autodata:: {entry}", "   :no-value:", ""]
-        pages[f"{room}.rst"] = lines
+        pages[f"{subpackage}.rst"] = lines
     for file, lines in pages.items():
         text = "\n".join(lines)
         path = folder / file
@@ -74,10 +89,10 @@ def write_pages(folder: Path) -> None:
 def documented() -> dict[int, str]:
     """Return the documented name of each public object, by its identity."""
     found = {}
-    for room in ROOMS:
-        module = importlib.import_module(f"lit_sparse.{room}")
+    for subpackage in SUBPACKAGES:
+        module = importlib.import_module(f"lit_sparse.{subpackage}")
         for name in module.__all__:
-            found.setdefault(id(getattr(module, name)), f"lit_sparse.{room}.{name}")
+            found.setdefault(id(getattr(module, name)), f"lit_sparse.{subpackage}.{name}")
     return found
 
 

@@ -101,15 +101,15 @@ class CommandLine(LightningCLI):
             "--name",
             type=str | None,
             default=None,
-            help="Name of the experiment; by default the name of its config, as in ssvae/digits.",
+            help="Name of the experiment; by default the name of its config, such as ssvae/digits.",
         )
         group.add_argument(
             "--checkpoint_every_n_steps",
             type=int | None,
             default=None,
-            help="Number of steps after which the last checkpoint is also written, besides after each epoch.",
+            help="Number of optimizer steps between two writes of the last checkpoint, in addition to each epoch.",
         )
-        group.add_argument("--compile", type=bool, default=False, help="Whether torch.compile compiles the step of the model.")
+        group.add_argument("--compile", type=bool, default=False, help="Whether to compile the model's step by torch.compile.")
         group.add_argument("--quiet", action="store_true", help="Print only results, warnings and errors.")
         group.add_argument(
             "--trust",
@@ -205,7 +205,7 @@ class CommandLine(LightningCLI):
         folders = {str(found) for found in (options["output_dir"], options["trainer"]["default_root_dir"]) if found is not None}
         if len(folders) > 1:
             raise ConfigurationError(
-                f"Expected one folder of all runs but got {' and '.join(sorted(folders))} as --output_dir and"
+                f"Expected one folder for all runs but got {' and '.join(sorted(folders))} as --output_dir and"
                 " --trainer.default_root_dir. Give one of the two."
             )
         return experiment_folder(next(iter(folders), "runs"), str(options["name"]))

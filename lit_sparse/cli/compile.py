@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
     folder = cache_folder()
     if reason := refusal(folder):
         raise ConfigurationError(
-            f"Expected a folder for machine code but got {folder}: {reason}. Set NUMBA_CACHE_DIR to one of your own."
+            f"Expected a folder for machine code but got {folder}: {reason}. Set NUMBA_CACHE_DIR to your own folder."
         )
     for name in names or classes:
         for mapping in classes[name].examples():

@@ -87,7 +87,7 @@ def _loaded(text: str, name: str) -> Any:
     try:
         if written_out(yaml.compose(text, Loader)) > MOST_VALUES:
             raise ConfigurationError(
-                f"Expected at most {MOST_VALUES:,} values, aliases written out, but got more in {name}. Write fewer aliases."
+                f"Expected at most {MOST_VALUES:,} values, with aliases expanded, but got more in {name}. Write fewer aliases."
             )
         return _with_full_names(load_yaml(text))
     except SecondKeyError as error:
@@ -97,7 +97,7 @@ def _loaded(text: str, name: str) -> Any:
         ) from error
     except RecursionError as error:
         raise ConfigurationError(
-            f"Expected values with an end but got one that contains itself by an alias, or is nested too deeply, in {name}."
+            f"Expected finite values but got one that contains itself through an alias, or is nested too deeply, in {name}."
             " Write the value instead of the alias."
         ) from error
 

@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     output = Path(given.output)
     if output.suffix not in ENDINGS or not output.parent.is_dir():
         raise ConfigurationError(
-            f"Expected a file in a folder that exists, with the ending {' or '.join(ENDINGS)}, but got {given.output!r}."
+            f"Expected a path in an existing folder, with the ending {' or '.join(ENDINGS)}, but got {given.output!r}."
         )
 
     import torch
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
 
     model = load(given.path, given.which, trust=given.trust)
     if not isinstance(model, LitSparseModule):
-        raise ConfigurationError(f"Expected a model of lit_sparse, which has a predictor, but got {full_name(model)}.")
+        raise ConfigurationError(f"Expected a lit_sparse model with a predictor but got {full_name(model)}.")
     for suffix, (module, args) in model.exported().items():
         path = output.with_stem(f"{output.stem}{suffix}")
         dynamic = tree_map(lambda tensor: dict.fromkeys(range(tensor.dim()), Dim.AUTO), args)

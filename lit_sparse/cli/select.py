@@ -68,9 +68,16 @@ class SelectCLI(LitSparseCLI):
         group.add_argument("--k", type=float | None, default=None, help="Number of examples; a fraction if below 1.")
         vectors = VectorSource | Callable[[Examples], Any] | None
         group.add_argument("--vectors", type=vectors, default=None, help="Projection, vectors, or a function of examples.")
-        group.add_argument("--stratify", type=str | None, default=None, help="Key of the classes, selected one by one.")
-        group.add_argument("--sizes", type=list[int] | None, default=None, help="Sizes of the picture; k / 16 to k by default.")
-        group.add_argument("--every", type=int, default=10, help="Passes through the data between two states on the disk.")
+        group.add_argument(
+            "--stratify",
+            type=str | None,
+            default=None,
+            help="Entry of batches with classes; examples are selected from each class separately.",
+        )
+        group.add_argument(
+            "--sizes", type=list[int] | None, default=None, help="Sizes in the table and the picture; k / 16 to k by default."
+        )
+        group.add_argument("--every", type=int, default=10, help="Number of the selector's steps between two saved states.")
         group.add_argument("--resume", type=bool, default=False, help="Whether to continue the newest selection of the config.")
 
     @override
@@ -132,7 +139,8 @@ class SelectCLI(LitSparseCLI):
             before = read_yaml(path, folder) or {}
             if others := [f"{name} {new!r}, was {old!r}" for name, old, new in differences(before, now)]:
                 raise ConfigurationError(
-                    f"Expected the options of {str(folder)!r} but got: {'; '.join(others)[:300]}. Use those."
+                    f"Expected the options with which {str(folder)!r} was started but got: {'; '.join(others)[:300]}. Use its"
+                    " options."
                 )
         elif is_first():
             with replaced(path, "w") as file:
@@ -244,11 +252,11 @@ def _report(folder: Path, rows: list[dict[str, str]], largest: int, making: floa
     print(f"coreset: {coreset}: {folder / 'coreset.npz'}")
     print(
         f"cost: {making:.3g} s for the vectors, {selecting:.3g} s for k = {largest}, {others:.3g} s for the other sizes,"
-        f" {_memory():.3g} GB of memory at most"
+        f" at most {_memory():.3g} GB of memory"
     )
     rest, spent = coreset.size - len(coreset), making + selecting
     print(
-        f"Selecting pays if training on the other {rest:,} examples takes more than {spent:.3g} s, which is"
+        f"Selection pays off if training on the other {rest:,} examples takes more than {spent:.3g} s, which is"
         f" {1e6 * spent / max(1, rest):.3g} microseconds per example.",
         flush=True,
     )
@@ -283,7 +291,7 @@ def _weigh(data: CoresetDataModule, model: pl.LightningModule, folder: Path, epo
     verdict = "saves more than it costs" if saved > spent else "costs more than it saves"
     _print(
         f"Training {epochs} epochs on this processor takes about {all_seconds:.3g} s on all {coreset.size:,} examples and"
-        f" {small:.3g} s on the coreset. Selecting took {spent:.3g} s and saves {saved:.3g} s: it {verdict}."
+        f" {small:.3g} s on the coreset. Selection took {spent:.3g} s and saves {saved:.3g} s: it {verdict}."
     )
 
 

@@ -15,7 +15,7 @@ from lit_sparse.errors import ConfigurationError, did_you_mean
 
 __all__ = ["KINDS", "described", "main", "parser"]
 
-#: Kind -> option that names a part, room of the parts, and their base class.
+#: Kind -> option that names a part, subpackage of the parts, and their base class.
 KINDS = {
     "mappings": ("--model.mapping NAME", "lit_sparse.mappings", "lit_sparse.mappings.SparseMapping"),
     "estimators": ("--model.estimator NAME", "lit_sparse.estimators", "lit_sparse.estimators.Estimator"),
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
         print("\n".join(["usage: lit-sparse list KIND", "", "kinds, and the options that name their parts:", *_kinds()]))
         return 0
     if kind not in KINDS:
-        raise ConfigurationError(f"Expected a kind, {', '.join(KINDS)}, but got {kind!r}.{did_you_mean(kind, KINDS)}")
+        raise ConfigurationError(f"Expected one of the kinds {', '.join(KINDS)}, but got {kind!r}.{did_you_mean(kind, KINDS)}")
     _, room, base = KINDS[kind]
     print("\n".join(_aligned(described(room, base)) if room else show_configs.listed()))
     return 0

@@ -93,7 +93,7 @@ class NoteEnd(pl.Callback):
         if trainer.is_global_zero and not self._trains and trainer.global_step and why:
             limit = why.split()[0]
             raised = f"--trainer.{limit}" if limit.startswith("max_") else f"the limits of {limit.rstrip(':')}"
-            print(printable(f"note: this run had ended: {why}. Raise {raised} to continue."), file=sys.stderr)
+            print(printable(f"note: this run has ended: {why}. Raise {raised} to continue."), file=sys.stderr)
 
     def _write(self, trainer: pl.Trainer, **changes: Any) -> None:
         self._written = time.monotonic()

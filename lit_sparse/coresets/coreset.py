@@ -72,7 +72,7 @@ class Coreset:
                 raise DataError(f"Expected ascending indices in 0 .. {self.size - 1} without repetition but got {got} ...")
             wrong = ~(self.weights.isfinite() & (self.weights >= 0))
             if bool(wrong.any()):
-                raise DataError(f"Expected weights that are finite and not negative but got {float(self.weights[wrong][0])}.")
+                raise DataError(f"Expected finite, nonnegative weights but got {float(self.weights[wrong][0])}.")
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -118,7 +118,7 @@ class Coreset:
                 check_members(file.zip)  # before a member is read
                 size, packed = sum(member.file_size for member in file.zip.infolist()), os.fstat(opened.fileno()).st_size
                 if size > largest_unpacked(packed):
-                    raise DataError(f"Expected arrays that {packed:,} bytes can hold but got {size:,} bytes of them.")
+                    raise DataError(f"Expected arrays that fit into {packed:,} packed bytes but got {size:,} bytes.")
                 arrays = {name: file[name] for name in FIELDS}
             return cls(
                 torch.from_numpy(arrays["indices"]),

@@ -40,7 +40,7 @@ class Examples:
         """
         sizes = {name: len(it) if isinstance(it, Tensor) and it.dim() else full_name(it) for name, it in tensors.items()}
         if len({*sizes.values()}) != 1 or not isinstance(size := next(iter(sizes.values())), int):
-            raise DataError(f"Expected tensors of rows, all of one length, but got {sizes}.")
+            raise DataError(f"Expected tensors of rows, all of the same length, but got {sizes}.")
         return cls(lambda indices: {name: values[indices] for name, values in tensors.items()}, size)
 
     def __len__(self) -> int:

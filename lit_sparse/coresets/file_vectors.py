@@ -182,7 +182,7 @@ class FileVectors(_RowWise):
                 block = given.rows(torch.arange(start, min(start + step, given.shape[0]), device=given.device))
                 written = block.cpu().to(dtype)
                 if not bool(written.isfinite().all()):
-                    raise DataError(f"Expected numbers that are finite as {dtype} but got others. Use torch.float32.")
+                    raise DataError(f"Expected values that are finite in {dtype} but some are not. Use torch.float32.")
                 file.write(written.contiguous().view(torch.uint8).numpy().data)
         return cls(path)
 
@@ -261,7 +261,7 @@ def _mapped(file: io.FileIO, name: str) -> tuple[Tensor, mmap.mmap | None, int]:
         start, end = file.tell(), os.fstat(file.fileno()).st_size
         mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if end > start else None
     except Exception as error:  # numpy's reader of headers raises anything
-        raise DataError(f"{name} cannot be read as a matrix of numpy: {error}. Write it by FileVectors.save.") from error
+        raise DataError(f"{name} cannot be read as a numpy matrix: {error}. Write it by FileVectors.save.") from error
     dtype = next((dtype for dtype, known in NAMES.items() if np.dtype(known) == kind), None)
     if dtype is None or len(shape) != 2 or min(shape) < 0 or max(shape) >= 2**63 or (fortran and min(shape) > 1):
         order = " by columns" if fortran else ""
@@ -271,7 +271,7 @@ def _mapped(file: io.FileIO, name: str) -> tuple[Tensor, mmap.mmap | None, int]:
         )
     if end - start != (size := kind.itemsize * shape[0] * shape[1]):
         raise DataError(
-            f"Expected {size:,} bytes of vectors in {name} but got {end - start:,}. The file is cut off: copy it anew."
+            f"Expected {size:,} bytes of vectors in {name} but got {end - start:,}. The file is truncated; copy it again."
         )
     if mapping is None:
         return torch.empty(shape, dtype=dtype), None, start

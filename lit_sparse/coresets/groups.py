@@ -93,8 +93,8 @@ def select_by_group(
                 known += squared_distance(part_of(found, members), places, here.weights[own])
             if not abs(known - here.objective) <= 1e-3 * known + 1e-5 * float(found.total.double().square().sum()):
                 raise CheckpointError(
-                    f"Expected the objective of the groups in {str(state.path)!r} to be {known:g}, as its weights have it, but"
-                    f" got {here.objective:g}. {ANEW}"
+                    f"Expected the objective of the groups in {str(state.path)!r} to be {known:g}, as computed from its"
+                    f" weights, but got {here.objective:g}. {ANEW}"
                 )
         if whole.is_new:
             if found.is_first:

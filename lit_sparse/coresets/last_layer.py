@@ -89,7 +89,7 @@ class LastLayerGradients(Projection):
             hidden = self._seen(batch)[0].double()
             moment = hidden.mT @ hidden + (0.0 if moment is None else moment)
         if moment is None:
-            raise DataError("Expected at least one example to compute gradients of but got none.")
+            raise DataError("Expected at least one example but got none.")
         values, turns = torch.linalg.eigh(moment / len(examples))
         values = values.clamp_min(0) + self.damping * values.mean()
         self._whitening = ((turns * values.rsqrt()) @ turns.mT).float()

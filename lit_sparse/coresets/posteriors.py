@@ -58,9 +58,9 @@ class GaussianPosterior:
                     f"Expected a floating mean (D,) and covariance (D, D) but got a {name} {part.dtype} {tuple(part.shape)}."
                 )
         if not bool(self.mean.isfinite().all()):
-            raise DataError("Expected a finite mean but got another. Check the data or the prior.")
+            raise DataError("Expected a finite mean but got NaN or infinity. Check the data or the prior.")
         if not _is_symmetric(self.covariance):
-            raise DataError("Expected a covariance that is finite and symmetric but got another. Check its factors.")
+            raise DataError("Expected a finite, symmetric covariance but got one that is not. Check its factors.")
 
     @classmethod
     def isotropic(cls, features: int, variance: float = 1.0, mean: float = 0.0) -> Self:
@@ -125,7 +125,7 @@ def gaussian_mean_posterior(
         )
     x = x.double()
     if not bool(x.isfinite().all()) or (weights is not None and not bool((weights >= 0).all())):
-        raise DataError("Expected x to be finite and weights to be not negative.")
+        raise DataError("Expected x to be finite and weights to be nonnegative.")
     prior = (GaussianPosterior.isotropic(x.shape[1]) if prior is None else prior).to(x)
     weights = x.new_ones(len(x)) if weights is None else weights.to(x)
     noise = torch.eye(x.shape[1]).to(x) if covariance is None else torch.cholesky_inverse(_cholesky(covariance.to(x)))
@@ -195,7 +195,7 @@ def laplace_posterior(
         if not bool(values.isfinite().all()):
             raise DataError(f"Expected {name} to be finite but got NaN or infinite values.")
     if bool((weights < 0).any()):
-        raise DataError(f"Expected weights to be not negative but got {float(weights.min()):g}.")
+        raise DataError(f"Expected weights to be nonnegative but got {float(weights.min()):g}.")
     counts = weights != 0
     data = (features, target, weights) if bool(counts.all()) else (features[counts], target[counts], weights[counts])
     theta = prior.mean.clone() if start is None else start.to(features)
@@ -261,7 +261,7 @@ def _comparable(full: GaussianPosterior, approximate: GaussianPosterior) -> tupl
     """
     if full.mean.shape != approximate.mean.shape:
         sizes = f"{len(full.mean)} and {len(approximate.mean)}"
-        raise ConfigurationError(f"Expected posteriors of one dimension but got {sizes}.")
+        raise ConfigurationError(f"Expected posteriors of equal dimension but got {sizes}.")
     return full, approximate.to(full.mean)
 
 
@@ -281,7 +281,7 @@ def _cholesky(matrix: Tensor) -> Tensor:
     factor, failed = torch.linalg.cholesky_ex(matrix)
     if int(failed) or not _is_symmetric(matrix):
         shape = tuple(matrix.shape)
-        raise DataError(f"Expected a finite, symmetric, positive definite matrix but that of shape {shape} is not.")
+        raise DataError(f"Expected a finite, symmetric, positive definite matrix but the one of shape {shape} is not.")
     return factor
 
 

@@ -79,8 +79,8 @@ class Projection(VectorSource, ABC):
             whole = made.new_empty(len(examples), made.shape[1]) if whole is None else whole
             if made.shape[1] != whole.shape[1]:
                 raise DataError(
-                    f"Expected {type(self).__name__} to make vectors of one length but got {whole.shape[1]} and {made.shape[1]}"
-                    " numbers. Correct it."
+                    f"Expected {type(self).__name__} to return vectors of equal length but got {whole.shape[1]} and"
+                    f" {made.shape[1]} entries. Correct it."
                 )
             whole[place : place + len(made)] = made
             place += len(made)
@@ -106,7 +106,7 @@ class Projection(VectorSource, ABC):
         made = self.project(batch)
         if made.dim() != 2 or len(made) != count or made.dtype not in FLOATS:
             raise DataError(
-                f"Expected {type(self).__name__} to make a floating vector for each of {count} examples but got {made.dtype}"
+                f"Expected {type(self).__name__} to return a floating vector for each of {count} examples but got {made.dtype}"
                 f" {tuple(made.shape)}. Correct it."
             )
         return made
@@ -274,7 +274,7 @@ class ExactGaussianVectors(Projection):
         if self.covariance is not None and self.covariance.shape != (size, size):
             raise ConfigurationError(f"Expected a `covariance` {(size, size)} but got {tuple(self.covariance.shape)}.")
         if self.prior is not None and len(self.prior.mean) != size:
-            raise ConfigurationError(f"Expected a `prior` of {size} numbers but got {len(self.prior.mean)}.")
+            raise ConfigurationError(f"Expected a `prior` of dimension {size} but got {len(self.prior.mean)}.")
         posterior = gaussian_mean_posterior(x, prior=self.prior, covariance=self.covariance)
         noise = torch.eye(x.shape[1]).to(x) if self.covariance is None else self.covariance.to(x)
         factor = torch.linalg.cholesky(noise)
@@ -389,7 +389,7 @@ def _all(examples: Examples, batch_size: int, *keys: str) -> list[Tensor]:
     """Return the entries (N, ...) of all examples, float64."""
     parts = [[entry(batch, key).double() for key in keys] for batch in examples.batches(batch_size)]
     if not parts:
-        raise DataError("Expected at least one example to compute a posterior of but got none.")
+        raise DataError("Expected at least one example for the posterior but got none.")
     return [torch.cat(values) for values in zip(*parts, strict=True)]
 
 

@@ -34,7 +34,7 @@ from lit_sparse.runs.torch_files import read_torch_file
 __all__ = ["Kept", "Resumable", "SelectionState", "indices", "length_of"]
 
 ANEW = "Remove the file to begin anew."
-#: Largest difference of the vectors' sum, as a fraction of it, in a continued selection: that of rounding.
+#: Largest difference of the vectors' sum, as a fraction of it, in a continued selection, due to rounding.
 ROUNDING = 1e-6
 FINITE = Kind("a plain tensor of finite numbers", lambda value: is_plain(value) and bool(value.isfinite().all()))
 #: Norms that are summed at a time.
@@ -180,8 +180,8 @@ class SelectionState:
             others = ["order of the vectors"]
         if others:
             raise ConfigurationError(
-                f"Expected the state {str(self.path)!r} of this selection but got that of one with another {others[0]}. Remove"
-                " the file to begin anew, or continue with the options and data of the killed selection."
+                f"Expected the state {str(self.path)!r} of this selection but got the state of a selection with a different"
+                f" {others[0]}. Remove the file to begin anew, or continue with the options and data of the killed selection."
             )
         try:
             generator.set_state(self._found["generator"])

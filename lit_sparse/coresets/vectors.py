@@ -251,7 +251,7 @@ class BlockVectors(Vectors):
         made = self._rows(check_indices(indices, self.shape[0])).detach()
         if made.shape != (len(indices), self.shape[1]):
             raise ConfigurationError(
-                f"Expected `rows` to return {(len(indices), self.shape[1])} numbers for {len(indices)} indices but got"
+                f"Expected `rows` to return the shape {(len(indices), self.shape[1])} for {len(indices)} indices but got"
                 f" {tuple(made.shape)}."
             )
         return made.to(self.dtype)
@@ -366,11 +366,11 @@ def as_vectors(vectors: Vectors | Tensor) -> Vectors:
     """
     found = vectors if isinstance(vectors, Vectors) else DenseVectors(vectors)
     if 0 in found.shape:
-        raise DataError(f"Expected vectors (N, S) of at least one example and one number but got {found.shape}.")
+        raise DataError(f"Expected vectors (N, S) with at least one example and one entry but got {found.shape}.")
     broken = (~found.norms.isfinite()).nonzero().squeeze(-1)
     if len(broken):
         raise DataError(
-            f"The vector of example {int(broken[0])} has NaN or infinite numbers, or is too long to measure"
+            f"The vector of example {int(broken[0])} has NaN or infinite entries, or is too long to measure"
             f" ({len(broken)} of {found.shape[0]} vectors). Correct the model or the data, or leave out the example."
         )
     return found

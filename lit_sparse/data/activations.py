@@ -267,8 +267,8 @@ class ActivationDataModule(ResumableDataModule):
         for shard, ids in zip(shards, tokens, strict=True):
             if ids.dtype != torch.int32 or ids.shape != (shard.shape[0], 2) or shard.shape[1] != shards[0].shape[1]:
                 raise DataError(
-                    f"Expected {shards[0].shape[1]} numbers and a token for each activation in {str(shard.path)!r} but got"
-                    f" {shard.shape} and {tuple(ids.shape)} tokens. Remove the folder, so that it is made again."
+                    f"Expected activations of length {shards[0].shape[1]} with a token each in {str(shard.path)!r} but got"
+                    f" {shard.shape} and {tuple(ids.shape)} tokens. Remove the folder, so that it is written again."
                 )
         return shards, torch.cat(tokens), torch.tensor([shard.shape[0] for shard in shards]).cumsum(0)
 

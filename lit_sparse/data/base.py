@@ -100,7 +100,7 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
                 f"Expected a `sampler` of all examples, which are then divided among processes, but got {full_name(sampler)}."
                 " Give the sampler for one process."
             )
-        #: Position of loops by hand. That of a fit is the trainer's.
+        #: Position of loops by hand. In a fit the trainer's position counts.
         self._position: Callable[[], dict[str, Any]] | None = None
 
     @classmethod
@@ -341,7 +341,7 @@ class _TrainLoader(EpochLoader):
         if (*last,) != self.division:
             rank_zero_warn(
                 f"Epoch {epoch} began with a batch size of {last[0]} on {last[1]} processes, and is continued with"
-                f" {self.division[0]} on {self.division[1]}: what is left of it is divided anew, and each example comes once."
+                f" {self.division[0]} on {self.division[1]}: its remaining examples are divided anew, and each occurs once."
             )
         return self._joined(self.data._rest_of_epoch(self._order(epoch), parts, self.rank, self.processes))
 
@@ -365,8 +365,8 @@ def _after(batches: Sequence[Tensor], examples: int) -> Sequence[Tensor]:
     ends = [0, *accumulate(len(indices) for indices in batches)]
     if examples not in ends:
         raise CheckpointError(
-            f"Expected a position in an epoch of {ends[-1]} examples at the end of a batch but got {examples} examples. Give"
-            " the data and the options of data that the run had, or start a new run from the weights:"
+            f"Expected a position in an epoch of {ends[-1]} examples at the end of a batch but got {examples} examples. Use"
+            " the data and the data options of the run, or start a new run from the weights:"
             " --model.init_args.initial_weights CHECKPOINT"
         )
     return batches[ends.index(examples) :]

@@ -150,8 +150,8 @@ def stored(chunks: Iterable[Mapping[str, Any]], *, mapped: bool = False) -> dict
             kept = [batch for file in files for batch in file.mapped()] + kept
     except OSError as error:
         raise DataError(
-            f"A table of {size:,} bytes or more cannot be kept in {tempfile.gettempdir()!r}: {error.strerror or error}. Name a"
-            " folder with more space by the environment variable TMPDIR."
+            f"A table of {size:,} bytes or more cannot be kept in {tempfile.gettempdir()!r}: {error.strerror or error}. Set"
+            " the environment variable TMPDIR to a folder with more space."
         ) from error
     return {role: [batch.column(role) for batch in kept] for role in (kept[0].schema.names if kept else ())}
 

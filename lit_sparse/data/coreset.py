@@ -270,7 +270,7 @@ class CoresetDataModule(ResumableDataModule):
         """Maximum number of examples of the coreset."""
         if self._k is None:
             raise ConfigurationError(
-                f"Expected a selector and k but got the coreset {self._file!r}, which is selected already."
+                f"Expected a selector and k but got the coreset {self._file!r}, which is already selected."
             )
         size = len(self._source)
         k = max(1, round(self._k * size)) if self._k < 1 else int(self._k)
@@ -394,5 +394,5 @@ class CoresetDataModule(ResumableDataModule):
                 " Use the data of the coreset, or select another coreset."
             )
         if not 0 < (total := float(coreset.weights.float().sum())) < math.inf:
-            raise DataError(f"Expected weights of a positive, finite sum but got {total}. Select another coreset.")
+            raise DataError(f"Expected weights with a positive, finite sum but got {total}. Select another coreset.")
         return coreset

@@ -48,7 +48,7 @@ class _OfLoader:
         loader = base.train_dataloader()
         if not isinstance(loader, DataLoader) or not hasattr(loader.dataset, "__getitem__"):
             raise ConfigurationError(
-                f"Expected the training loader of {type(base).__name__} to be a DataLoader of a data set with indices but got"
+                f"Expected the training loader of {type(base).__name__} to be a DataLoader of a map-style data set but got"
                 f" {type(loader).__name__}. Derive it from lit_sparse.data.ResumableDataModule."
             )
         self.loader = loader

@@ -88,7 +88,7 @@ class ReferentialGameDataModule(ResumableDataModule):
         for name, array in named:
             if array is not None and (images is not None or str(path).endswith(".npy")):
                 raise ConfigurationError(
-                    f"Expected a file .npz or .h5 with the array {array!r}, which `{name}` names, but got "
+                    f"Expected a .npz or .h5 file with the array {array!r}, which `{name}` names, but got "
                     + (f"{path!r} with a single array." if path is not None else "a data module.")
                     + f" Leave out `{name}`, or give another path."
                 )

@@ -73,7 +73,7 @@ def held_out(name: str, size: float, total: int, rest: int) -> int:
         raise ConfigurationError(f"Expected `{name}` to be a fraction below 1, or a whole number, but got {size}. Round it.")
     count = round(check_number(name, size, 0.0, MOST_EXAMPLES) * total) if not size >= 1 else int(min(size, MOST_EXAMPLES))
     if rest < 2:
-        raise DataError(f"Expected at least 2 examples, of which `{name}` holds some out, but got {max(rest, 0)}. Add some.")
+        raise DataError(f"Expected at least 2 examples, so that `{name}` can hold some out, but got {max(rest, 0)}. Add some.")
     if not 0 < count < rest:
         raise ConfigurationError(
             f"Expected `{name}` to hold out 1 .. {rest - 1} examples but got {size!r}, which is {count}. Change it."

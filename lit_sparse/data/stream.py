@@ -100,7 +100,7 @@ class Stream:
             chunk = next(self._chunks, None)
             if chunk is None:
                 raise DataError(
-                    f"Expected {high + 1:,} rows or more in the stream but got {self._end:,}. Do not change its files."
+                    f"Expected {high + 1:,} or more rows in the stream but got {self._end:,}. Do not change its files."
                 )
             self._kept.append((self._end, chunk))
             self._end += len(next(iter(chunk.values())))

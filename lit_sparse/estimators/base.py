@@ -89,7 +89,7 @@ class Estimator(nn.Module, ABC):
 
     #: Whether loss and gradient are exact under the estimator's distribution, not sampled.
     exact: ClassVar[bool] = False
-    #: Whether the means of loss and gradient in training are those of the expected loss.
+    #: Whether loss and gradient in training are unbiased estimates of the expected loss and its gradient.
     unbiased: ClassVar[bool] = False
     #: Kind of variable: a category out of K, or D bits; the scores are one per category or bit.
     latent: Latent = "categorical"
@@ -154,7 +154,7 @@ class Estimator(nn.Module, ABC):
         """
         if not isinstance(scores, Tensor) or not callable(loss_fn):
             raise ConfigurationError(
-                f"Expected scores in a tensor and a function `loss_fn` but got {full_name(scores)} and {full_name(loss_fn)}."
+                f"Expected a tensor of scores and a function `loss_fn` but got {full_name(scores)} and {full_name(loss_fn)}."
             )
         if scores.dim() != 2 or not scores.is_floating_point() or not scores.shape[1]:
             second = "values" if self.latent == "categorical" else "bits"

@@ -125,7 +125,7 @@ class ScoreFunction(Sampler):
     def _network_of(self, context: Tensor | None, size: int) -> Tensor:
         if self.network is None or context is None:
             raise ConfigurationError(
-                "Expected `context` (B, C) at each call, for the learnt baseline, and its size, as in"
+                "Expected a `context` (B, C) in each call for the learnt baseline but got none. Give its size, as in"
                 " ScoreFunction('learnt', context_features=C)."
             )
         if context.shape != (size, self.context_features):

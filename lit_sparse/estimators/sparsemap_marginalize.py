@@ -78,7 +78,7 @@ class SparseMAPMarginalize(Estimator):
         )
         if decomposition == "nested" and not structure.has_nested:
             raise ConfigurationError(
-                f"Expected decomposition='active_set' for {structure!r} because only all bit vectors (BitVector) are nested."
+                f"Expected decomposition='active_set' for {structure!r} because 'nested' needs all bit vectors (BitVector)."
             )
         self.structure, self.decomposition = structure, decomposition
         self.learn_potentials = learn_potentials

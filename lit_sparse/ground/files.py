@@ -63,7 +63,7 @@ def replaced(path: Path, mode: str) -> Iterator[IO[Any]]:
         path.parent.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
         raise ConfigurationError(
-            f"Expected {str(path.parent)!r} to be a folder but a file has its name, or one above it. Choose another."
+            f"Expected {str(path.parent)!r} to be a folder but it, or a folder above it, is a file. Choose another."
         ) from error
     text = {} if "b" in mode else {"newline": "", "encoding": "utf-8"}
     try:

@@ -71,7 +71,7 @@ def check_torch_file(file: IO[bytes]) -> None:
     """
     content = archived(file, "data.pkl")
     if len(content) > MOST_BYTES:
-        raise UnpicklingError(f"it holds more than {MOST_BYTES:,} bytes beside its tensors")
+        raise UnpicklingError(f"it holds more than {MOST_BYTES:,} bytes besides its tensors")
     own: Any = getattr(torch.serialization, "get_safe_globals", list)()  # torch 2.3 has none
     names = {one[1] if isinstance(one, tuple) else f"{one.__module__}.{one.__qualname__}" for one in own}
     check_pickle(content, CALLED | names)
@@ -150,7 +150,7 @@ def _check_call(name: str, operands: Sequence[_Node], called: Collection[str]) -
     target, given = operands
     if name == "BUILD":
         if target.made not in called or target.made in CALLED - {"collections.OrderedDict"}:
-            raise UnpicklingError("the state of an object is set that is not plain data")
+            raise UnpicklingError("the state of an object that is not plain data is set")
         if target.made.startswith(DTYPE):
             _check_dtype(target, given)
         return
@@ -158,9 +158,9 @@ def _check_call(name: str, operands: Sequence[_Node], called: Collection[str]) -
     if path not in called or "TUPLE" not in given.made:
         raise UnpicklingError(f"{path or target.made} is called, which is not part of plain data")
     if path == "collections.OrderedDict" and given.items:
-        raise UnpicklingError("an OrderedDict is made from other arguments than its entries")
+        raise UnpicklingError("an OrderedDict is made from arguments other than its entries")
     if path == "_codecs.encode" and [item.value for item in given.items[1:]] != ["latin1"]:
-        raise UnpicklingError("bytes are encoded by another codec than latin1")
+        raise UnpicklingError("bytes are encoded by a codec other than latin1")
     if path.endswith((".set", ".Counter")):
         _check_hashed(item.largest for item in given.items)
 
@@ -171,4 +171,4 @@ def _check_dtype(target: _Node, state: _Node) -> None:
     expected: Any = np.dtype(code).__reduce__()[2] if isinstance(code, str) and CODE.fullmatch(code) else ()
     values = [None if item.made == "NONE" else (item.value,) for item in state.items]
     if not expected or values[:1] + values[2:] != [None if one is None else (one,) for one in expected[:1] + expected[2:]]:
-        raise UnpicklingError("a type of numpy is changed")
+        raise UnpicklingError("a numpy type is modified")

@@ -217,7 +217,7 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError(f"a key is twice in an object with {reprlib.repr([*found])}")
+        raise ValueError(f"a key occurs twice in an object with {reprlib.repr([*found])}")
     return found
 
 
@@ -280,7 +280,7 @@ def read_table(
         if len({*header}) < len(header):
             raise refusal(path, "unique columns", reprlib.repr(", ".join(header)), REPAIR)
         if header and (missing := [name for name in needed if name not in header]):
-            raise refusal(path, f"the columns {', '.join(needed)}", f"none of the name {missing[0]!r}", REPAIR)
+            raise refusal(path, f"the columns {', '.join(needed)}", f"none named {missing[0]!r}", REPAIR)
         checked = [place for place, name in enumerate(header) if numbers is None or name in numbers or name in lists]
         rows: list[dict[str, str]] = []
         for cells in filter(None, reader):
@@ -324,10 +324,10 @@ def check_members(archive: zipfile.ZipFile) -> None:
         zipfile.BadZipFile: for a repeated name, or a compression method other than none and deflate.
     """
     if len(archive.NameToInfo) < len(archive.infolist()):
-        raise zipfile.BadZipFile("two members of it have the same name")
+        raise zipfile.BadZipFile("two of its members have the same name")
     for member in archive.infolist():
         if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise zipfile.BadZipFile(f"{member.filename[:80]!r} in it is compressed by another method than deflate")
+            raise zipfile.BadZipFile(f"{member.filename[:80]!r} in it is compressed by a method other than deflate")
 
 
 def refusal(path: Path, expected: str, got: str, step: str) -> ConfigurationError:

@@ -41,7 +41,7 @@ class Loader(yaml.SafeLoader):
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         anchor, mark = getattr(event, "anchor", None), event.start_mark
         if isinstance(event, yaml.AliasEvent) and anchor in self.begun:
-            raise yaml.composer.ComposerError(None, None, "a value that contains itself by an alias", mark)
+            raise yaml.composer.ComposerError(None, None, "a value that contains itself through an alias", mark)
         self.begun.append(anchor)
         node = super().compose_node(parent, index)
         self.begun.pop()

@@ -92,7 +92,7 @@ def attend(
     for name, given in options.items():
         if name not in HARMLESS and given is not None and given is not False:
             raise ConfigurationError(
-                f"Expected keywords of attention that this package supports but {type(module).__name__} passes `{name}`, which"
+                f"Expected attention keywords that this package supports but {type(module).__name__} passes `{name}`, which"
                 " could change the result. Use another model, or another attention for this one."
             )
     mask, bias = split_mask(attention_mask)

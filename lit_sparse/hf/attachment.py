@@ -127,7 +127,7 @@ def sparsify(
         if others and layers is None:
             raise _refusal(
                 model,
-                f"{', '.join(others[:3])} attend by a softmax of their own. Give `layers` to change the other layers alone",
+                f"{', '.join(others[:3])} compute their own softmax. Give `layers` to change only the other layers",
             )
         chosen = _chosen([name for name, _ in reached], layers)
         mappings = dict(zip(chosen, _one_per_layer(given, len(chosen)), strict=True))
@@ -221,7 +221,7 @@ def _check_model(model: object) -> None:
         if module.config.output_attentions:
             raise ConfigurationError(
                 f"Expected the config of {type(module).__name__} without `output_attentions=True`, which transformers allows"
-                " with eager attention alone. Set it to False, and call `model(..., output_attentions=True)`."
+                " only with eager attention. Set it to False, and call `model(..., output_attentions=True)`."
             )
 
 
@@ -256,7 +256,7 @@ def _chosen(names: list[str], layers: Sequence[int | str] | None) -> list[str]:
                 f" {', '.join(names)}."
             )
         if not isinstance(layer, str) and (isinstance(layer, bool) or layer not in range(-len(names), len(names))):
-            raise ConfigurationError(f"Expected numbers of the {len(names)} attention layers but got {layer!r}.")
+            raise ConfigurationError(f"Expected the number of one of the {len(names)} attention layers but got {layer!r}.")
         chosen.append(layer if isinstance(layer, str) else names[layer])
     if len(set(chosen)) < len(chosen):
         raise ConfigurationError(f"Expected each layer once but got {list(layers)!r}.")

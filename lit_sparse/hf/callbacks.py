@@ -184,8 +184,9 @@ class AlphaAnnealing(_Callback):
         reached = self.progress(state.global_step, state.max_steps)
         if reached < 1.0:
             warnings.warn(
-                f"AlphaAnnealing is at {reached:.0%} of its way, because training stopped after {state.global_step} of"
-                f" {state.max_steps} steps. Attention is less sparse than asked for. Train longer, or decrease `share`.",
+                f"AlphaAnnealing has completed {reached:.0%} of its schedule, because training stopped after"
+                f" {state.global_step} of {state.max_steps} steps. Attention is less sparse than asked for. Train longer, or"
+                " decrease `share`.",
                 stacklevel=2,
             )
 

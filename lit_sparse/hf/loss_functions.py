@@ -93,7 +93,7 @@ def risk_loss_func(
     if risk.adversary is not None or risk.group_key is not None or list(risk.parameters()):
         raise ConfigurationError(
             f"Expected a risk without an adversary, groups and parameters but got {risk!r}. The Trainer gives it neither the"
-            " inputs, nor other columns, nor an optimizer. Use Mean, CVaR or KLDRO, or a training loop of your own."
+            " inputs, nor other columns, nor an optimizer. Use Mean, CVaR or KLDRO, or your own training loop."
         )
 
     def compute(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
@@ -119,8 +119,8 @@ def _share(risk: Risk, labels: Tensor, num_items_in_batch: Tensor | int | None) 
     if not risk.unbiased or labels.dim() > 1:
         what = f"the {type(risk).__name__} of parts" if not risk.unbiased else "the mean over parts of token labels"
         raise ConfigurationError(
-            f"Expected `gradient_accumulation_steps=1` but got a batch with {here} of {total} accumulated labels, and {what} is"
-            " not that of the whole batch. Use a larger batch."
+            f"Expected `gradient_accumulation_steps=1` but got a batch with {here} of {total} accumulated labels, and {what}"
+            " differs from the value for the whole batch. Use a larger batch."
         )
     return here / total
 

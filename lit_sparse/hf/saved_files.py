@@ -176,7 +176,7 @@ def _check_printable(content: Any, source: str) -> None:
         if isinstance(value, dict | list):
             pending += [*value, *value.values()] if isinstance(value, dict) else value
         elif isinstance(value, str) and printable(value) != value:
-            raise CheckpointError(f"Expected {source} to hold texts that can be printed but got {reprlib.repr(value)}.")
+            raise CheckpointError(f"Expected {source} to contain printable text but got {reprlib.repr(value)}.")
 
 
 def _plain(content: dict[Any, Any], source: str) -> dict[Any, Any]:

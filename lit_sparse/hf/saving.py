@@ -45,7 +45,7 @@ def from_pretrained(model_class: Any, path: Any, *args: Any, trust: Collection[s
     """
     import_transformers()
     if not isinstance(model_class, type):
-        raise ConfigurationError(f"Expected a class of models of transformers, such as AutoModel, but got {model_class!r}.")
+        raise ConfigurationError(f"Expected a transformers model class, such as AutoModel, but got {model_class!r}.")
     if "attn_implementation" in options:
         raise ConfigurationError(
             "Expected no `attn_implementation`, because the saved mappings are used. Call `model_class.from_pretrained` to"
@@ -60,7 +60,7 @@ def from_pretrained(model_class: Any, path: Any, *args: Any, trust: Collection[s
     source = f"the config of {str(path)!r}"
     if not isinstance(described, dict) or not described:
         raise CheckpointError(
-            f"Expected {source} to describe mappings of attention but got none. Load it by"
+            f"Expected {source} to describe attention mappings but got none. Load it by"
             f" {_name(model_class)}.from_pretrained, then call `lit_sparse.hf.sparsify(model, mapping)`."
         )
     concrete = _concrete(model_class, config)
@@ -103,9 +103,7 @@ def _concrete(model_class: Any, config: Any) -> Any:
     known = getattr(model_class, "_model_mapping", None)
     if known is None:
         if not isinstance(model_class, type) or not issubclass(model_class, import_transformers().PreTrainedModel):
-            raise ConfigurationError(
-                f"Expected a class of models of transformers, such as AutoModel, but got {_name(model_class)}."
-            )
+            raise ConfigurationError(f"Expected a transformers model class, such as AutoModel, but got {_name(model_class)}.")
         return model_class
     if type(config) not in known:
         raise ConfigurationError(f"Expected a class that loads {full_name(config)} but got {_name(model_class)}.")

@@ -64,7 +64,8 @@ def example_gradients(
     if not chosen:
         names = ", ".join(dict.fromkeys(name.partition(".")[0] for name, p in model.named_parameters() if p.requires_grad))
         raise ConfigurationError(
-            f"Expected `parameters` to begin names of trained parameters but got {parameters!r}. There are: {names}"
+            f"Expected `parameters` to be prefixes of the names of trained parameters but got {parameters!r}. There are:"
+            f" {names}"
         )
     projected = _projection(sum(p.numel() for p in chosen.values()), features, seed)
     training, device, rows = model.training, next(iter(chosen.values())).device, []
@@ -93,7 +94,7 @@ def example_gradients(
     finally:
         model.train(training)
     if not rows:
-        raise DataError("Expected examples to compute gradients of but got none.")
+        raise DataError("Expected at least one example but got none.")
     return torch.stack(rows)
 
 

@@ -118,7 +118,7 @@ def loss_recovered(
             found[name] = _number(loss())
     if found["zero"] == found["clean"]:
         raise ConfigurationError(
-            f"Expected a loss that depends on {layer!r} but got {found['clean']:g} with its activations and without. Let"
+            f"Expected a loss that depends on {layer!r} but got {found['clean']:g} with and without its activations. Let"
             " it call the model, or name another module."
         )
     return {**found, "recovered": (found["zero"] - found["spliced"]) / (found["zero"] - found["clean"])}

@@ -91,7 +91,9 @@ class RowKernel:
         self.wide = wide
         owner = ROW_KERNELS.setdefault(name, self).cpu.__module__
         if owner != cpu.__module__:
-            raise ConfigurationError(f"Expected a new name for a row kernel but {owner} has a `{name}`. Choose another.")
+            raise ConfigurationError(
+                f"Expected a new name for a row kernel but {owner} already has a `{name}`. Choose another."
+            )
         ROW_KERNELS[name] = self
         self.inputs = schema.split("->")[0].count("Tensor")
         self.tensors = self.inputs - parameters

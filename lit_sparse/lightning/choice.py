@@ -137,8 +137,8 @@ def check_pairing() -> None:
     """Warn if the other Lightning package is imported too, because its Trainer refuses models and data modules of this one."""
     if OTHER in sys.modules:
         warnings.warn(
-            f"lit_sparse uses `{NAME}`, and `{OTHER}` is imported, too, whose Trainer refuses models and data modules of"
-            f" lit_sparse. Import the Trainer from `{NAME}`, or import `{OTHER}` before lit_sparse, or set"
+            f"lit_sparse uses `{NAME}`, but `{OTHER}` is also imported, and its Trainer refuses models and data modules"
+            f" of lit_sparse. Import the Trainer from `{NAME}`, or import `{OTHER}` before lit_sparse, or set"
             f" {VARIABLE}={OTHER.partition('.')[0]}.",
             stacklevel=3,
         )

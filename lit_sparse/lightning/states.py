@@ -102,8 +102,8 @@ def check_continues(trainer: pl.Trainer, checkpoint: dict[str, Any]) -> None:
         for name in {kind.__name__ for kind in type(callback).__mro__} & REFUSED.keys():
             reason, advice = REFUSED[name]
             raise ConfigurationError(
-                f"Expected callbacks that survive a kill but got {type(callback).__name__}, which {reason}. Leave it out."
-                f" {advice}"
+                f"Expected callbacks that can continue after a kill but got {type(callback).__name__}, which {reason}. Leave"
+                f" it out. {advice}"
             )
 
 

@@ -91,7 +91,7 @@ class SparseMapping(nn.Module, ABC):
             ConfigurationError: for a mapping that maximizes no objective.
         """
         raise ConfigurationError(
-            f"Expected {type(self).__name__} to have a `regularizer`, the Omega of what it maximizes. Write it, or say"
+            f"Expected {type(self).__name__} to have a `regularizer`, the Omega of what it maximizes. Write it, or set"
             " `has_value = False`."
         )
 

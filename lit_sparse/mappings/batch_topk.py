@@ -52,7 +52,9 @@ def batch_topk(scores: Tensor, k: int, *, dim: int = -1, mask: Tensor | None = N
 def _count(x: Tensor, mask: Tensor | None) -> int:
     """Return the number of rows with an entry that is allowed."""
     if is_jit_tracing():
-        raise ConfigurationError("Expected no torch.jit.trace, which would record the size of the batch. Use torch.compile.")
+        raise ConfigurationError(
+            "Expected a call outside of torch.jit.trace, which would record the batch size. Use torch.compile."
+        )
     return x.shape[:-1].numel() if mask is None else int((x != -torch.inf).any(-1).sum())
 
 

@@ -68,16 +68,16 @@ class FenchelYoungLoss(nn.Module):
         check_mapping(mapping)
         if not mapping.on_simplex:
             raise ConfigurationError(
-                f"Expected a mapping onto the simplex, such as Sparsemax, but {type(mapping).__name__} gives no probabilities"
-                " of classes. SparseMAP has a loss of its own, SparseMAP(...).loss(scores, structures)."
+                f"Expected a mapping onto the simplex, such as Sparsemax, but {type(mapping).__name__} does not return class"
+                " probabilities. SparseMAP has its own loss, SparseMAP(...).loss(scores, structures)."
             )
         mapping.check_value()
         if reduction not in ("mean", "sum", "none"):
             raise ConfigurationError(f"Expected `reduction` to be 'mean', 'sum' or 'none' but got {reduction!r}.")
         if weight is not None and not (isinstance(weight, Tensor) and weight.dim() == 1 and weight.is_floating_point()):
-            raise ConfigurationError(f"Expected `weight` to be a floating tensor with one number per class but got {weight!r}.")
+            raise ConfigurationError(f"Expected `weight` to be a floating tensor with one weight per class but got {weight!r}.")
         if weight is not None and not weight.is_meta and not bool(((weight >= 0) & (weight < torch.inf)).all()):
-            raise ConfigurationError(f"Expected `weight` to be finite and not negative but got {weight!r}.")
+            raise ConfigurationError(f"Expected `weight` to be finite and nonnegative but got {weight!r}.")
         self.mapping, self.ignore_index = mapping, ignore_index
         self.register_buffer("weight", weight)
         self.reduction, self.label_smoothing = reduction, label_smoothing
@@ -107,7 +107,7 @@ class FenchelYoungLoss(nn.Module):
             )
         if not isinstance(target, Tensor) or target.layout != torch.strided or target.is_nested:
             got = f"a tensor of layout {target.layout}" if isinstance(target, Tensor) else full_name(target)
-            raise ConfigurationError(f"Expected a target in a dense torch tensor but got {got}.")
+            raise ConfigurationError(f"Expected a dense torch tensor as target but got {got}.")
         if target.is_floating_point():
             if target.shape != scores.shape:
                 raise ConfigurationError(

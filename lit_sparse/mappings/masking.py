@@ -92,7 +92,8 @@ def align_parameter(parameter: Tensor, shape: tuple[int, ...], dim: int) -> Tens
     if not fits:
         raise ConfigurationError(
             f"Expected a tensor of parameters that can be broadcast to the scores' shape {shape}, with size 1"
-            f" along dimension {dim}, but got shape {given}. For one number a head of scores (B, H, L, L) give it (H, 1, 1)."
+            f" along dimension {dim}, but got shape {given}. For one value per head of scores (B, H, L, L), give it the shape"
+            " (H, 1, 1)."
         )
     return parameter
 

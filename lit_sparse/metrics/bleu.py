@@ -216,7 +216,7 @@ def paired_bootstrap(
         True
     """
     if not isinstance(metric, TextMetric):
-        raise ConfigurationError(f"Expected argument `metric` to be a metric of texts, such as Bleu(), but got {metric!r}.")
+        raise ConfigurationError(f"Expected argument `metric` to be a text metric, such as Bleu(), but got {metric!r}.")
     return compare_resampled(
         *(
             resampled_scores(metric, hypotheses, references, samples=samples, seed=seed, key=key)
@@ -289,7 +289,9 @@ def _bleu(tokenize: str, lowercase: bool) -> BLEU:
         return BLEU(lowercase=lowercase, force=True, tokenize=tokenize)
     except (ImportError, OSError, RuntimeError) as error:  # the tokenizer's package is missing, or its model
         reason = " ".join(str(error).split())
-        raise ConfigurationError(f"Expected the tokenizer {tokenize!r} of sacrebleu to be there but got: {reason}") from error
+        raise ConfigurationError(
+            f"Expected the tokenizer {tokenize!r} of sacrebleu to be available but got: {reason}"
+        ) from error
 
 
 @lru_cache(maxsize=16)

@@ -96,7 +96,7 @@ class GroupMeans(ExactMetric):
         groups = groups.long()  # a number that is compared with integers of 8 bits would become one of them
         if groups.device.type == "cpu" and len(groups) and int(groups.max()) >= self.max_groups:
             raise ConfigurationError(
-                f"Expected at most {self.max_groups} groups, numbered from 0, but got {int(groups.max())}. Number them anew."
+                f"Expected at most {self.max_groups} groups, numbered from 0, but got {int(groups.max())}. Renumber them."
             )
         known = (groups >= 0) & (groups < self.max_groups)
         places = torch.where(known, groups, 0).long()

@@ -18,7 +18,7 @@ def _check_rows(width: int, **rows: Tensor) -> None:
     """Refuse tensors that are not (B, width), all of one B; others would be broadcast."""
     shapes = {name: tuple(values.shape) for name, values in rows.items()}
     if len({*shapes.values()}) > 1 or any(len(shape) != 2 or shape[1] != width for shape in shapes.values()):
-        raise ConfigurationError(f"Expected {' and '.join(rows)} of one shape (B, {width}) but got {shapes}.")
+        raise ConfigurationError(f"Expected {' and '.join(rows)} of the same shape (B, {width}) but got {shapes}.")
 
 
 @ranges(features=INPUTS)

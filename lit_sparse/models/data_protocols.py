@@ -67,8 +67,8 @@ def check_keys(batch: Any, names: Sequence[str], remedy: str) -> None:
     missing = [name for name in names if name not in batch]
     if missing:
         raise ConfigurationError(
-            f"Expected batches with {' and '.join(missing)} but got {', '.join(batch)}, from the data of another kind of model."
-            f" {remedy}"
+            f"Expected batches with {' and '.join(missing)} but got {', '.join(batch)}, from data for a different kind of"
+            f" model. {remedy}"
         )
 
 
@@ -172,7 +172,7 @@ def check_labels(label: Tensor, classes: int) -> None:
         ConfigurationError: for a wrong shape or dtype, or a label that is too large.
     """
     if label.dim() != 1 or label.is_floating_point():
-        raise ConfigurationError(f"Expected whole numbers as labels (B,) but got {label.dtype} {tuple(label.shape)}.")
+        raise ConfigurationError(f"Expected integer labels (B,) but got {label.dtype} {tuple(label.shape)}.")
     if label.device.type == "cpu" and len(label) and int(label.max()) >= classes:
         raise ConfigurationError(
             f"Expected labels below classes={classes} but got {int(label.max())}. Set `classes` to their number."
@@ -202,7 +202,7 @@ def check_intensities(pixels: Tensor) -> None:
     if bool(((pixels < 0) | (pixels > 1)).any()):  # NaN makes losses NaN, and these name the example
         least, most = (float(end) for end in pixels.aminmax())
         raise ConfigurationError(
-            f"Expected intensities in [0, 1] but got {least:g} .. {most:g}. Leave out the data's `normalize`, or divide them."
+            f"Expected intensities in [0, 1] but got {least:g} .. {most:g}. Leave out the data's `normalize`, or rescale them."
         )
 
 

@@ -231,7 +231,8 @@ class EntailmentClassifier(TextModule):
         self._check_built()
         if any(isinstance(pair, str) or len(pair) != 2 for pair in pairs):
             raise ConfigurationError(
-                "Expected argument `pairs` to be a list of pairs of text but got others. Write [(premise, hypothesis), ...]."
+                "Expected argument `pairs` to be a list of pairs of texts but got something else. Write [(premise,"
+                " hypothesis), ...]."
             )
         for i, name in enumerate(("premises", "hypotheses")):
             check_lines(name, [pair[i] for pair in pairs])

@@ -88,7 +88,7 @@ class ObjectiveModule(KeepsArguments, pl.LightningModule, ABC):
                 raise
             raise ConfigurationError(
                 f"Expected the entry {error.args[0]!r} in a batch for {type(self).__name__} but got"
-                f" {', '.join(map(str, batch))}. Use a data module that makes it."
+                f" {', '.join(map(str, batch))}. Use a data module that provides it."
             ) from error
         if not isinstance(output, StepOutput):
             raise ConfigurationError(

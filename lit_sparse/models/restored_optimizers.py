@@ -76,7 +76,7 @@ def check_optimizers(source: str, trainer: pl.Trainer, checkpoint: State) -> Non
         if absent and not state["state"]:
             check_state(source, f"{place}.state", None, DictOf(ANY))
         if absent:  # a weight without gradient has no entry either
-            rank_zero_warn(f"`{place}.state` has no entry {absent[0]} in {source}. The optimizer begins anew with that weight.")
+            rank_zero_warn(f"`{place}.state` has no entry {absent[0]} in {source}. The optimizer starts anew for that weight.")
 
 
 def _check_group(source: str, place: str, group: State, fresh: State, scheduled: bool) -> None:
@@ -90,7 +90,7 @@ def _check_group(source: str, place: str, group: State, fresh: State, scheduled:
     for name in fresh.keys() - {"params"}:
         if name not in (SCHEDULED if scheduled else RATES) and not same(group[name], fresh[name]):
             found, own = shown(group[name]), shown(fresh[name])
-            rank_zero_warn(f"`{place}.{name}` is {found} in {source}. The run continues with {own}, its own.")
+            rank_zero_warn(f"`{place}.{name}` is {found} in {source}. The run continues with its own value, {own}.")
             group[name] = fresh[name]
 
 

@@ -318,7 +318,7 @@ def _check_loops(source: str, trainer: pl.Trainer, checkpoint: State) -> None:
     ended = epochs["current"]["processed"]
     if trainer.max_epochs is not None and -1 != trainer.max_epochs < ended:
         raise ConfigurationError(
-            f"Expected `max_epochs` to be at least {ended}, the epochs that {source} has behind it, but got"
+            f"Expected `max_epochs` to be at least {ended}, the number of epochs completed in {source}, but got"
             f" {trainer.max_epochs}. Increase it, or start a new run from the weights: --model.init_args.initial_weights"
             " CHECKPOINT"
         )

@@ -64,7 +64,7 @@ class RobustClassifier(LitSparseModule):
         self.in_features, self.classes = in_features, classes
         if network is None and in_features != 784:
             raise ConfigurationError(
-                f"Expected argument `network` for images of {in_features} numbers but got the default for 28 x 28 pixels. For"
+                f"Expected argument `network` for images of {in_features} pixels but got the default for 28 x 28 pixels. For"
                 " 8 x 8 use ConvNet(8, 8, channels=[32])."
             )
         self.network = ConvNet(outputs=classes) if network is None else network

@@ -171,12 +171,12 @@ def check_end(scheduler: Any, interval: str, trainer: pl.Trainer) -> None:
     after = f" after {skipped} of warm-up" if skipped else ""
     if isinstance(scheduler, lr_scheduler.OneCycleLR) and moves > end:
         raise ConfigurationError(
-            f"Expected {kind} to last as long as the run but got {moves} moves, one per {interval}{after}. Set"
+            f"Expected {kind} to last as long as the run but it is stepped {moves} times, once per {interval}{after}. Set"
             f" total_steps to {moves}."
         )
     if moves < end:
         hint = "" if interval == "step" else " To move it after each step, wrap it: class_path: StepwiseLR."
         rank_zero_warn(
-            f"{kind} does not reach its end: in this run it moves {max(0, moves)} times, once per {interval}{after}. Set {name}"
-            f" to {max(1, moves)}, or train longer.{hint}"
+            f"{kind} does not reach its end: in this run it is stepped {max(0, moves)} times, once per {interval}{after}. Set"
+            f" {name} to {max(1, moves)}, or train longer.{hint}"
         )

@@ -153,7 +153,8 @@ class SparseAutoencoder(LitSparseModule):
             return
         if not has_rows(data):
             raise ConfigurationError(
-                "Expected a data module of lit_sparse to begin with but got none. Use one, or call `model.start_from(rows)`."
+                "Expected a data module of lit_sparse for the initial weights but got none. Use one, or call"
+                " `model.start_from(rows)`."
             )
         order = torch.randperm(data.size("train"))[:SAMPLE].sort().values
         self.start_from(self._features(data.fetch("train", 0, order)))

@@ -27,7 +27,7 @@ def mean_metrics(*names: str) -> dict[str, Metric]:
         ConfigurationError: for a name that is not a text, or stands there twice.
     """
     if len({*names}) < len(names) or not all(isinstance(name, str) for name in names):
-        raise ConfigurationError(f"Expected different names of metrics but got {names}.")
+        raise ConfigurationError(f"Expected metrics with different names but got {names}.")
     return {name: MeanOverExamples() for name in names}
 
 

@@ -67,7 +67,7 @@ class TextModule(LitSparseModule):
         if set(vocabularies) != self.vocabulary_names:
             raise ConfigurationError(
                 f"Expected the vocabularies {' and '.join(sorted(self.vocabulary_names))} for {type(self).__name__} but got"
-                f" {', '.join(sorted(vocabularies)) or 'none'}, from the data of another kind of model. Use other data."
+                f" {', '.join(sorted(vocabularies)) or 'none'}, from data for a different kind of model. Use other data."
             )
         if self.vocabularies:
             if dict(vocabularies) != self.vocabularies:
@@ -211,7 +211,7 @@ def check_lines(name: str, lines: Sequence[str]) -> None:
     for number, line in enumerate(lines):
         if not isinstance(line, str) or any("\ud800" <= character <= "\udfff" for character in line):
             raise ConfigurationError(
-                f"Expected argument `{name}` to be a list of texts but got {line!r} as number {number}. Convert it."
+                f"Expected argument `{name}` to be a list of texts but got {line!r} at position {number}. Convert it."
             )
 
 

@@ -335,7 +335,9 @@ class EntropicTransport(LitSparseModule):
                 f" {tuple(y.shape)}. Change `dim`."
             )
         if not x.is_floating_point() or y.dtype != x.dtype:
-            raise ConfigurationError(f"Expected floating points of one dtype but got {x.dtype} and {y.dtype}. Convert them.")
+            raise ConfigurationError(
+                f"Expected floating points of the same dtype but got {x.dtype} and {y.dtype}. Convert them."
+            )
         return x, y
 
     def _breakdown(self, batch: Batch, count: int) -> ConfigurationError | DataError:

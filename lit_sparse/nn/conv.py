@@ -67,7 +67,7 @@ class ConvNet(nn.Module):
         """
         if pixels.shape[1:].numel() != self.colors * self.height * self.width:
             raise ConfigurationError(
-                f"Expected images of {self.colors} x {self.height} x {self.width} numbers for this ConvNet but got"
+                f"Expected images of {self.colors} x {self.height} x {self.width} values for this ConvNet but got"
                 f" {tuple(pixels.shape[1:])}. Set `colors`, `height` and `width`."
             )
         scores: Tensor = self.head(self.features(pixels.reshape(pixels.shape[0], self.colors, self.height, self.width)))

@@ -72,8 +72,8 @@ class SampleBases(InitialBases):
         chosen = (norms.squeeze(1) > 0).nonzero().squeeze(1)[:width]
         if len(chosen) < width:
             raise DataError(
-                f"Expected at least {width} training examples that are not all zero, one for each basis, but among the"
-                f" {len(examples)} that were drawn there are {len(chosen)}. Lower the width, or start from NoiseBases."
+                f"Expected at least {width} training examples that are not all zero, one for each basis, but only"
+                f" {len(chosen)} of the {len(examples)} drawn ones are. Lower the width, or start from NoiseBases."
             )
         bases: Tensor = self.norm * examples[chosen] / norms[chosen]
         return bases

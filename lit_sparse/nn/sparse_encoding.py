@@ -50,7 +50,9 @@ def _check(name: str, rows: Tensor, weight: Tensor, side: int) -> None:
     """
     one = rows.dtype == weight.dtype or (rows.is_floating_point() and torch.is_autocast_enabled(rows.device.type))
     if not one or not weight.is_floating_point():
-        raise ConfigurationError(f"Expected {name} and a weight of one floating dtype but got {rows.dtype} and {weight.dtype}.")
+        raise ConfigurationError(
+            f"Expected {name} and a weight of the same floating dtype but got {rows.dtype} and {weight.dtype}."
+        )
     if rows.dim() != 2 or weight.dim() != 2 or rows.shape[1] != weight.shape[side]:
         raise ConfigurationError(f"Expected {name} and a weight (n, D) but got {tuple(rows.shape)} and {tuple(weight.shape)}.")
 

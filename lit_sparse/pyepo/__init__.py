@@ -87,7 +87,7 @@ def structure_of(optmodel: Any, *, processes: int = 0, cache: int = 1000) -> Fro
     if missing or isinstance(optmodel, type):
         raise ConfigurationError(f"Expected an optModel of PyEPO or a structure but got {full_name(optmodel)}.")
     if getattr(optmodel, "c_pred_index", None) is not None:
-        raise ConfigurationError("Expected a model all of whose costs are predicted but some are fixed.")
+        raise ConfigurationError("Expected a model in which all costs are predicted but some are fixed.")
     if any(cls.__module__.partition(".")[0] == "pyepo" for cls in type(optmodel).__mro__):
         _tell_untested()
     size = check_count("num_cost", optmodel.num_cost)
@@ -116,7 +116,7 @@ class _DecisionLoss(nn.Module, ABC):
         own = isinstance(problem, Structure)
         self.structure: Structure = problem if own else structure_of(problem)
         if not own and minimize not in (None, _minimizes(problem)):
-            raise ConfigurationError(f"Expected minimize={_minimizes(problem)}, as the model has it, but got {minimize!r}.")
+            raise ConfigurationError(f"Expected minimize={_minimizes(problem)}, as in the model, but got {minimize!r}.")
         default = own or _minimizes(problem)
         self.minimize = default if minimize is None else check_flag("minimize", minimize)
         self.reduction = reduction
@@ -137,9 +137,9 @@ class _DecisionLoss(nn.Module, ABC):
             raise ConfigurationError(f"Expected solutions of shape {tuple(like.shape)}, as the costs have, but got {shape}.")
         bits = (given > 0.5).to(like)
         if not bool(((given - bits).abs() <= INTEGRAL).all()):
-            raise ConfigurationError("Expected solutions of zeros and ones but got other numbers.")
+            raise ConfigurationError("Expected solutions of zeros and ones but got other values.")
         if not bool(self.structure.validate(bits).all()):
-            raise ConfigurationError(f"Expected structures of {self.structure!r} as solutions, but some are none.")
+            raise ConfigurationError(f"Expected structures of {self.structure!r} as solutions, but some are not.")
         return bits
 
     def best(self, scores: Tensor) -> Tensor:

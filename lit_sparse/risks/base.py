@@ -190,7 +190,7 @@ class Risk(nn.Module, ABC):
             if bool(wrong.any()):
                 row = int(wrong.nonzero()[0])
                 raise ConfigurationError(
-                    f"Expected weights that are finite and not negative but got {float(weights[row])} for example {row}."
+                    f"Expected finite, nonnegative weights but got {float(weights[row])} for example {row}."
                 )
             if self._needs_weight and not bool((weights > 0).any()):
                 raise ConfigurationError("Expected at least one weight above 0 in a batch but all are 0.")

@@ -65,9 +65,7 @@ class GroupDRO(Risk):
         super().__init__()
         self.num_groups, self.step_size, self.adjustment = num_groups, step_size, adjustment
         if adjustment and group_sizes is None:
-            raise ConfigurationError(
-                "Expected argument `group_sizes` with an `adjustment` but got none. Give a size per group."
-            )
+            raise ConfigurationError("Expected `group_sizes` together with `adjustment` but got none. Give a size per group.")
         if group_sizes is not None and len(group_sizes) != num_groups:
             raise ConfigurationError(
                 f"Expected argument `group_sizes` with {num_groups} sizes but got {len(group_sizes)}. Give one per group."

@@ -127,15 +127,13 @@ def _measure(weights: Tensor, values: Tensor, rho: float, dim: int) -> Tensor:
     if can_read_values() and not weights.is_meta:
         wrong = ~((weights >= 0) & (weights < torch.inf))
         if bool(wrong.any()):
-            raise ConfigurationError(
-                f"Expected weights that are finite and not negative but got {float(weights.detach()[wrong][0])}."
-            )
+            raise ConfigurationError(f"Expected finite, nonnegative weights but got {float(weights.detach()[wrong][0])}.")
         mass = found.detach().double().sum(dim)
         short = mass < rho * (1 - mass_tolerance(torch.promote_types(weights.dtype, torch.float32)))
         if bool(short.any()):
             raise ConfigurationError(
                 f"Expected weights whose mass is at least rho={rho} but got {float(mass[short].min())}: no density below"
-                " 1 / rho has mass one. Take a smaller rho or larger weights."
+                " 1 / rho has mass one. Use a smaller rho or larger weights."
             )
     return found
 
@@ -152,7 +150,7 @@ def _of_rows(x: Tensor, w: Tensor | None, rho: float) -> Tensor:
 class _Rows:
     """Rows (..., d) relative to a threshold that is exact up to rounding, in torch operations.
 
-    One step of Newton's method makes the threshold depend on the rows; its derivative is that of the exact solution. The result
+    One step of Newton's method makes the threshold depend on the rows; its derivative equals the exact solution's. The result
     is a minimum over the threshold, so the threshold's first derivative gives the first three derivatives of the result.
     """
 

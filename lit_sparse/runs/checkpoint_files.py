@@ -138,7 +138,7 @@ def check_kinds(model: torch.nn.Module, checkpoint: dict[str, Any]) -> None:
         found = stored.get(name)
         if isinstance(found, Tensor) and not is_of_kind(found, value):
             raise CheckpointError(
-                f"Expected numbers as of type {value.dtype} in `state_dict.{name}` but got {found.dtype}. {SUGGESTION}"
+                f"Expected values of type {value.dtype} in `state_dict.{name}` but got {found.dtype}. {SUGGESTION}"
             )
 
 

@@ -107,7 +107,7 @@ def claim_folder(parent: Path, command: str = "", *, first_process: bool) -> Pat
             continue
         except OSError as error:
             raise ConfigurationError(
-                f"Expected to make the run folder {str(folder)!r} but got: {error}. Choose another --output_dir."
+                f"Expected to create the run folder {str(folder)!r} but got: {error}. Choose another --output_dir."
             ) from error
         os.environ[FOLDER_VARIABLE] = str(folder)
         return folder

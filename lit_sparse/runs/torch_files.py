@@ -102,7 +102,7 @@ def _check_tensors(source: str, found: Any, *, stored: bool) -> None:
     held = list(leaves(source, found, ""))
     known: dict[int, int] = {}
     if _written_out(found, known) > max(MOST_SHARED, 2 * (len(held) + len(known))):
-        raise CheckpointError(f"Expected {source} to hold few values at several places but got many. {SUGGESTION}")
+        raise CheckpointError(f"Expected {source} to share few values between places but many are shared. {SUGGESTION}")
     for place, value in held:
         if stored and isinstance(value, Tensor):
             plain = value.layout in (torch.strided, torch.sparse_coo) and not value.is_nested and not value.is_meta

@@ -55,7 +55,7 @@ class Assignment(OnePerRow):
                 check_count(name, getattr(self, name))
         if self.rows is not None and self.columns is not None and self.rows > self.columns:
             raise ConfigurationError(
-                f"Expected at least as many columns as rows, because each row needs a column of its own, but got {self!r}."
+                f"Expected at least as many columns as rows, because each row needs its own column, but got {self!r}."
                 " Transpose the scores."
             )
 
@@ -84,7 +84,7 @@ class Assignment(OnePerRow):
         if rows * columns != d or (rows > columns and d):
             raise ConfigurationError(
                 f"Expected scores of length rows * columns, rows <= columns, for {self!r} but got {d}."
-                " Give both numbers if the grid of scores is not square."
+                " Give rows and columns if the grid of scores is not square."
             )
         return rows, columns
 

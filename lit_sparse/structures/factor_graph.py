@@ -91,8 +91,8 @@ def _as_groups(variables: Any) -> Any:
         found = groups = tuple(_as_tuple(group, "variables") for group in variables)
     if not found[0] or len({len(group) for group in found}) > 1 or min(map(min, found)) < 0:
         raise ConfigurationError(
-            "Expected argument `variables` of a factor to be numbers of variables from 0, lists of as many numbers each,"
-            f" 'neighbours' or None but got {variables!r}."
+            "Expected argument `variables` of a factor to be a list of variables, numbered from 0, or several such lists of"
+            f" equal length, 'neighbours' or None but got {variables!r}."
         )
     return groups
 
@@ -127,7 +127,7 @@ class FactorGraph:
         given: Any = self.factors
         if not isinstance(given, list | tuple) or not given or not all(isinstance(factor, Factor) for factor in given):
             raise ConfigurationError(
-                f"Expected argument `factors` to be a list with a Factor or more but got {given!r}. Write"
+                f"Expected argument `factors` to be a list of at least one Factor but got {given!r}. Write"
                 " Factor(Pair()) for a structure over all variables, and Factor(Pair(), [0, 1]) for one over some."
             )
         object.__setattr__(self, "factors", tuple(given))

@@ -144,7 +144,7 @@ class FromSolver(Structure):
         if lost[worst] > WORSE * np.abs(rows[worst]).sum():
             raise ConfigurationError(
                 f"Expected `solve` to return the solution with the largest total score but its solution for row {worst} has"
-                f" {lost[worst]:.3g} less than another one that it has returned. If it minimizes, give it minus the scores."
+                f" {lost[worst]:.3g} less than another one that it has returned. If it minimizes, give it the negated scores."
             )
 
     def _solved(self, rows: np.ndarray) -> np.ndarray:
@@ -190,9 +190,9 @@ def _checked(found: Any, shape: tuple[int, ...]) -> np.ndarray:
     try:
         values = np.asarray(values, np.float64)
     except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"Expected `solve` to return numbers of shape {shape} but got {full_name(found)}.") from error
+        raise ConfigurationError(f"Expected `solve` to return values of shape {shape} but got {full_name(found)}.") from error
     if values.shape != shape:
-        raise ConfigurationError(f"Expected `solve` to return numbers of shape {shape} but got shape {values.shape}.")
+        raise ConfigurationError(f"Expected `solve` to return values of shape {shape} but got shape {values.shape}.")
     bits = values > 0.5
     if len(wrong := values[~(np.abs(values - bits) <= INTEGRAL)]):
         raise ConfigurationError(f"Expected `solve` to return zeros and ones but got {wrong[0]:.6g}.")

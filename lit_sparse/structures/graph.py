@@ -184,7 +184,7 @@ class ShortestPath(_Graph):
         if (found == CYCLE).any():
             raise ConfigurationError(
                 f"Expected scores without a cycle of positive total but row {int((found == CYCLE).argmax())} of the batch has"
-                " one, and going round it is always better. Give minus the costs, which must not be negative in a graph"
+                " one, and going round it is always better. Give the negated costs, which must not be negative in a graph"
                 " with cycles."
             )
         return chosen, found

@@ -21,7 +21,7 @@ __all__ = ["Knapsack"]
 
 #: Largest number of items times capacities, for each of which a thread keeps a byte.
 MOST_CELLS = 100_000_000
-#: Largest weight and capacity: the sum of a million of them is an integer of 64 bits.
+#: Largest weight and capacity: the sum of a million of them is a 64-bit integer.
 MOST_WEIGHT = 2**40
 
 

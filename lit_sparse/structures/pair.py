@@ -40,8 +40,8 @@ class Pair(Structure):
     def check_potentials(self, potentials: Tensor) -> Tensor:
         if potentials.dim() < 1 or potentials.shape[-1] != 1:
             raise ConfigurationError(
-                "Expected potentials of shape (1,), the score for both bits, or with the rows' dimensions before that, but got"
-                f" {tuple(potentials.shape)}."
+                "Expected potentials of shape (1,), the score for both bits, optionally preceded by the dimensions of the"
+                f" rows, but got {tuple(potentials.shape)}."
             )
         return potentials
 

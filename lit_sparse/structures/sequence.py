@@ -108,7 +108,7 @@ class Sequence(OnePerRow):
             )
         if potentials.is_cpu and bool((potentials.detach() == -torch.inf).any()):  # on a GPU this would synchronize
             raise ConfigurationError(
-                "Expected finite potentials but got -inf. Forbid a pair of tags by a large negative number, as -1e4."
+                "Expected finite potentials but got -inf. Forbid a pair of tags by a large negative number, such as -1e4."
             )
         return potentials
 

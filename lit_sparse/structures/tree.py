@@ -105,7 +105,7 @@ class Tree(OnePerRow):
         Raises:
             ConfigurationError: if the forbidden entries leave no tree.
         """
-        advice = "To leave out a node, forbid all its scores (in attention, those of padded queries)."
+        advice = "To leave out a node, forbid all its scores (in attention, the scores of padded queries)."
         search = partial(best_trees, single_root=self.single_root)
         return self.searched(scores, potentials, search, "a tree over all nodes", advice)
 

@@ -63,8 +63,8 @@ def parser() -> argparse.ArgumentParser:
     )
     found.add_argument("study", nargs="?", help="path of a study file, or the name of a study; without it all names are listed")
     found.add_argument("--cells", nargs="+", help="cells to run; all by default")
-    found.add_argument("--seeds", nargs="+", type=int, help="seeds in place of those of the study")
-    found.add_argument("--schedule", help="how long to train; the study's first schedule by default")
+    found.add_argument("--seeds", nargs="+", type=int, help="seeds to use instead of the study's own")
+    found.add_argument("--schedule", help="schedule of the study, which sets how long to train; the first by default")
     found.add_argument("--jobs", type=int, default=1, help="number of cells at a time; they share the cores")
     found.add_argument("--submit", metavar="CLUSTER[,KEY=VALUE]", help="submit the runs, such as slurm,timeout_min=600")
     found.add_argument("--input", action="append", default=[], metavar="NAME=PATH", help="a file or folder of data")
@@ -100,7 +100,7 @@ def write(runner: Runner) -> list[Path]:
         return []
     empty = [f"{name} ({column.value})" for name, column in study.columns.items() if not numbers(rows, column)]
     if empty:
-        print(f"Columns are left out, because no row has their value: {', '.join(empty)}.", file=sys.stderr)
+        print(f"Columns are left out, because no row has a value for them: {', '.join(empty)}.", file=sys.stderr)
     path = runner.results / f"{runner.name}.md"
     ranks = [] if study.ranks is None else ranks_page(study, rows)
     with result_file(path, "w") as file:

@@ -52,9 +52,9 @@ def parser() -> argparse.ArgumentParser:
         description="Print and write the numbers and curves of some runs next to each other.",
         allow_abbrev=False,
     )
-    found.add_argument("runs", nargs="+", metavar="[NAME=]RUN", help="folders of runs, a sweep or a study")
-    found.add_argument("--metric", help="metric of the curves, such as nelbo; by default the usual one of the models")
-    found.add_argument("--output", type=Path, default=Path("comparison"), help="files without their endings")
+    found.add_argument("runs", nargs="+", metavar="[NAME=]RUN", help="run folders, or the folder of a sweep or study")
+    found.add_argument("--metric", help="metric of the curves, such as nelbo; by default the models' usual one")
+    found.add_argument("--output", type=Path, default=Path("comparison"), help="path of the files to write, without an ending")
     return found
 
 
@@ -207,13 +207,13 @@ def is_folder(path: str | Path) -> bool:
 
 
 def _logged(run: Source) -> list[dict[str, float]]:
-    """Return what a run logged, that of its newest test last."""
+    """Return what a run logged, with its newest test last."""
     inner = run.folder / "fit"  # where a program writes
     folder, read = (inner, logged_by_program) if inner.is_dir() else (run.folder, logged)
     lines = read(folder, within=run.root)
     if not lines:
         raise ConfigurationError(
-            f"{str(run.folder)!r} is not a run folder: it has no metrics.csv, nor has it the runs of a sweep or study. A run"
+            f"{str(run.folder)!r} is not a run folder: it has neither metrics.csv nor the runs of a sweep or study. A run"
             " prints its folder last."
         )
     epoch = lines[-1].get("epoch", 0.0)

@@ -98,11 +98,14 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     found.add_argument(
-        "source", nargs="+", metavar="[NAME=]RUN or STUDY", help="folders of runs, a sweep or a study; or a study file"
+        "source",
+        nargs="+",
+        metavar="[NAME=]RUN or STUDY",
+        help="run folders, or the folder of a sweep or study, or a study file",
     )
-    found.add_argument("-o", "--output", type=Path, default=Path("report.html"), help="path of the page")
+    found.add_argument("-o", "--output", type=Path, default=Path("report.html"), help="path of the page to write")
     found.add_argument("--title", help="heading of the page")
-    found.add_argument("--metric", help="metric of the curves of runs; by default the usual one of the models")
+    found.add_argument("--metric", help="metric of the curves of runs; by default the models' usual one")
     found.add_argument("--schedule", help="schedule of the study; the first by default")
     found.add_argument("--results", type=Path, default=Path("results"), help="folder with the rows of the study")
     found.add_argument("--storage", help="URL of the Optuna storage of the sweep; the file in its folder by default")

@@ -1,4 +1,4 @@
-"""Shared testers of the interchangeable parts: for this package's own and for those of its users.
+"""Shared testers of the interchangeable parts: for this package's own and for its users' parts.
 
 Example:
     >>> from lit_sparse.mappings import Sparsemax

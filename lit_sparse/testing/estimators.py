@@ -151,7 +151,7 @@ def _interface(estimator: Estimator) -> None:
 
 @ESTIMATOR_CHECKS.add
 def _value_and_gradient(estimator: Estimator) -> None:
-    """An exact estimator's value and gradients, in scores and decoder, equal those of the dense loop and of differences."""
+    """An exact estimator's value and gradients, in scores and decoder, equal the dense loop's and finite differences."""
     if not type(estimator).exact:
         return
     for ready in _ready(estimator):
@@ -168,11 +168,11 @@ def _value_and_gradient(estimator: Estimator) -> None:
         )
         for ours, theirs, of in zip(got, loop, ("scores", "decoder"), strict=True):
             _same(ours, theirs, f"the sum over all values has the gradient in the {of}")
-        assert _is_its_own_gradient(ready), "the gradient in scores is not that of the loss"
+        assert _is_its_own_gradient(ready), "the gradient in scores is not the gradient of the loss"
 
 
 def _is_its_own_gradient(estimator: Estimator) -> bool:
-    """Whether the gradient of the loss in scores is that of finite differences, where no two scores are equal."""
+    """Whether the gradient of the loss in scores equals finite differences, where no two scores are equal."""
     decoder, generic = Decoder(), _scores().detach()[2:].requires_grad_()
     decoder.inputs = decoder.inputs[2:]
     return torch.autograd.gradcheck(lambda scores: _run(estimator, scores, decoder).loss, generic, raise_exception=False)
@@ -180,7 +180,7 @@ def _is_its_own_gradient(estimator: Estimator) -> bool:
 
 @ESTIMATOR_CHECKS.add
 def _unbiased(estimator: Estimator) -> None:
-    """Over many draws, loss and gradients are on average those of the expected loss under the distribution."""
+    """Over many draws, loss and gradients agree on average with the expected loss under the distribution."""
     if type(estimator).exact or not type(estimator).unbiased:
         return
     generator = torch.Generator().manual_seed(2)
@@ -204,7 +204,7 @@ def _unbiased(estimator: Estimator) -> None:
         _is_mean(per_row, expected[0][0], "the gradient in the scores")
         (of_decoder,) = torch.autograd.grad(out.loss.sum(), weight)
         near = (of_decoder / DRAWS - expected[1]).abs().max() / expected[1].abs().max()
-        assert float(near) < 0.1, "the gradient in the decoder is that of the expected loss"
+        assert float(near) < 0.1, "the gradient in the decoder is the gradient of the expected loss"
 
 
 def _is_mean(draws: Tensor, expected: Tensor, what: str) -> None:
@@ -286,7 +286,7 @@ def _differ(one: object, other: object) -> bool:
 
 @ESTIMATOR_CHECKS.add
 def _entropy(estimator: Estimator) -> None:
-    """The entropy that is reported is that of the distribution, with its gradient."""
+    """The entropy that is reported equals the distribution's, with its gradient."""
     for ready in _ready(estimator):
         scores = _scores()
         probs = _table(ready, scores) if type(estimator).exact else _probabilities(ready, scores)
@@ -312,7 +312,7 @@ def _cost(estimator: Estimator) -> None:
         decoder = Decoder()
         out = _run(ready, _scores(), decoder)
         assert out.support_size is not None, "support sizes are reported"
-        assert torch.equal(out.support_size, support), "support sizes are those of the distribution"
+        assert torch.equal(out.support_size, support), "support sizes fit the distribution"
         calls = support if ready.ragged else torch.full_like(support, VALUES)
         assert torch.equal(out.decoder_calls, calls), "each value of the support costs one decoder call"
         assert decoder.rows == int(calls.sum()), "nothing else is decoded"

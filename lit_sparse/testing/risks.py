@@ -116,7 +116,7 @@ def _weights(risk: Risk) -> None:
 
 @RISK_CHECKS.add
 def _derivatives(risk: Risk) -> None:
-    """The gradients with respect to losses and dual variables are those of the value."""
+    """The gradients with respect to losses and dual variables are the value's gradients."""
     settled = _settled(risk)
     losses = _losses().requires_grad_()
     duals = settled.dual_parameters()

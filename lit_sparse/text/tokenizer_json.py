@@ -93,10 +93,10 @@ def tokenizer_of(described: Any) -> Tokenizer:
         DataError: if it has a component that is not allowed, or cannot be built.
     """
     if not isinstance(described, dict) or not isinstance(described.get("model"), dict):
-        raise DataError("This is no vocabulary: it has no 'model'.")
+        raise DataError("This is not a vocabulary: it has no 'model'.")
     added = described.get("added_tokens") or []
     if not isinstance(added, list) or not all(isinstance(one, dict) and one.get("content") for one in added):
-        raise DataError("Expected the added tokens of a tokenizer to have a content each. Correct the file.")
+        raise DataError("Expected each added token of a tokenizer to have a content. Correct the file.")
     for step, (key, allowed) in STEPS.items():
         _check_step(step, key, allowed, described.get(step))
     kept = {"version": "1.0", "added_tokens": added, "model": _model(described["model"])}
@@ -126,7 +126,7 @@ def _check_step(step: str, key: str, allowed: list[str], described: Any) -> None
         for name, value in component.items():
             if name != "type" and not _is_bounded(component, name, value):
                 raise DataError(
-                    f"Expected a short, common `{name}` in {where} but got {reprlib.repr(value)}. Use another tokenizer."
+                    f"Expected a short, supported `{name}` in {where} but got {reprlib.repr(value)}. Use another tokenizer."
                 )
 
 
@@ -185,7 +185,9 @@ def _model(described: dict[str, Any]) -> dict[str, Any]:
         number = isinstance(value, int | float) and 0 <= value <= most
         text = isinstance(value, str) and (len(value) <= LONGEST or name == "unk_token")
         if name not in ("vocab", "merges") and not (number or text or value is None or isinstance(value, bool)):
-            raise DataError(f"Expected a common `{name}` in the model {kind} but got {reprlib.repr(value)}. Correct the file.")
+            raise DataError(
+                f"Expected a supported `{name}` in the model {kind} but got {reprlib.repr(value)}. Correct the file."
+            )
     tokens = described.get("vocab") if kind == "Unigram" else None
     pairs = [pair for pair in tokens if isinstance(pair, list)] if isinstance(tokens, list) else []  # others cannot be built
     if any(isinstance(text, str) and len(text) > LONGEST_TOKEN for text, *_ in filter(None, pairs)):

@@ -151,10 +151,10 @@ class Vocabulary:
         _check_many("tokens", tokens)
         known = list(tokens)
         if others := [token for token in known if not isinstance(token, str)]:
-            raise ConfigurationError(f"Expected tokens that are texts but got {others[0]!r}.")
+            raise ConfigurationError(f"Expected tokens to be strings but got {others[0]!r}.")
         twice = [token for token, count in Counter(known).items() if count > 1]
         if twice:
-            raise DataError(f"Expected every token once but {twice[0]!r} stands there {Counter(known)[twice[0]]} times.")
+            raise DataError(f"Expected every token once but {twice[0]!r} occurs {Counter(known)[twice[0]]} times.")
         for special, names in SYNONYMS.items():
             if special in known:
                 continue
@@ -294,7 +294,7 @@ class Vocabulary:
             if isinstance(error, DataError):
                 raise
             what = f"it has no {error}" if isinstance(error, KeyError) else error
-            raise DataError(f"This is no vocabulary: {what}") from error
+            raise DataError(f"This is not a vocabulary: {what}") from error
         if kind not in KINDS:
             raise DataError(f"Expected the kind of a vocabulary to be one of {', '.join(KINDS)} but got {kind!r}.")
         if not isinstance(language, str) or not re.fullmatch(r"[A-Za-z]{1,8}([-_][A-Za-z0-9]{1,8})*", language):  # names a file

@@ -244,8 +244,8 @@ def sinkhorn_potentials(
     else:
         warnings.warn(
             f"sinkhorn_potentials has not converged: after max_iter={max_iter} iterations the dual value still grows by more"
-            f" than tolerance={tolerance:g} in each, or the plan's source weights are wrong by {float(missed):.0%} in all."
-            f" Raise max_iter, or take a larger eps={eps:g} or tolerance.",
+            f" than tolerance={tolerance:g} in each, or the plan's source weights are off by {float(missed):.0%} in all."
+            f" Raise max_iter, or use a larger eps={eps:g} or tolerance.",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -331,7 +331,7 @@ def grid_measure(log_prob: Callable[[Tensor], Tensor], low: float, high: float, 
     weights = found.double().softmax(0) if isinstance(found, Tensor) and found.shape == (size,) else None
     if weights is None or not bool(weights.isfinite().all()):
         raise ConfigurationError(
-            f"Expected `log_prob` to return {size} log densities, not NaN and not all -inf, but got others."
+            f"Expected `log_prob` to return {size} log densities, of which none is NaN and not all are -inf, but got others."
         )
     return points, weights
 
@@ -367,7 +367,7 @@ def _weights(name: str, weights: Tensor | None, points: Tensor) -> Tensor:
     if not real or not bool((weights >= 0).all()) or not abs(float(weights.double().sum()) - 1.0) < SUM:
         got = f"{tuple(weights.shape)} of sum {weights.sum():g}" if isinstance(weights, Tensor) else full_name(weights)
         raise ConfigurationError(
-            f"Expected `{name}_weights` to be {len(points)} numbers >= 0 of sum 1 but got {got}. Divide them by their sum."
+            f"Expected `{name}_weights` to be {len(points)} numbers >= 0 that sum to 1 but got {got}. Divide them by their sum."
         )
     return weights.double()
 

@@ -56,7 +56,7 @@ class Potentials(nn.Module, ABC):
         except AttributeError as error:
             if self.__dict__.get("dim", 0) is not None or name.startswith("__"):
                 raise
-            raise _NotBuiltError(f"Expected {full_name(self)} that are built but got no {name!r}. Call build(dim).") from error
+            raise _NotBuiltError(f"Expected {full_name(self)} to be built but it has no {name!r}. Call build(dim).") from error
 
     @abstractmethod
     def create(self, dim: int) -> None:

@@ -212,7 +212,7 @@ def test_what_a_command_changes_is_told_in_one_line_each(trained: Path, capsys: 
 def test_fewer_epochs_than_done_are_named(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     last = ["--ckpt_path", str(trained / "checkpoints" / "last.ckpt")]
     message = refused(["fit", *DIGITS, *QUIET, *last, "--trainer.max_epochs=0"], capsys)
-    assert "Expected `max_epochs` to be at least 1, the epochs that" in message
+    assert "Expected `max_epochs` to be at least 1, the number of epochs completed in" in message
 
 
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:

@@ -36,4 +36,4 @@ def test_a_folder_that_others_write(
     (tmp_path / "kernels").chmod(0o777)
     monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
     assert main(["compile", "Softmax"]) == 2
-    assert "Set NUMBA_CACHE_DIR to one of your own" in capsys.readouterr().err
+    assert "Set NUMBA_CACHE_DIR to your own folder" in capsys.readouterr().err

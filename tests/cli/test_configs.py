@@ -26,8 +26,8 @@ BAD = {
     "binary": (bytes(range(128, 256)), "a config in UTF-8 but got byte 0x80"),
     "nul": (b"a: \0", "characters are not allowed"),
     "deeper": (b"trainer: " + b"[" * 30_000 + b"]" * 30_000, "nest"),  # from 6.0.4 on, PyYAML refuses it
-    "a list in itself": (b"model: &a [*a]", "contains itself by an alias"),
-    "a mapping in itself": (b"trainer: &a\n  max_epochs: *a\n", "contains itself by an alias"),
+    "a list in itself": (b"model: &a [*a]", "contains itself through an alias"),
+    "a mapping in itself": (b"trainer: &a\n  max_epochs: *a\n", "contains itself through an alias"),
     "twice": (b"trainer:\n  max_epochs: 3\n  devices: 1\n  max_epochs: 4\n", "'max_epochs' in line 2 and in line 4"),
     "twice in a line": (b"trainer: {devices: 1, devices: 2}\n", "'devices' in line 1 and in line 1"),
     "twice in an alias": (b"a: &a {b: 1}\nc: [*a, *a, {d: 1, d: 2}]\n", "'d' in line 2 and in line 2"),

@@ -35,7 +35,7 @@ def test_runs_go_to_the_root_folder_of_the_trainer(capsys: pytest.CaptureFixture
     assert main([*FIT, "1", root]) == 0
     assert Path("mine/ssvae/digits/0/checkpoints/last.ckpt").is_file()
     assert main(["test", *DIGITS, *SHORT, root, "--ckpt_path=last"]) == 0
-    assert "one folder of all runs" in refusal(capsys, *FIT, "1", root, "--output_dir=other")
+    assert "one folder for all runs" in refusal(capsys, *FIT, "1", root, "--output_dir=other")
     assert "a local folder" in refusal(capsys, *FIT, "1", "--trainer.default_root_dir=s3://bucket/runs")
 
 

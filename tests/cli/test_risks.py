@@ -152,7 +152,7 @@ def test_what_is_learnt_is_not_taken_from_another_run(tmp_path: Path, monkeypatc
 
 @pytest.mark.gate
 def test_rates_that_are_changed_when_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each keeps its own: the model's is not that of the dual variable."""
+    """Each keeps its own: the model's is not the dual variable's."""
     monkeypatch.chdir(tmp_path)
     brief = ("--trainer.limit_train_batches=3", "--trainer.callbacks=[]", "--model.init_args.lr_scheduler=null")
     brief = (*brief, "--trainer.log_every_n_steps=1")

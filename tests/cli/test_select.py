@@ -57,7 +57,7 @@ def test_a_config_of_a_coreset(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert (folder / "objective.png").read_bytes().startswith(b"\x89PNG")
     text = capsys.readouterr().out
     assert f"run folder: {folder.relative_to(tmp_path)}" in text
-    assert "Selecting pays if training on the other 780 examples takes more than" in text
+    assert "Selection pays off if training on the other 780 examples takes more than" in text
     assert "saves more than it costs" in text or "costs more than it saves" in text
     assert not list((folder / "states").glob("*"))
 
@@ -90,7 +90,7 @@ def test_any_data_without_a_model(capsys: pytest.CaptureFixture[str], tmp_path: 
     folder = tmp_path / "runs" / "mine" / "select" / "0"
     assert len(Coreset.load(folder / "coreset.npz")) <= 25
     text = capsys.readouterr().out
-    assert "Selecting pays" in text
+    assert "Selection pays off" in text
     assert "Training" not in text
     assert main(["select", *DIGITS, *options, "--resume=true"]) == 0
 
@@ -158,7 +158,7 @@ def test_a_selection_that_costs_more_than_it_saves_is_reported(
         ),
         (
             [*REGRESSION, "--data.selector=null", "--data.k=null", "--data.vectors=null", "--data.coreset=x.npz"],
-            "selected already",
+            "already selected",
         ),
         ([], "data"),
     ],

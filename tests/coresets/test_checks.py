@@ -7,7 +7,7 @@ import pytest
 from lit_sparse.coresets import CoresetSelector, SparseVI
 from lit_sparse.testing import SELECTOR_CHECKS, concrete_subclasses
 
-#: The first example of a class is in the quick tests, that of SparseVI in the gate. The others are slow.
+#: The first example of a class is in the quick tests, except SparseVI, which is in the gate. The others are slow.
 SELECTORS = [
     pytest.param(
         example,

@@ -71,9 +71,9 @@ def test_what_it_says_of_itself() -> None:
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"weights": np.array([1.0, -1e-9, 1.0])}, "finite and not negative"),
-    ({"weights": np.array([1.0, math.nan, 1.0])}, "finite and not negative"),
-    ({"weights": np.array([1.0, math.inf, 1.0])}, "finite and not negative"),
+    ({"weights": np.array([1.0, -1e-9, 1.0])}, "finite, nonnegative"),
+    ({"weights": np.array([1.0, math.nan, 1.0])}, "finite, nonnegative"),
+    ({"weights": np.array([1.0, math.inf, 1.0])}, "finite, nonnegative"),
     ({"weights": np.ones(2)}, "as many weights"),
     ({"weights": np.ones((3, 1))}, "as many weights"),
     ({"indices": np.array([4, 1, 6])}, "ascending indices"),
@@ -185,7 +185,7 @@ def test_compressed_files_are_read_and_damaged_ones_are_not(tmp_path: Path) -> N
 
 def test_a_small_file_of_many_zeros_is_refused(tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "some.npz", **arrays(trace=np.zeros(2**25 + 1)))
-    with pytest.raises(DataError, match=r"not valid\. Expected arrays that [0-9,]+ bytes can hold but got 268,43"):
+    with pytest.raises(DataError, match=r"not valid\. Expected arrays that fit into [0-9,]+ packed bytes but got 268,43"):
         Coreset.load(tmp_path / "some.npz")
 
 

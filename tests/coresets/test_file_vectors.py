@@ -128,7 +128,7 @@ def test_broken_files_and_arguments_are_refused(tmp_path: Path) -> None:
     FileVectors.save(some(), path)
     whole = path.read_bytes()
     for content, words in (
-        (whole[:-3], "cut off"),
+        (whole[:-3], "truncated"),
         (whole[:60], "cannot be read"),
         (b"", "cannot be read"),
         (b"PK\3\4" * 50, "read"),
@@ -180,7 +180,7 @@ def test_memory_is_that_of_a_block(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_million_vectors_in_half_precision(tmp_path: Path) -> None:
-    """A coreset of a file in bfloat16 is that of the same numbers in memory."""
+    """A coreset of a file in bfloat16 equals the coreset of the same numbers in memory."""
     features, draws = some(1_000_000, 6).float(), some(6, 40).float() + 0.3
     made = BlockVectors(lambda indices: torch.nn.functional.logsigmoid(features[indices] @ draws), 1_000_000)
     stored = FileVectors.save(made, tmp_path / "vectors.npy", dtype=torch.bfloat16)

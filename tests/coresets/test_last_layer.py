@@ -102,7 +102,7 @@ def test_rows_of_the_true_class() -> None:
 
 @pytest.mark.parametrize("damping", [1e-6, 0.01, 3.0])
 def test_whitening(damping: float) -> None:
-    """Whitened inputs h have sum h h^T / N = M (M + damping mean eigenvalue)^-1, near the identity, M being that of inputs."""
+    """Whitened inputs h have sum h h^T / N = M (M + damping mean eigenvalue)^-1, near the identity, with the inputs' M."""
     model, data = trained(), examples(200)
     plain = LastLayerGradients(model=model, damping=None)(data).view(200, 3, 9)
     found = LastLayerGradients(model=model, damping=damping)(data).view(200, 3, 9)
@@ -263,7 +263,7 @@ def test_entries_that_are_missing_and_other_names() -> None:
 def test_no_examples_and_no_fit() -> None:
     with pytest.raises(ConfigurationError, match="`fit` to be called"):
         LastLayerGradients(model=trained()).of_part(examples())
-    with pytest.raises(DataError, match="at least one example to compute gradients of"):
+    with pytest.raises(DataError, match="Expected at least one example but got none"):
         LastLayerGradients(model=trained())(examples().part(0, 0))
 
 

@@ -251,7 +251,7 @@ def test_what_does_not_fit_together() -> None:
             linear_posterior(features, torch.full((80,), value))
     with pytest.raises(DataError, match="two classes"):
         laplace_posterior(likelihood, features, torch.full((80,), 3.0))
-    with pytest.raises(DataError, match=r"positive definite matrix but that of shape \(4, 4\)"):
+    with pytest.raises(DataError, match=r"positive definite matrix but the one of shape \(4, 4\)"):
         laplace_posterior(likelihood, features, target, prior=GaussianPosterior(vector(4, 0), -spd(4, 0)))
     for covariance in (torch.zeros(4, 4), torch.linalg.cholesky(spd(4, 0))):
         with pytest.raises(DataError, match="symmetric, positive definite"):
@@ -346,5 +346,5 @@ def test_a_start_from_which_no_step_leads_on() -> None:
 def test_posteriors_of_different_dimensions_are_not_compared(compare: Callable[..., float]) -> None:
     one, two = GaussianPosterior.isotropic(1), GaussianPosterior.isotropic(2)
     for pair in ((one, two), (two, one)):
-        with pytest.raises(ConfigurationError, match="one dimension"):
+        with pytest.raises(ConfigurationError, match="equal dimension"):
             compare(*pair)

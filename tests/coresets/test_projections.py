@@ -296,7 +296,7 @@ def test_no_examples_and_no_fit(projection: Projection) -> None:
     fresh = type(projection)(LogisticLikelihood()) if isinstance(projection, LogLikelihoodVectors) else ExactGaussianVectors()
     with pytest.raises(ConfigurationError, match="`fit` to be called"):
         fresh.of_part(examples("logistic"))
-    with pytest.raises(DataError, match="at least one example to compute a posterior of"):
+    with pytest.raises(DataError, match="at least one example for the posterior"):
         projection(examples("logistic").part(0, 0))
 
 
@@ -327,14 +327,14 @@ def test_examples_come_in_order_and_in_part() -> None:
     assert [batch["target"].tolist() for batch in part.batches(4)] == [[4, 5]]
     assert data[torch.tensor([7, 0, 7])]["features"].tolist() == [[14, 15], [0, 1], [14, 15]]
     assert list(data.part(5, 5).batches(4)) == []
-    with pytest.raises(DataError, match=r"all of one length, but got \{'a': 2, 'b': 3\}"):
+    with pytest.raises(DataError, match=r"all of the same length, but got \{'a': 2, 'b': 3\}"):
         Examples.of(a=torch.zeros(2), b=torch.zeros(3))
     with pytest.raises(ConfigurationError, match="`size`"):
         Examples(lambda indices: indices, -1)
 
 
 def test_vectors_have_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of one block and of several are equal."""
+    """One block and several give equal vectors."""
     x, y = torch.randn(20, 3, dtype=torch.float64), torch.arange(20.0, dtype=torch.float64) % 5
     projection = LogLikelihoodVectors(PoissonLikelihood(), num_samples=20)
     vectors = projection(Examples.of(features=x, target=y))

@@ -282,7 +282,7 @@ def test_a_batch_of_the_gradient(kind: type[IHT]) -> None:
 
 
 def test_duplicates_share_what_one_would_get() -> None:
-    """The lowest index of equal vectors enters a pursuit; the objective is that of a problem without duplicates."""
+    """The lowest index of equal vectors enters a pursuit; the objective is the same without duplicates."""
     vectors = torch.from_numpy(tiny(0, 20, 8))
     twice = vectors.repeat(2, 1)
     for selector in (NonnegativeOMP(), GIGA(), FrankWolfe()):

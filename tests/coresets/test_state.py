@@ -87,9 +87,9 @@ def killed(selector: CoresetSelector, path: Path, given: torch.Tensor, k: int = 
 @pytest.mark.parametrize(
     ("selector", "k", "scale", "words"),
     [
-        (AcceleratedIHT(max_iter=20), 29, 1.0, "another k"),
-        (AcceleratedIHT(max_iter=21), 30, 1.0, "another max_iter"),
-        (IHT(max_iter=20), 30, 1.0, "another selector"),
+        (AcceleratedIHT(max_iter=20), 29, 1.0, "different k"),
+        (AcceleratedIHT(max_iter=21), 30, 1.0, "different max_iter"),
+        (IHT(max_iter=20), 30, 1.0, "different selector"),
         (AcceleratedIHT(max_iter=20), 30, 1.01, "sum of the vectors"),
     ],
 )
@@ -100,9 +100,9 @@ def test_states_of_other_selections_are_refused(
     killed(AcceleratedIHT(max_iter=20), path, given)
     with pytest.raises(ConfigurationError, match=words):
         selector(scale * given, k, state=SelectionState(path))
-    with pytest.raises(ConfigurationError, match="another shape"):
+    with pytest.raises(ConfigurationError, match="different shape"):
         AcceleratedIHT(max_iter=20)(given[:-1], 30, state=SelectionState(path))
-    with pytest.raises(ConfigurationError, match="another order of the vectors"):
+    with pytest.raises(ConfigurationError, match="different order of the vectors"):
         AcceleratedIHT(max_iter=20)(given.flip(0), 30, state=SelectionState(path))
     assert path.is_file(), "a refused state is kept"
 
@@ -171,13 +171,13 @@ def test_a_selection_by_groups_continues_within_a_group(moment: int, tmp_path: P
 
     with pytest.raises(KeyboardInterrupt):
         select(moment, seed=3)
-    with pytest.raises(ConfigurationError, match="another k"):
+    with pytest.raises(ConfigurationError, match="different k"):
         select(1000, seed=3, k=31)
     for classes in (torch.arange(400) % 2, groups.flip(0)):
-        with pytest.raises(ConfigurationError, match="another division into groups"):
+        with pytest.raises(ConfigurationError, match="different division into groups"):
             select(1000, seed=3, classes=classes)
     other = {"path": path, "every": 3}
-    with pytest.raises(ConfigurationError, match="another division into groups"):
+    with pytest.raises(ConfigurationError, match="different division into groups"):
         selector(vectors(), 30, state=SelectionState(**other))
     found = select(1000, seed=99)
     done = 60 - (1000 - Interrupted.left)

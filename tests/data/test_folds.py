@@ -1,4 +1,4 @@
-"""Folds: each example of training and validation is in one of them, and the test data stay as they are."""
+"""Folds: each training or validation example is in one of them, and the test data stay as they are."""
 
 from __future__ import annotations
 

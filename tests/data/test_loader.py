@@ -220,7 +220,7 @@ def test_a_new_trainer_begins_at_the_first_epoch(before: Callable[[DigitsDataMod
 
 @pytest.mark.parametrize("start", [0, 1, 3])
 def test_batches_are_fetched_together(start: int) -> None:
-    """They are those of single calls, also after a restored position."""
+    """They equal those from single calls, also after a restored position."""
     calls: list[int] = []
 
     def fetch(epoch: int, indices: torch.Tensor) -> dict[str, Any]:

@@ -253,7 +253,7 @@ def test_mistakes_are_explained(build: Callable[[Path], object], words: str, tmp
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
-    for name, words in (("x.txt", "a file .npy"), ("x.npy", "cannot be read"), ("x.npz", "cannot be read")):
+    for name, words in (("x.txt", "of type .npy"), ("x.npy", "cannot be read"), ("x.npz", "cannot be read")):
         (tmp_path / name).write_bytes(b"PK\x03\x04nothing")
         with pytest.raises(DataError, match=words):
             games(tmp_path / name)

@@ -132,7 +132,7 @@ def test_few_rows_are_in_memory(folder: Path) -> None:
     assert len(opened) == 1
     assert stream.rows(torch.tensor([3]))["x"] == ["satz 3"]
     assert len(opened) == 2
-    with pytest.raises(DataError, match="Expected 1,000 rows or more in the stream but got 300"):
+    with pytest.raises(DataError, match="Expected 1,000 or more rows in the stream but got 300"):
         stream.rows(torch.tensor([999]))
 
 

@@ -46,10 +46,15 @@ def test_a_colon_in_the_text_of_an_attribute_is_text(site: Path) -> None:
     assert "Results are probabilities: not negative" in page
 
 
+def test_a_mapping_describes_its_call(site: Path) -> None:
+    page = (site / "reference/api/objects/lit_sparse.mappings.Sparsemax.html").read_text(encoding="utf-8")
+    assert 'id="lit_sparse.mappings.Sparsemax.forward"' in page
+
+
 def test_the_sidebar_lists_what_stands_beside_a_page(site: Path) -> None:
     page = (site / "reference/api/objects/lit_sparse.mappings.Sparsemax.html").read_text(encoding="utf-8")
     sidebar = page[page.index('class="sidebar-tree"') : page.index("</aside>")]
-    for listed in ("lit_sparse.mappings.Entmax.html", "../risks.html", "../../../how_to/index.html"):
+    for listed in ("lit_sparse.mappings.Entmax.html", "../structures.html", "../objectives.html", "../../../how_to/index.html"):
         assert listed in sidebar
     assert "lit_sparse.risks.CVaR.html" not in sidebar
 

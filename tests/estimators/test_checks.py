@@ -128,7 +128,7 @@ class _KnowsItself(LeaveOneOut):
 
 
 class _Doubles(GumbelSoftmax):
-    """Its loss is not that of a draw."""
+    """Its loss is not the loss of a draw."""
 
     unbiased = True
 

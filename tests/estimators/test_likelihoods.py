@@ -155,7 +155,7 @@ def _posterior(seed: int) -> Tensor:
 
 
 class Shaped(Table):
-    """A model whose posterior is nearly that of independent bits."""
+    """A model whose posterior has nearly independent bits."""
 
     def __init__(self, logits: Tensor, spread: float) -> None:
         super().__init__(spread)

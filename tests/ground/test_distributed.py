@@ -66,7 +66,7 @@ def test_scores_equal_those_of_one_process(
 
 @pytest.mark.slow
 def test_counts_of_three_processes_are_exact_if_one_is_empty(lit_sparse: Command, tmp_path: Path) -> None:
-    """Sums, means and percentiles are those of a list of all decisions; the third process has no example of the validation."""
+    """Sums, means and percentiles cover all decisions; the third process has no example of the validation."""
     fit = ("fit", "--model=counted.Counted", "--data=counted.CountedData", "--name=counted", *THREE)
     done = lit_sparse(*fit, "--trainer.max_epochs=1", "--trainer.enable_progress_bar=false", "--trainer.log_every_n_steps=1")
     assert done.returncode == 0, done.stderr
@@ -125,7 +125,7 @@ def test_training_on_two_processes(lit_sparse: Command, tmp_path: Path) -> None:
 def test_predictions_of_two_processes_are_one_file(
     lit_sparse: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file is that of one process, in the order of the inputs."""
+    """The file equals one process's, in the order of the inputs."""
     monkeypatch.chdir(tmp_path)
     short = ("--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.log_every_n_steps=1")
     assert main(["fit", *DIGITS, *ODD, *QUIET, *short]) == 0

@@ -31,7 +31,7 @@ BAD: dict[str, tuple[Callable[..., Any], bytes, str]] = {
     "yaml, no bool": (read_yaml, b"a: !!bool x", "YAML in"),
     "yaml, deep": (read_yaml, b"a: " + b"[" * 5000, "YAML in|50 levels"),
     "yaml, levels": (read_yaml, b"a: " + b"[" * 60 + b"]" * 60, "50 levels"),
-    "yaml, in itself": (read_yaml, b"a: &a [*a]", "contains itself by an alias"),
+    "yaml, in itself": (read_yaml, b"a: &a [*a]", "contains itself through an alias"),
     "yaml, laughs": (read_yaml, LAUGHS.encode(), "100,000 values"),
     "yaml, merges": (read_yaml, MERGES.encode(), "merge"),
     "yaml, integer": (read_yaml, b"a: 0x" + b"f" * 50, "64 bits"),
@@ -44,10 +44,10 @@ BAD: dict[str, tuple[Callable[..., Any], bytes, str]] = {
     "json, broken": (read_json, b"{broken", "JSON in"),
     "json, deep": (read_json, b"[" * 100_000, "JSON in"),
     "json, digits": (read_json, b'{"a": ' + b"9" * 5000 + b"}", "JSON in"),
-    "json, twice": (read_json, b'{"a": {"b": 1, "b": 2}}', "JSON in .* but got a key is twice in an object with \\['b'\\]"),
+    "json, twice": (read_json, b'{"a": {"b": 1, "b": 2}}', "JSON in .* but got a key occurs twice in an object with \\['b'\\]"),
     "json, list": (read_json, b"[]", "keys and values in .* but got list"),
     "json, utf-16": (read_json, "{}".encode("utf-16"), "text in UTF-8"),
-    "rows, no column": (rows, b"cell,x\na,1\n", "columns cell, seed in .* but got none of the name 'seed'"),
+    "rows, no column": (rows, b"cell,x\na,1\n", "columns cell, seed in .* but got none named 'seed'"),
     "rows, twice": (rows, b"cell,seed,x,x\na,1,2,3\n", "unique columns in .* but got 'cell, seed, x, x'"),
     "rows, seed": (rows, b"cell,seed\na,../b\n", "an integer as `seed` in line 2 in .* but got '../b'"),
     "rows, spelled": (rows, b"cell,seed\na,0\na,00\n", "an integer as `seed` in line 3 in .* but got '00'"),
@@ -153,7 +153,7 @@ def test_archives_are_packed_by_deflate_or_not_at_all(method: int, tmp_path: Pat
         if method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             check_members(archive)
         else:
-            with pytest.raises(zipfile.BadZipFile, match="another method than deflate"):
+            with pytest.raises(zipfile.BadZipFile, match="a method other than deflate"):
                 check_members(archive)
 
 
@@ -196,5 +196,5 @@ def test_a_file_that_is_replaced_by_another_is_not_read(tmp_path: Path, monkeypa
 @pytest.mark.parametrize("text", ["a: &a [*a]", "&a {b: *a}", "a: &a {<<: *a, b: 1}"])
 def test_a_file_of_the_user_has_no_value_that_contains_itself(text: str, tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text(text)
-    with pytest.raises(ConfigurationError, match="a value that contains itself by an alias"):
+    with pytest.raises(ConfigurationError, match="a value that contains itself through an alias"):
         read_yaml(tmp_path / "own.yaml")

@@ -69,7 +69,7 @@ def test_a_model_that_never_calls_the_interface() -> None:
 def test_a_model_with_one_layer_of_its_own(other: Any) -> None:
     config = OwnConfig()
     model = OwnModel(config, InterfaceAttention(config), other())
-    with pytest.raises(ConfigurationError, match=r"layers\.1 attend by a softmax of their own\. Give `layers`"):
+    with pytest.raises(ConfigurationError, match=r"layers\.1 compute their own softmax\. Give `layers`"):
         sparsify(model, Sparsemax())
     report = sparsify(model, Sparsemax(), layers=["layers.0"])
     assert report.others == ("layers.1",)
@@ -100,10 +100,10 @@ def test_a_layer_that_keeps_its_eager_attention() -> None:
 
     config = OwnConfig()
     model = OwnModel(config, InterfaceAttention(config), EagerAttention(config))
-    with pytest.raises(ConfigurationError, match=r"layers\.1 attend by a softmax of their own"):
+    with pytest.raises(ConfigurationError, match=r"layers\.1 compute their own softmax"):
         sparsify(model, Sparsemax())
     assert sparsify(model, Sparsemax(), layers=[0]).others == ("layers.1",)
-    with pytest.raises(ConfigurationError, match="numbers of the 1 attention layers"):
+    with pytest.raises(ConfigurationError, match="number of one of the 1 attention layers"):
         sparsify(model, Sparsemax(), layers=[1])
 
 
@@ -220,7 +220,7 @@ def test_mappings(mapping: Any, text: str) -> None:
 @pytest.mark.parametrize(
     ("layers", "text"),
     [
-        ([2], "numbers of the 2 attention layers but got 2"),
+        ([2], "number of one of the 2 attention layers but got 2"),
         ([True], "but got True"),
         ([0, -2], "each layer once"),
         ([], "Expected `layers` to be numbers or names"),

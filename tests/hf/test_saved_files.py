@@ -57,7 +57,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "root": ({"lit_sparse": {"": SPARSEMAX}}, "layers of LlamaForCausalLM but got ''"),
     "base": ({"lit_sparse": {"model": SPARSEMAX}}, "layers of LlamaForCausalLM but got 'model'"),
     "another layer": ({"lit_sparse": {"model.layers.0.mlp": SPARSEMAX}}, "mlp.lit_sparse.attends.* but it is missing"),
-    "text": ({"rope_parameters": {"rope_type": "a\x9b2J"}}, "texts that can be printed but got 'a"),
+    "text": ({"rope_parameters": {"rope_type": "a\x9b2J"}}, "printable text but got 'a"),
     "mapping": ({"lit_sparse": {"model.layers.0.self_attn": LARGE}}, "a tensor of 1,000,000,000,000 elements"),
 }
 
@@ -97,7 +97,7 @@ FILES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "generation, text": (
         "generation_config.json",
         lambda path: path.write_text(json.dumps({"a": [{"\x1b[2J": 1}]})),
-        "texts that can be printed",
+        "printable text",
     ),
     "adapter": ("adapter_config.json", lambda path: path.write_text("{}"), "holds an adapter"),
     "parts": ("shard-00000-model-00001-of-00001.safetensors", Path.touch, "parts of several processes"),

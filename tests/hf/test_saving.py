@@ -125,12 +125,12 @@ def test_a_config_from_elsewhere_builds_mappings_alone(changes: dict[str, Any], 
 
 def test_bad_arguments(tmp_path: Path) -> None:
     tiny.llama().save_pretrained(tmp_path / "plain")
-    with pytest.raises(CheckpointError, match=r"to describe mappings of attention but got none.*LlamaForCausalLM"):
+    with pytest.raises(CheckpointError, match=r"to describe attention mappings but got none.*LlamaForCausalLM"):
         from_pretrained(transformers.LlamaForCausalLM, tmp_path / "plain")
     saved(tmp_path / "sparse", tiny.llama(), Sparsemax())
     with pytest.raises(ConfigurationError, match="Expected no `attn_implementation`"):
         from_pretrained(transformers.LlamaForCausalLM, tmp_path / "sparse", attn_implementation="eager")
-    with pytest.raises(ConfigurationError, match="Expected a class of models"):
+    with pytest.raises(ConfigurationError, match="Expected a transformers model class"):
         from_pretrained(torch.nn.Linear, tmp_path / "sparse")
     with pytest.raises(ConfigurationError, match="such as AutoModel, but got 'sparse'"):
         from_pretrained("sparse", transformers.AutoModel)  # the arguments of a model class' own method, by mistake

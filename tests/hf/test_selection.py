@@ -55,7 +55,7 @@ def test_gradients_that_cannot_be_had() -> None:
         example_gradients(model, examples(), parameters="clasifier")
     with pytest.raises(ConfigurationError, match="Give labels"):
         example_gradients(model, [tokens()])
-    with pytest.raises(DataError, match="Expected examples"):
+    with pytest.raises(DataError, match="Expected at least one example"):
         example_gradients(model, [])
     model.classifier.weight.data[0, 0] = torch.nan
     with pytest.raises(DataError, match="example 0"):

@@ -104,7 +104,7 @@ def test_all_models_compile_and_train_without_a_break(name: str) -> None:
     torch._dynamo.reset()
     output = tiny.outputs_of(torch.compile(model, fullgraph=True, backend="aot_eager"))
     torch.testing.assert_close(output, eager, rtol=1e-4, atol=1e-4)
-    largest = max(float(grad.abs().max()) for grad in expected if grad is not None)  # that of a key's bias is a rounding error
+    largest = max(float(grad.abs().max()) for grad in expected if grad is not None)  # a key's bias has only a rounding error
     for ours, theirs in zip(torch.autograd.grad(output.square().sum(), parameters, allow_unused=True), expected, strict=True):
         assert (ours is None) == (theirs is None)
         if ours is not None:

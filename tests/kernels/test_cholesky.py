@@ -11,7 +11,7 @@ from lit_sparse.kernels.row_sums import row_products, row_sum
 
 
 def walk(seed: int, steps: int = 60, most: int = 12) -> None:
-    """Let vectors come and go, and compare the factor and a solution with those of numpy after each."""
+    """Let vectors come and go, and compare the factor and a solution with numpy's after each."""
     rng = np.random.default_rng(seed)
     vectors = rng.normal(size=(200, 15))
     factor, members = np.zeros((most + 1, most + 1)), []

@@ -74,7 +74,7 @@ def maximized(x: np.ndarray, gamma: float, lam: float, pieces: np.ndarray) -> np
 def maximized_entropy(x: np.ndarray, gamma: float, rho: float) -> np.ndarray:
     """Maximize ``<y, x>`` less gamma times the safe divergence from uniform, over the simplex, by an interior-point method.
 
-    The variables are y, t >= y log y and u >= w log w / (rho d), where w = 1 - rho d y is the room below the cap.
+    The variables are y, t >= y log y and u >= w log w / (rho d), where w = 1 - rho d y is the slack below the cap.
     """
     d = len(x)
     linear = np.r_[-x, np.full(d, gamma), np.full(d, gamma / (rho * d))]

@@ -12,7 +12,7 @@ from lit_sparse.mappings import SparseMapping, Sparsemax
 from lit_sparse.testing import MAPPING_CHECKS, check_mapping, concrete_subclasses
 
 EXAMPLES = [(i, example) for cls in concrete_subclasses(SparseMapping) for i, example in enumerate(cls.examples())]
-#: Seconds each: that of sparsemax is in the gate, the others are slow.
+#: Seconds each: sparsemax is in the gate, the others are slow.
 LONG = {"compiles", "machine_code"}
 #: Seconds each by iterations, whose first example is in the quick tests or in the gate, and others are slow.
 LONG_BY_ITERATIONS = {"shapes", "masks", "derivatives"}
@@ -103,7 +103,7 @@ def test_check_mapping_names_the_check() -> None:
 
 @pytest.mark.parametrize("mapping", [example for _, example in EXAMPLES], ids=repr)
 def test_a_penalty_on_the_gradient_can_be_differentiated(mapping: SparseMapping) -> None:
-    """Also where the second derivative is zero, as that of torch's ReLU; the graph of an empty batch is kept."""
+    """Also where the second derivative is zero, as for torch's ReLU; the graph of an empty batch is kept."""
     x = torch.randn(5, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
     weights = torch.linspace(-1, 1, 30, dtype=torch.float64).reshape(5, 6)
     (gradient,) = torch.autograd.grad((mapping(x) * weights).sum(), x, create_graph=True)

@@ -123,7 +123,7 @@ def test_a_hole_separates(lam: float) -> None:
 
 
 def valleys(depth: float) -> list[list[float]]:
-    """Rows whose low entries lie between and around those of the support."""
+    """Rows whose low entries lie between and around the support."""
     low = -depth
     return [
         [0.0, low, 0.0],

@@ -276,7 +276,7 @@ class TestEveryTextMetric:
         batch.update(FIRST[3:], [some[:1] for some in REFERENCES[3:]])
         whole.update(FIRST, [some if i < 3 else some[:1] for i, some in enumerate(REFERENCES)])
         assert of_batch == pytest.approx(floats(batch.compute()), abs=1e-9)
-        assert metric.signature == whole.signature  # not that of the batch alone
+        assert metric.signature == whole.signature  # not the one of the batch alone
         assert floats(metric.compute()) == pytest.approx(floats(whole.compute()), abs=1e-9)
 
     @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ def test_a_signature_speaks_of_all_processes_once_computed() -> None:
         (lambda: Bleu(name=""), "`name`"),
         (lambda: ChrF(word_order=-1), "`word_order` to be an integer of at least 0 but got -1"),
         (lambda: ChrF(lowercase=1), "`lowercase`"),  # type: ignore[arg-type]
-        (lambda: paired_bootstrap(Bleu, FIRST, SECOND, REFERENCES), "`metric` to be a metric of texts"),  # type: ignore[arg-type]
+        (lambda: paired_bootstrap(Bleu, FIRST, SECOND, REFERENCES), "`metric` to be a text metric"),  # type: ignore[arg-type]
         (lambda: paired_bootstrap(Bleu(), FIRST, SECOND, REFERENCES, samples=0), "`samples`"),
         (lambda: paired_bootstrap(Bleu(), FIRST, SECOND, REFERENCES, key="blue"), "Did you mean 'bleu'"),
     ],

@@ -171,7 +171,7 @@ def test_structure_is_that_of_one_process(tmp_path: Path) -> None:
 
 
 def test_structure_by_other_distances() -> None:
-    """The Hamming distance of inputs is that of their attributes, if there are any."""
+    """The Hamming distance of inputs compares their attributes, if there are any."""
     messages = random_messages(0, size=len(THINGS), length=3, vocabulary=3)
     inputs = torch.randn(len(THINGS), 5, generator=torch.Generator().manual_seed(0)).round()
     for attributes, compared in ((THINGS, THINGS), (None, inputs)):

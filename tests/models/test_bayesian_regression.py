@@ -94,7 +94,7 @@ def test_the_loss_is_the_log_posterior_an_example(family: str, likelihood: Likel
 @pytest.mark.parametrize(("family", "likelihood"), LIKELIHOODS)
 @pytest.mark.parametrize("fit", ["map", "laplace"])
 def test_weights_are_repeated_rows(family: str, likelihood: Likelihood, fit: Any) -> None:
-    """Weights in units in which the mean over the batch of weight times loss estimates that of all N examples."""
+    """Weights in units in which the mean over the batch of weight times loss estimates the mean loss of all N examples."""
     batch, times = drawn(family), torch.randint(4, (24,), generator=torch.Generator().manual_seed(0))
     total = int(times.sum())
     model = at(likelihood, fit=fit, examples=total)

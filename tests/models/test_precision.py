@@ -169,7 +169,7 @@ def trainer(precision: str, **options: Any) -> pl.Trainer:
 
 
 def cells() -> list[Any]:
-    """Return the cells that run. Those of bf16-true and of a model of text may be quick."""
+    """Return the cells that run. Cases with bf16-true and with a text model may be quick."""
     found = [(name, precision) for name, precision, cell in table() if cell != "no"]
     return [
         pytest.param(*cell, marks=[] if cell[1] == "bf16-true" or "Recurrent" in cell[0] else [pytest.mark.slow])

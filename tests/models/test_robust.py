@@ -101,7 +101,7 @@ def test_a_network_of_ones_own_and_what_does_not_fit() -> None:
         RobustRegressor(in_features=5, network=MLP([5, 2]))(torch.randn(3, 5))
     with pytest.raises(ConfigurationError, match="in_features=5"):
         model.run_step({"features": torch.zeros(3, 4), "target": torch.zeros(3)}, 0, "train")
-    with pytest.raises(ConfigurationError, match="another kind of model"):
+    with pytest.raises(ConfigurationError, match="a different kind of model"):
         model.run_step({"pixels": torch.zeros(3, 4)}, 0, "train")
     with pytest.raises(ConfigurationError, match=r"pixels and label but got features, target, .* `fit: map`"):
         RobustClassifier().run_step({"features": torch.zeros(3, 5), "target": torch.zeros(3)}, 0, "train")
@@ -272,7 +272,7 @@ def test_labels_and_networks_that_do_not_fit_are_told() -> None:
         ConfigurationError, match=r"Linear to map features \(3, 4\) to predictions .* but got RuntimeError: mat1"
     ):
         RobustRegressor(network=torch.nn.Linear(5, 1), in_features=4)(batch["pixels"])
-    with pytest.raises(ConfigurationError, match="1 x 16 x 8 numbers for this ConvNet"):
+    with pytest.raises(ConfigurationError, match="1 x 16 x 8 values for this ConvNet"):
         ConvNet(16, 8, channels=[4])(torch.rand(2, 64))
 
 

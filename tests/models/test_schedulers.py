@@ -101,13 +101,15 @@ def test_a_schedule_that_does_not_reach_its_end_says_so(wrapped: bool) -> None:
     inner = f"class_path: StepwiseLR, init_args: {{scheduler: {{{one_cycle}}}}}" if wrapped else one_cycle
     moves = "48 times, once per step" if wrapped else "3 times, once per epoch"
     with pytest.warns(
-        UserWarning, match=rf"OneCycleLR\(total_steps=100\) does not reach its end: in this run it moves {moves}"
+        UserWarning, match=rf"OneCycleLR\(total_steps=100\) does not reach its end: in this run it is stepped {moves}"
     ):
         rates(f"model: {{init_args: {{lr_scheduler: {{{inner}}}}}}}")
 
 
 def test_a_cycle_shorter_than_the_run_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"OneCycleLR\(total_steps=40\) .* got 48 moves, .*total_steps to 48"):
+    with pytest.raises(
+        ConfigurationError, match=r"OneCycleLR\(total_steps=40\) .* it is stepped 48 times, .*total_steps to 48"
+    ):
         rates(ONE_CYCLE.replace("48", "40"))
 
 
@@ -128,7 +130,7 @@ def test_a_run_of_unknown_length(kind: str, interval: str, steps: float, recwarn
     said = [str(warning.message) for warning in recwarn]
     if steps == 100 and interval == "step":
         assert len(said) == 1
-        assert "moves 100 times, once per step" in said[0]
+        assert "is stepped 100 times, once per step" in said[0]
     else:
         assert not said
 
@@ -141,7 +143,7 @@ def test_a_plateau_does_not_count_steps() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", [WARM_UP, ONE_CYCLE], ids=["warm-up", "one cycle"])
 def test_a_killed_run_continues_its_schedule(schedule: str, lit_sparse: Command, here: Path) -> None:
-    """Killed in the warm-up, two steps after a checkpoint: all weights and rates equal those of an undisturbed run."""
+    """Killed in the warm-up, two steps after a checkpoint: all weights and rates equal an undisturbed run's."""
     (here / "schedule.yaml").write_text(schedule)
     fit = ("fit", *BITS, "-c", "schedule.yaml", "--checkpoint_every_n_steps=4")
     assert main([*fit, "--name=whole"]) == 0

@@ -339,7 +339,7 @@ def test_what_is_no_text_is_not_written_about(folder: Path) -> None:
     model = small().build({"source": Vocabulary.build(["a"]), "target": Vocabulary.build(["b"])})
     for lines, words in (
         ("ein Hund", r"one text\. Write \['ein Hund'\]"),
-        ([None], "got None as number 0"),
+        ([None], "got None at position 0"),
         (["a", "\ud800"], "number 1"),
     ):
         with pytest.raises(ConfigurationError, match=words):

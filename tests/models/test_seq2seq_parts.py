@@ -25,7 +25,7 @@ from .test_seq2seq import small
 @pytest.mark.parametrize("init_range", [None, 0.1])
 @pytest.mark.parametrize("name", ["recurrent", "transformer"])
 def test_no_token_is_likely_before_training(name: str, init_range: float | None, tied: bool) -> None:
-    """The first loss is about that of guessing, for every initialization of the layers."""
+    """The first loss is about as large as for guessing, for every initialization of the layers."""
     torch.manual_seed(0)
     body = TransformerBody(64, 2, 0.0, heads=4, feedforward=128) if name == "transformer" else RecurrentBody(64, 1, 0.0)
     words = [f"w{number}" for number in range(2000)]

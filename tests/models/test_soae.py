@@ -284,7 +284,7 @@ def test_arguments_are_checked(options: dict[str, Any], message: str) -> None:
 
 def test_too_few_and_no_examples_to_start_from() -> None:
     model = SupervisedOnlineAutoencoder(HoyerProjection(0.5), in_features=64, width=2000)
-    with pytest.raises(DataError, match=r"at least 2000 training examples that .* among the 1257 .* there are 1257"):
+    with pytest.raises(DataError, match=r"at least 2000 training examples that .* but only 1257 of the 1257 drawn"):
         trainer(max_epochs=1).fit(model, digits())
     loader = torch.utils.data.DataLoader([{"pixels": torch.rand(64), "label": 1, "index": 0}])
     with pytest.raises(ConfigurationError, match=r"call `model.start_from\(examples\)` first"):
@@ -333,7 +333,7 @@ def test_bases_of_samples_leave_out_the_blank() -> None:
     generator = torch.Generator().manual_seed(0)
     bases = SampleBases(2.0)(examples, 20, generator)
     torch.testing.assert_close(bases.norm(dim=1), torch.full((20,), 2.0))
-    with pytest.raises(DataError, match=r"at least 21 .* there are 20"):
+    with pytest.raises(DataError, match=r"at least 21 .* only 20 of"):
         SampleBases()(examples, 21, generator)
 
 

@@ -356,7 +356,7 @@ def test_potentials_that_have_not_converged_say_so() -> None:
     x, y = torch.randn(20, 2, generator=torch.Generator().manual_seed(0)), torch.randn(30, 2)
     with pytest.warns(RuntimeWarning, match=r"has not converged: after max_iter=2 .* tolerance=1e-10"):
         sinkhorn_potentials(x, y, eps=0.05, max_iter=2)
-    with pytest.warns(RuntimeWarning, match=r"or the plan's source weights are wrong by \d+%"):
+    with pytest.warns(RuntimeWarning, match=r"or the plan's source weights are off by \d+%"):
         sinkhorn_potentials(x, y, eps=1e-12, max_iter=20)  # whose dual value grows by less than any tolerance
     sinkhorn_potentials(x, y, eps=0.5)  # converges
     for wrong in ({"eps": 0.0}, {"eps": 0.5, "max_iter": 0}, {"eps": 0.5, "tolerance": -1.0}):
@@ -437,7 +437,7 @@ def test_potentials_are_built_and_batches_are_dicts() -> None:
         lambda: MLPPotentials().source_potential(torch.zeros(2, 1)),
         lambda: KernelPotentials().target_potential(torch.zeros(2, 1)),
     ):
-        with pytest.raises(ConfigurationError, match=r"Potentials that are built but got no .* Call build\(dim\)"):
+        with pytest.raises(ConfigurationError, match=r"Potentials to be built but it has no .* Call build\(dim\)"):
             call()
     assert not hasattr(MLPPotentials(), "of_source") and not hasattr(MLPPotentials().build(1), "of_nothing")
     for call in (EntropicTransport(dim=1).step, EntropicTransport(dim=1).predict_step):

@@ -469,5 +469,5 @@ def test_hidden_vectors_of_other_types_are_refused(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("weight", [[1.0, -1.0], [1.0, torch.nan], [torch.inf, 1.0]])
 def test_class_weights_are_finite_and_not_negative(weight: list[float]) -> None:
-    with pytest.raises(ConfigurationError, match="finite and not negative"):
+    with pytest.raises(ConfigurationError, match="finite and nonnegative"):
         LinearFenchelYoungLoss(Sparsemax(), 4, 2, class_weight=torch.tensor(weight))

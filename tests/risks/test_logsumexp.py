@@ -56,7 +56,7 @@ def test_equals_a_root_finder(x: list[float], rho: float, kind: str, data: st.Da
 @given(st.lists(st.floats(-1e4, 1e4, width=32), min_size=1, max_size=30), RHOS)
 @settings(max_examples=200)
 def test_bounds(x: list[float], rho: float) -> None:
-    """Those of the publication: of LogSumExp from below, and of CVaR from both sides."""
+    """The published ones: of LogSumExp from below, and of CVaR from both sides."""
     values, n = torch.tensor(x, dtype=torch.float64), len(x)
     slack = 1e-9 * max(1.0, float(values.abs().max()))
     gap = float(torch.logsumexp(values, 0) - safe_logsumexp(values, rho))
@@ -216,8 +216,8 @@ def test_shapes(weighted: bool) -> None:
         (lambda: safe_logsumexp(torch.zeros(3), 0.5, 1), "dim"),
         (lambda: safe_logsumexp(torch.zeros(3, 0), 0.5), "at least one value"),
         (lambda: safe_logsumexp(torch.zeros(3), 0.5, weights=torch.ones(4)), "broadcast"),
-        (lambda: safe_logsumexp(torch.zeros(3), 0.5, weights=torch.tensor([1.0, -1.0, 1.0])), "not negative"),
-        (lambda: safe_logsumexp(torch.zeros(3), 0.5, weights=torch.tensor([1.0, math.nan, 1.0])), "not negative"),
+        (lambda: safe_logsumexp(torch.zeros(3), 0.5, weights=torch.tensor([1.0, -1.0, 1.0])), "nonnegative"),
+        (lambda: safe_logsumexp(torch.zeros(3), 0.5, weights=torch.tensor([1.0, math.nan, 1.0])), "nonnegative"),
         (lambda: safe_logsumexp(torch.zeros(3), 0.5, weights=torch.full((3,), 0.1)), "mass is at least"),
     ],
     ids=["zero", "above one", "nan", "list", "integers", "scalar", "dim", "empty", "shape", "negative", "nan weight", "mass"],

@@ -64,7 +64,7 @@ def test_over_all_orders_it_is_the_linear_program_of_the_population(
 
 @pytest.mark.parametrize("smallest", [1, 2])
 def test_over_all_batches_it_has_the_bias_of_the_largest(smallest: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over all 4^4 batches of independent draws: the mean of CVaR of four examples, which is below that of the population."""
+    """Over all 4^4 batches of independent draws: the mean of CVaR of four examples, which is below the population's."""
     risk, found, largest = MultilevelCVaR(0.4, smallest=smallest), [], []
     probabilities = ((0.25, 0.5), (0.6, 0.25), (0.9, 0.25)) if smallest == 1 else ((0.25, 0.5), (0.9, 0.5))
     for draw in itertools.product(range(4), repeat=4):
@@ -111,7 +111,7 @@ def test_rows_that_were_drawn_are_all_used_once() -> None:
 
 @pytest.mark.gate
 def test_the_variance_is_larger() -> None:
-    """Than that of CVaR of a batch of the largest size, whose expectation it has, and of the average size, which is biased."""
+    """Than for CVaR of a batch of the largest size, whose expectation it has, and of the average size, which is biased."""
     generator = torch.Generator().manual_seed(2)
     torch.manual_seed(2)
     population = torch.randn(100_000, generator=generator, dtype=torch.float64).exp()

@@ -191,7 +191,7 @@ def test_lists_that_are_billions_when_written_out_are_refused(tmp_path: Path) ->
     for _ in range(40):
         shared = [shared, shared]
     torch.save({"state_dict": {}, "callbacks": shared}, tmp_path / "a.ckpt")
-    with pytest.raises(CheckpointError, match="few values at several places"):
+    with pytest.raises(CheckpointError, match="few values between places"):
         read_checkpoint(tmp_path / "a.ckpt")
 
 

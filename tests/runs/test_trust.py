@@ -398,7 +398,7 @@ def test_lists_that_share_their_items_are_refused(trained: Path, tmp_path: Path)
     content = content_of(trained)
     content["loops"], content["optimizer_states"] = shared_lists(50), shared_lists(50)
     torch.save(content, tmp_path / "evil.ckpt")
-    with pytest.raises(CheckpointError, match="few values at several places"):
+    with pytest.raises(CheckpointError, match="few values between places"):
         lit_sparse.load(tmp_path / "evil.ckpt")
 
 
@@ -427,7 +427,7 @@ def test_tensors_of_another_kind_are_refused(place: str, kind: str, trained: Pat
         ({"class_path": "torch.nn.Transformer", "init_args": {"d_model": 8, "num_encoder_layers": 10**6}}, "parameters"),
         (
             {"class_path": "torch.nn.Linear", "init_args": {"in_features": 1, "device": shared_lists(40)}},
-            "few values at several places",
+            "few values between places",
         ),
     ],
 )

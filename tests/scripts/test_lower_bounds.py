@@ -1,4 +1,4 @@
-"""The constraints of the oldest versions are those of pyproject.toml."""
+"""The constraints of the oldest versions agree with pyproject.toml."""
 
 from __future__ import annotations
 

@@ -65,5 +65,5 @@ def test_each_job_has_a_new_folder_that_others_cannot_replace(tmp_path: Path, mo
     assert folders[0] != folders[1]
     assert {folder.parent for folder in folders} == {tmp_path / "cache" / "lit_sparse" / "jobs"}
     (tmp_path / "cache").chmod(0o777)
-    with pytest.raises(ConfigurationError, match="or to replace it"):
+    with pytest.raises(ConfigurationError, match="replaceable only by you"):
         Cluster("local").start(["true"], tmp_path / "a.log")

@@ -109,7 +109,7 @@ def test_other_settings_are_refused(write_study: Callable[..., Path], runner: Ma
     assert "made with other settings: options.trainer.max_epochs: 1, now 3. Remove these rows" in message
     runner(write_study()).rows.path.unlink()
     (message,) = runner(write_study(cells=cells)).run()
-    assert "begun with other settings: options.trainer.max_epochs: 1, now 3. Choose another --output" in message
+    assert "started with different settings: options.trainer.max_epochs: 1, now 3. Choose another --output" in message
 
 
 @pytest.mark.gate
@@ -128,7 +128,7 @@ def test_a_checkpoint_of_other_settings_or_of_a_killed_training_is_not_used(
     (message,) = study.run(cells=["first"])
     assert "checkpoints.model.init_args.initial_weights.options.trainer.max_epochs: 1, now 2" in message
     messages = study.run(cells=["second"])
-    assert "warm/seed_0 was begun with other settings: options.trainer.max_epochs: 1, now 2" in messages[0]
+    assert "warm/seed_0 was started with different settings: options.trainer.max_epochs: 1, now 2" in messages[0]
     assert messages[1] == "second/seed_0: needs a checkpoint of warm"
     cells["warm"]["options"] = {"trainer.max_epochs": 1}
     study = runner(write_study(cells=cells))
@@ -255,7 +255,7 @@ def test_rows_of_other_settings_are_named_and_not_drawn_or_reported(
     study.curves.append(lines, ["cell", "seed", "epoch"])
     assert main(["study", str(path), "--tables"]) == 0
     printed = capsys.readouterr().err
-    assert "other settings" not in printed
+    assert "different settings" not in printed
     assert "no row has their value: calls (sum(train/decoder_calls_total))" in printed
     assert [(row["cell"], row["seed"]) for row in drawn[0]] == [("slow", "0")], "a curve without a row is not drawn"
     path = write_study(options={"trainer.max_epochs": 7}, figures=[])
@@ -354,7 +354,10 @@ def test_names_that_are_unknown_are_explained(
         ({"cells": {}}, "at least one entry in `cells`"),
         ({"config": None}, "needs a `config` or a `function`"),
         ({"cells": {"a": {"checkpoints": {"x": "b"}}}}, "got 'b'"),
-        ({"cells": {"a": {"checkpoints": {"x": "b"}}, "b": {"checkpoints": {"x": "a"}}}}, "checkpoints in a circle"),
+        (
+            {"cells": {"a": {"checkpoints": {"x": "b"}}, "b": {"checkpoints": {"x": "a"}}}},
+            "the checkpoints that cell 'a' needs depend on its own",
+        ),
         ({"checkpoint": "lost"}, "Did you mean 'last'?"),
         ({"columns": {"a": {"value": "v", "show": "medain"}}, "cells": {"a": {}}}, "Did you mean 'median'?"),
         ({"cells": {"a": {"published": {"nelb": 1}}}}, "Did you mean 'nelbo'?"),

@@ -131,7 +131,7 @@ def test_a_program_without_a_pattern_of_checkpoints_begins_anew(program: Callabl
     study.rows.path.unlink()
     again = runner_in(program(checkpoint_files=None, tests={}, cells={"line": {"options": {"lr": 0.2}}}), "some")
     (message,) = again.run()
-    assert "was begun with other settings: options.lr: 0.1, now 0.2" in message
+    assert "was started with different settings: options.lr: 0.1, now 0.2" in message
 
 
 def test_commands_are_those_of_a_lightning_cli(program: Callable[..., Path], tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_a_sweep_of_a_program(sampler: str, program: Callable[..., Path], capsys
         assert [rate for rate, _ in values] == ["0.1", "0.2", "0.3"]
     Path("rates.yaml").write_text(yaml.safe_dump(content | {"options": {"seed_everything": 1}}))
     assert main(words) == 2
-    assert "was begun with other options" in capsys.readouterr().err
+    assert "was started with different options" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -268,7 +268,7 @@ def test_odd_columns_of_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         ("config.yaml", b"[1,2]", "Expected keys and values"),
         ("config.yaml", b"\xff\xfe\x00a", "Expected text in UTF-8"),
         ("config.yaml", b"a: !!python/object/apply:os.system [x]\n", "Expected YAML"),
-        ("config.yaml", b"a: &a [*a]\n", "a value that contains itself by an alias"),
+        ("config.yaml", b"a: &a [*a]\n", "a value that contains itself through an alias"),
         ("pictures/attention/0.json", b"{broken", "Expected JSON"),
         (
             "pictures/attention/0.json",

@@ -66,10 +66,10 @@ def test_a_grid_is_searched_once_and_the_best_is_named(tmp_path: Path, capsys: p
     capsys.readouterr()
     assert main([*words, "--", "--trainer.max_epochs=1"]) == 0
     printed = capsys.readouterr()
-    assert "runs with" not in printed.out, "no trial is run again"
+    assert "running with" not in printed.out, "no trial is run again"
     assert "| **" in printed.out
     assert main([*words, "--", "--trainer.max_epochs=2"]) == 2
-    assert "was begun with other extra" in capsys.readouterr().err
+    assert "was started with different extra" in capsys.readouterr().err
 
 
 EVIL = {"class_path": "torch.fx.graph_module.reduce_graph_module", "init_args": {"body": {"_code": "pass"}}}
@@ -123,7 +123,7 @@ def test_stored_values_lie_in_the_declared_space(state: str, storage: str, key: 
         take(again)
         assert again.runner(0).study.cells["trial_0"].options == {RATE: 0.01, K: 2}
         return
-    with pytest.raises(ConfigurationError, match=r"trial 0 .* to have values of the space but got|with other values"):
+    with pytest.raises(ConfigurationError, match=r"trial 0 .* to have values of the space but got|with different values"):
         again = Sweep(*options, storage=url)
         take(again)
         again.runner(0)
@@ -392,7 +392,7 @@ def test_a_sweep_killed_while_values_were_drawn_is_not_continued_with_another_sp
     begun._lock(0).parent.mkdir()
     begun._lock(0).touch()
     begun.study.ask(begun.distributions)
-    with pytest.raises(ConfigurationError, match=r"other values|values of the space"):
+    with pytest.raises(ConfigurationError, match=r"different values|values of the space"):
         Sweep([CONFIG], {K: {"low": 1, "high": 5}}, ["val/nelbo"], ["minimize"], tmp_path / "bits")._take(5)
 
 
@@ -405,7 +405,7 @@ def test_a_metric_that_was_not_logged_is_explained(tmp_path: Path) -> None:
 
 def test_a_storage_with_other_metrics_is_refused(tmp_path: Path) -> None:
     assert sweep_of(tmp_path / "bits").study.directions
-    with pytest.raises(ConfigurationError, match="other metrics"):
+    with pytest.raises(ConfigurationError, match="different metrics"):
         assert Sweep([CONFIG], {RATE: [0.01]}, ["val/nelbo", "val/loss"], ["minimize", "minimize"], tmp_path / "bits").study
 
 
@@ -437,7 +437,7 @@ def test_a_trial_that_another_process_holds_is_waited_for(tmp_path: Path, capfd:
     taken[1].close()
     waiting.join()
     assert [trial.state for trial in second.study.trials] == [COMPLETE]
-    assert "trial_0: another process runs it" in capfd.readouterr().out
+    assert "trial_0: another process is running it" in capfd.readouterr().out
 
 
 @pytest.mark.slow
@@ -541,7 +541,7 @@ def test_a_database_that_computes_is_refused(made: str, tmp_path: Path) -> None:
     with closing(sqlite3.connect(path)) as database:
         database.executescript(made)
     for url in (f"sqlite:///{path}", f"sqlite+pysqlite:///{path}", f"sqlite:///file:{path}?uri=true", "sqlite://"):
-        with pytest.raises(ConfigurationError, match=r"which Optuna never makes|Expected the path of a database"):
+        with pytest.raises(ConfigurationError, match=r"which Optuna never creates|Expected the path of a database"):
             assert Sweep(*options, storage=url).study
 
 

@@ -38,7 +38,7 @@ class KillMachine(pl.Callback):
         if trainer.global_step == self.step and trainer.node_rank == self.node:
             listed = subprocess.run(["ip", "netns", "pids", os.environ["NAMESPACE"]], capture_output=True, text=True)
             for pid in sorted(map(int, listed.stdout.split()), key=os.getpid().__eq__):  # this process last
-                with suppress(ProcessLookupError):  # that of the list itself
+                with suppress(ProcessLookupError):  # the list itself has ended
                     os.kill(pid, signal.SIGKILL)
 
 

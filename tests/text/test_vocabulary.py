@@ -1,4 +1,4 @@
-"""Vocabularies of all kinds: order, special tokens, unknown text, files, and those of torchtext."""
+"""Vocabularies of all kinds: order, special tokens, unknown text, files, and torchtext's vocabularies."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def test_files_that_are_no_vocabulary_are_refused(tmp_path: Path) -> None:
         (tmp_path / "bad.json").write_bytes(content)
         with pytest.raises(DataError, match="cannot be read as a vocabulary"):
             Vocabulary.load(tmp_path / "bad.json")
-    with pytest.raises(DataError, match=r"'a' stands there 2 times"):
+    with pytest.raises(DataError, match=r"'a' occurs 2 times"):
         Vocabulary.from_tokens(["a", "b", "a"])
 
 
@@ -308,7 +308,7 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
     ({"model": {"type": "WordPiece", "max_input_chars_per_word": 10**6}}, "`max_input_chars_per_word` in the model WordPiece"),
     ({"model": {"type": "BPE", "continuing_subword_prefix": "x" * 10**4}}, "`continuing_subword_prefix` in the model BPE"),
     ({"model": {"type": "Other"}}, "Expected a model BPE"),
-    ({"added_tokens": [{"content": ""}]}, "added tokens"),
+    ({"added_tokens": [{"content": ""}]}, "added token"),
     (
         {"added_tokens": [{"id": 9, "content": "d", **dict.fromkeys(FLAGS, False)}]},
         "token 'd' to have the next number but got 9",

@@ -61,7 +61,7 @@ def test_iterations_are_those_of_the_publications(n: int, d: int, objective: str
     np.testing.assert_allclose(found[1], b, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(found[0], sums, rtol=1e-9, atol=1e-12)
     assert found[2] == broken == 0
-    assert float(np.abs(b).max()) > 0.005, "it moves"
+    assert float(np.abs(b).max()) > 0.005, "it is stepped"
 
 
 @pytest.mark.parametrize("objective", ["safe", "dual"])

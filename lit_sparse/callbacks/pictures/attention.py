@@ -84,7 +84,7 @@ class AttentionPlot(Picture):
             self._kept = {i: self._kept[i] if i in self._kept else Attention.cut(artifacts, places[i]) for i in chosen}
 
     def _choose(self, indices: set[int]) -> list[int]:
-        """Return those of some examples' indices that are to be drawn."""
+        """Return the indices that are to be drawn."""
         if isinstance(self.examples, int):
             return sorted(indices, key=_place_in_line)[: self.examples]
         return [index for index in self.examples if index in indices]
@@ -132,7 +132,7 @@ class AttentionPlot(Picture):
             )
         absent = [] if isinstance(self.examples, int) or not seen else [i for i in self.examples if i not in kept]
         if absent:
-            rank_zero_warn(f"AttentionPlot found no example of index {', '.join(map(str, absent))}; it drew {sorted(kept)}.")
+            rank_zero_warn(f"AttentionPlot found no example with index {', '.join(map(str, absent))}; it drew {sorted(kept)}.")
 
 
 def _check_examples(value: int | list[int]) -> int | list[int]:

@@ -55,7 +55,7 @@ class Attention:
         if self.weights.dim() not in (2, 3) or self.weights.shape[-2:] != shape:
             raise DataError(
                 f"Expected attention of an example with {shape[0]} output tokens and {shape[1]} source tokens to have shape"
-                f" {shape}, or one of these a head, but got {tuple(self.weights.shape)}."
+                f" {shape}, or one such matrix per head, but got {tuple(self.weights.shape)}."
             )
 
     @classmethod
@@ -124,7 +124,7 @@ def draw_attention(
 
     check_choice("groups", groups, ("none", "neighbours", "tied"))
     if not hasattr(axis, "add_collection"):
-        raise ConfigurationError(f"Expected an axis of matplotlib but got {full_name(axis)}. Make one by plt.subplots().")
+        raise ConfigurationError(f"Expected a matplotlib axis but got {full_name(axis)}. Create one by plt.subplots().")
     given = weights.detach().to("cpu", torch.float64) if isinstance(weights, Tensor) else weights
     try:
         table = np.asarray(given, dtype=np.float64)
@@ -133,8 +133,8 @@ def draw_attention(
     rows, columns = len(output), len(source)
     if table.shape != (rows, columns):
         raise ConfigurationError(
-            f"Expected argument `weights` to have shape {(rows, columns)}, one row an output token and one column a source"
-            f" token, but got {table.shape}."
+            f"Expected argument `weights` to have shape {(rows, columns)}, one row per output token and one"
+            f" column per source token, but got {table.shape}."
         )
     weight = np.isfinite(table) & (table >= 0)
     largest = np.where(weight, table, 0).max(axis=1, initial=0, keepdims=True)

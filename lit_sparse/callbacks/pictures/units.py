@@ -71,7 +71,7 @@ class BasesPlot(Picture):
             return None
         pixels = bases.shape[1]
         if self.shape is not None and math.prod(self.shape) != pixels:
-            raise ConfigurationError(f"Expected argument `shape` to be of {pixels} pixels but got {self.shape}.")
+            raise ConfigurationError(f"Expected argument `shape` to have {pixels} pixels but got {self.shape}.")
         shape = self.shape or (math.isqrt(pixels), math.isqrt(pixels))
         shown = {"bases": bases.detach()[: self.count].float().cpu(), "shape": shape, "cells": (1, 1, 5.0)}
         return shown if math.prod(shape) == pixels else None

@@ -38,7 +38,7 @@ def find_weights(model: nn.Module, paths: list[str], least: int = 2) -> dict[str
         parameter = parameters[ways[path]]
         if parameter.dim() < least:
             raise ConfigurationError(
-                f"Expected the weight at {path!r} to have at least {least} dimensions, several vectors, but it is of shape"
+                f"Expected the weight at {path!r} to have at least {least} dimensions but its shape is"
                 f" {tuple(parameter.shape)}."
             )
         found[ways[path]] = parameter

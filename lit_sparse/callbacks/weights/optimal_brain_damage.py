@@ -154,7 +154,7 @@ class OptimalBrainDamage(pl.Callback):
         if not met:
             raise ConfigurationError(
                 f"OptimalBrainDamage cannot measure {self.module!r}, which {type(model).__name__}.class_scores does not call:"
-                " the classes do not depend on it, or its weight is used by itself, as with `sparse_gradient`."
+                " the classes do not depend on it, or its weight is used directly, as with `sparse_gradient`."
             )
         generator = torch.Generator(log_probs.device).manual_seed(seed)
         drawn = torch.multinomial(log_probs.detach().float().exp().nan_to_num(0.0) + TINY, 1, generator=generator)

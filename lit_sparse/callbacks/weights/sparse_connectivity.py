@@ -91,16 +91,16 @@ class SparseConnectivity(pl.Callback):
         for path, weight in find_weights(pl_module, self.paths).items():
             if weight.dim() > 2 and self.dim == -1:
                 rank_zero_warn(
-                    f"The vectors of {path!r}, which is of shape {tuple(weight.shape)}, have {weight.shape[-1]} numbers, those"
-                    f" along its last dimension. For whole filters give dim={list(range(1, weight.dim()))}."
+                    f"The vectors of {path!r}, which is of shape {tuple(weight.shape)}, have {weight.shape[-1]} entries, along"
+                    f" its last dimension. For whole filters give dim={list(range(1, weight.dim()))}."
                 )
             zero = self._last(weight, path).flatten(-len(self.dims)).eq(0).all(-1).flatten()
             empty = zero.nonzero().flatten().tolist()
             if empty:
                 raise ConfigurationError(
                     f"Expected the vectors of {path!r} along dim={self.dim!r} to be nonzero, but {len(empty)} of"
-                    f" {len(zero)} are zero, the first of which is number {empty[0]}: there is no nearest point of sparseness"
-                    f" {self.sparseness}. Initialize them, or choose another `dim`."
+                    f" {len(zero)} are zero, starting with number {empty[0]}. A zero vector has no nearest point of"
+                    f" sparseness {self.sparseness}. Initialize them, or choose another `dim`."
                 )
         if self._projected is None:
             self._project(trainer, pl_module)
@@ -190,7 +190,7 @@ class SparseConnectivity(pl.Callback):
         size = math.prod(view.shape[view.dim() - len(self.dims) :])
         if size < 2 or len(self.dims) == view.dim():
             raise ConfigurationError(
-                f"Expected {path!r}, of shape {tuple(weight.shape)}, to hold several vectors of several numbers along"
-                f" dim={self.dim!r} but there are {weight.numel() // max(size, 1)} of {size}."
+                f"Expected {path!r}, of shape {tuple(weight.shape)}, to contain several vectors with several entries along"
+                f" dim={self.dim!r} but there are {weight.numel() // max(size, 1)} of length {size}."
             )
         return view

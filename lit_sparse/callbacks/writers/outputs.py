@@ -130,8 +130,8 @@ def check_indices(indices: Iterable[int], *, complete: bool = True) -> None:
         raise DataError(f"Expected inputs to be numbered from 0 but got index {min(counts)}.")
     if twice := sorted(index for index, count in counts.items() if count > 1):
         raise DataError(
-            f"There is more than one prediction for input {_some(twice, len(twice))} (numbered from 0). Each input must come"
-            " once: use one data loader, and over several processes no sampler that repeats examples."
+            f"There is more than one prediction for input {_some(twice, len(twice))} (numbered from 0). Each input must"
+            " occur once: use one data loader and, with several processes, a sampler that does not repeat examples."
         )
     if complete and (missing := max(counts, default=-1) + 1 - len(counts)):
         raise DataError(

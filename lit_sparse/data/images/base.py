@@ -176,9 +176,7 @@ class ImageDataModule(ResumableDataModule):
         labels = self.label_noise(images.pixels, images.labels, self.classes)
         if not isinstance(labels, Tensor) or labels.shape != images.labels.shape or labels.dtype != torch.int64:
             got = f"{labels.dtype} {tuple(labels.shape)}" if isinstance(labels, Tensor) else full_name(labels)
-            raise DataError(
-                f"Expected {len(images)} labels of int64 from {self.label_noise} but got {got}. Correct its __call__."
-            )
+            raise DataError(f"Expected {len(images)} int64 labels from {self.label_noise} but got {got}. Correct its __call__.")
         noisy = replace(images, labels=labels, true_labels=images.labels)
         self._check_labels(noisy, f"the labels by {self.label_noise}")
         return noisy
@@ -196,7 +194,7 @@ class ImageDataModule(ResumableDataModule):
         splits = loaded(self, Images)
         for split, images in splits.items():
             if not bool(((images.pixels >= 0) & (images.pixels <= 1)).all()):
-                raise DataError(f"Expected intensities in [0, 1] in the {split} images but got others. Divide them.")
+                raise DataError(f"Expected intensities in [0, 1] in the {split} images but some are outside. Rescale them.")
             self._check_labels(images, f"the {split} images", unlabelled=not self.labelled)
         if self.label_noise is not None and splits["train"].true_labels is None:
             raise ConfigurationError(
@@ -211,7 +209,9 @@ class ImageDataModule(ResumableDataModule):
         self._labelled, self._unlabelled = order[self._has_label[order]], order[~self._has_label[order]]
         self._splits = Splits({split: replace(images, places=None) for split, images in splits.items()})
         if self.sampler is not None and 0 < len(self._labelled) < size:
-            raise ConfigurationError("Expected `labelled` to be 0 or 1.0 with a `sampler` but got some images. Leave one out.")
+            raise ConfigurationError(
+                "Expected `labelled` to be 0 or 1.0 with a `sampler` but only some images are labelled. Leave one out."
+            )
         available = len(
             self._all(self._unlabelled if 0 < len(self._labelled) < size and not self.labelled_only else self._labelled)
         )

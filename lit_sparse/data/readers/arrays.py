@@ -101,7 +101,7 @@ def open_arrays(path: Place) -> Iterator[Arrays]:
     """
     openers = {".npy": _open_npy, ".npz": _open_npz, ".h5": _open_h5, ".hdf5": _open_h5}
     if path.suffix not in openers:
-        raise DataError(f"Expected a file {', '.join(openers)} but got {str(path)!r}. Convert it.")
+        raise DataError(f"Expected a file of type {', '.join(openers)} but got {str(path)!r}. Convert it.")
     with ExitStack() as stack:
         with _reading(path):
             entries = stack.enter_context(openers[path.suffix](path))
@@ -209,7 +209,7 @@ def _header(file: IO[bytes], size: int, where: str) -> _Header:
     version = npy.read_magic(file)
     if version not in readers:
         raise DataError(
-            f"Expected numbers or words but got named fields in {where} (version {version}). Save each field alone."
+            f"Expected numbers or words but got named fields in {where} (version {version}). Save each field separately."
         )
     header = _Header(*readers[version](file))
     if not header.dtype.hasobject:  # objects have unknown sizes and are refused later

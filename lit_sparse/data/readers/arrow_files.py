@@ -62,7 +62,9 @@ def _unpacked(path: Place, file: IO[bytes], table: Any, kept: Sequence[str]) -> 
             starts = [start for start in (leaf.dictionary_page_offset, leaf.data_page_offset) if start]
             pages = pages_of(file, min(starts), leaf.total_compressed_size)
             if pages.repeats:
-                raise DataError(f"Expected no DELTA_BYTE_ARRAY in column {name!r} of {str(path)!r}. Write it without.")
+                raise DataError(
+                    f"Expected no DELTA_BYTE_ARRAY in column {name!r} of {str(path)!r}. Write the column without this encoding."
+                )
             each = 8 + NESTED * name.count(".")
             size += max(each, kind.length or 0) * pages.values + pages.size
             check_unpacked(path, size, what="its table", remedy="write it without dictionaries")  # before a page is read

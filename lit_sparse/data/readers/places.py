@@ -98,7 +98,7 @@ def place_of(name: str | Place) -> Place:
         return Path(name.removeprefix("file://")).expanduser()
     if "::" in name or protocol in INSIDE:
         raise DataError(
-            f"Expected the URL of a file or a folder but got {name!r}, which is inside of another. Unpack it first."
+            f"Expected the URL of a file or a folder but got {name!r}, which points into another file. Unpack that file first."
         )
     with _reached(name):
         from fsspec.core import url_to_fs  # it comes with torch

@@ -260,7 +260,7 @@ def _from_parallel(files: Mapping[str, Place], base: Place) -> dict[str, list[An
         for pair in differing:
             first, second = map(" ".join, pair)
             raise DataError(
-                f"Expected equal documents and segments in {str(base.parent)!r} but got {first!r} in {named[0][0]} where"
-                f" {name} has {second!r}. Sort them alike."
+                f"Expected the same documents and segments in {str(base.parent)!r} but got {first!r} in {named[0][0]} where"
+                f" {name} has {second!r}. Put them in the same order."
             )
     return read

@@ -140,7 +140,7 @@ def open_bounded(path: Place, *, strict: bool = True, lines: bool = False) -> It
                     )
             yield file
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(f"{str(path)!r} is not a whole {kind} file ({error}). Fetch it again.") from error
+        raise DataError(f"{str(path)!r} is not a complete {kind} file ({error}). Fetch it again.") from error
     except FileNotFoundError as error:
         raise DataError(f"There is no file {str(path)!r}.{in_folder(path.parent, path.name)}") from error
     except OSError as error:

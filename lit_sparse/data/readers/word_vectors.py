@@ -225,7 +225,7 @@ def _open_text(path: Path, width: int | None) -> Iterator[tuple[IO[bytes], str]]
             with io.BufferedReader(BoundedReader(archive.open(member), path, lines=True), 1 << 20) as file:  # type: ignore[arg-type]
                 yield file, f"{member!r} in {where}"
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError) as error:
-        raise DataError(f"{where} is not a whole zip file that can be read ({error}). Fetch it again.") from error
+        raise DataError(f"{where} is not a complete zip file that can be read ({error}). Fetch it again.") from error
 
 
 def _member(names: Sequence[str], width: int | None, where: str) -> str:
@@ -246,20 +246,20 @@ def _from_cache(path: Path, wanted: _Wanted) -> None:
     if not isinstance(words, list) or not isinstance(vectors, Tensor) or vectors.dim() != 2:
         raise DataError(
             f"Expected the words, their indices, their vectors and the width in {where}, as in a torchtext cache, but got"
-            " something else. Make the cache again."
+            " something else. Create the cache again."
         )
     dense = vectors.layout == torch.strided and vectors.is_contiguous()  # an expanded one takes more memory than its file
     if not dense or vectors.device.type != "cpu" or not vectors.is_floating_point():
         raise DataError(
-            f"Expected a dense tensor of floating numbers in {where} but got {vectors.dtype}, {vectors.layout},"
+            f"Expected a dense tensor of floating values in {where} but got {vectors.dtype}, {vectors.layout},"
             f" {'' if dense else 'not '}contiguous, on the device {vectors.device.type!r}. Save it again, as"
             " `vectors.float().cpu().to_dense().contiguous()`."
         )
     _, index, _, width = content
     if type(width) is not int or width != vectors.shape[1]:
         raise DataError(
-            f"Expected the width in {where} to be {vectors.shape[1]} as of its vectors but got {width!r:.80}. Make the cache"
-            " again."
+            f"Expected the width in {where} to be {vectors.shape[1]}, as its vectors have, but got {width!r:.80}. Create the"
+            " cache again."
         )
     index = index if isinstance(index, dict) else {}
     _fill(words, vectors.detach().float().numpy(), path, wanted, index)
@@ -267,7 +267,7 @@ def _from_cache(path: Path, wanted: _Wanted) -> None:
         type(place) is not int or not 0 <= place < len(words) or words[place] != word for word, place in index.items()
     ):
         raise DataError(
-            f"Expected the index of each word in {where} to be its place in the list of words. Make the cache again."
+            f"Expected the index of each word in {where} to be its position in the list of words. Create the cache again."
         )
 
 
@@ -291,7 +291,7 @@ def _unpacked_cache(path: Path) -> Any:
     except DataError:
         raise
     except Exception as error:  # a truncated or forged file may raise anything
-        raise DataError(f"{where} is not a file of torchtext's .vector_cache: {brief(error)}. Make it again.") from error
+        raise DataError(f"{where} is not a file of torchtext's .vector_cache: {brief(error)}. Create it again.") from error
 
 
 def _from_arrays(array: Path, index: Path, wanted: _Wanted) -> None:
@@ -335,7 +335,7 @@ def _carried(name: str) -> tuple[Path, Path] | None:
     files_by_ending = [[file for file in files if file.name.endswith(ending)] for ending in (".npy", ".parquet")]
     if [len(matches) for matches in files_by_ending] != [1, 1]:
         raise DataError(
-            f"Expected one array .npy of vectors and one index .parquet of words in the distribution {name!r} but got"
+            f"Expected one .npy array of vectors and one .parquet index of words in the distribution {name!r} but got"
             f" {len(files_by_ending[0])} and {len(files_by_ending[1])}. Give another."
         )
     array, index = (Path(str(matches[0].locate())) for matches in files_by_ending)

@@ -242,7 +242,7 @@ def _whitening(x: Tensor) -> tuple[Tensor, Tensor]:
     mean = x.mean(0)
     covariance = torch.cov((x - mean).mT).reshape(x.shape[1], x.shape[1])
     if not bool(covariance.isfinite().all()):
-        raise DataError("Expected features with a finite covariance for `whiten` but got too large ones. Divide them.")
+        raise DataError("Expected features with a finite covariance for `whiten` but got too large ones. Rescale them.")
     values, turns = torch.linalg.eigh(covariance)
     least = 1e-10 * values[-1].clamp_min(1e-300)
     return mean, (turns * torch.where(values > least, values, torch.inf).rsqrt()) @ turns.mT

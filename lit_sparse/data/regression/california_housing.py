@@ -97,7 +97,7 @@ class CaliforniaHousingDataModule(RegressionDataModule):
         if source == "csv" and path is None:
             raise ConfigurationError(
                 "Expected argument `path`, a csv file with the columns of StatLib's table, but got none. Give"
-                " --data.init_args.path=FILE. Without the file, --data.init_args.source=sklearn takes scikit-learn's earlier"
+                " --data.init_args.path=FILE. Without the file, --data.init_args.source=sklearn uses scikit-learn's earlier"
                 " download, and --data.init_args.source=hub downloads."
             )
         self.path = path
@@ -194,7 +194,7 @@ def _numbers_of_joblib(path: Path) -> np.ndarray:
     if ALIGNED in said:
         start += 1 + content[start]
     if not start or columns != len(RAW) or "f8" not in said or len(content) != start + 8 * rows * columns + 1:
-        raise ValueError(f"it does not hold a table (N, {len(RAW)}) of float64 alone")
+        raise ValueError(f"it does not contain a single float64 table (N, {len(RAW)})")
     return np.frombuffer(content, "<f8", rows * columns, start).reshape((rows, columns), order=order)
 
 

@@ -47,7 +47,7 @@ class RadialBases:
     ) -> None:
         self.scales = tuple(check_positive("scales", float(scale)) for scale in scales)
         if not self.scales:
-            raise ConfigurationError("Expected argument `scales` to hold a width or more but got none.")
+            raise ConfigurationError("Expected argument `scales` to contain at least one width but got none.")
         self.per_scale, self.constant_scale = per_scale, constant_scale
 
     def __len__(self) -> int:

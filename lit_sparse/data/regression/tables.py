@@ -201,7 +201,7 @@ class TableDataModule(RegressionDataModule):
         y = torch.from_numpy(np.ascontiguousarray(target, dtype=np.float64))
         if self.log_target:
             if not bool((y > 0).all()):
-                raise DataError("Expected positive targets with `log_target` but got others. Leave out `log_target`.")
+                raise DataError("Expected positive targets with `log_target` but some are not. Leave out `log_target`.")
             y = y.log()
         return Table(x[:, :-1] if self.drop_last and x.ndim == 2 else x, y.float())
 

@@ -72,7 +72,7 @@ def _read(path: Path) -> bytes:
     with open_plain(path, path.parent) as file:
         status = os.fstat(file.fileno())
         if _is_of_others(status) or status.st_nlink > 1:
-            raise PermissionError(f"{path} is a file of others")
+            raise PermissionError(f"{path} belongs to another user")
         checksum, content = file.read(CHECKSUM), file.read()
     if checksum != _checksum(path, content):
         raise ValueError(f"{path} is damaged")

@@ -212,7 +212,7 @@ def gather_above(x: Any, row: Any, top: Any, scale: Any, limit: Any, values: Any
     """
     factor, bound = x.dtype.type(scale), x.dtype.type(limit)
     n = 0
-    for i in range(x.shape[1]):  # without a branch: what is not kept is overwritten by the next
+    for i in range(x.shape[1]):  # without a branch: what is dropped is overwritten by the next
         value = (x[row, i] - top) * factor
         values[n] = value
         places[n] = i

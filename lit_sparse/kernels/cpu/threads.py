@@ -135,7 +135,7 @@ _here = threading.local()
 
 
 def _start_afresh() -> None:
-    """Use new threads in a forked child, where those of the parent do not exist."""
+    """Use new threads in a forked child, where the parent's threads do not exist."""
     global _threads
     _threads = _Pool()
 

@@ -42,7 +42,7 @@ def numba_cuda() -> Any:
         module.jit("void(float32[:])")(_nothing)
     except Exception as error:
         warnings.warn(
-            f"numba-cuda compiles nothing here: {type(error).__name__}: {error}. Fusedmax and oscarmax run in torch operations"
+            f"numba-cuda cannot compile kernels: {type(error).__name__}: {error}. Fusedmax and oscarmax run in torch operations"
             " on the GPU, and SparseMAP on the CPU, which is slower. Another release of numba-cuda or numpy may help.",
             stacklevel=2,
         )

@@ -28,7 +28,7 @@ __all__ = ["entmax_jacobian", "entmax_product", "map_entmax", "map_entmax_root"]
 
 SECONDS, PRODUCT_SECONDS = 3e-9, 1e-9  # for one element, on one thread
 REFERENCE_PASSES = 60
-# Kinds of alpha: those of squares and fourth powers, others up to 2 (or NaN), and above 2. Each has its own functions, so that
+# Kinds of alpha: for squares and fourth powers, others up to 2 (or NaN), and above 2. Each has its own functions, so that
 # only what is used is compiled.
 MAPS = (map_powers_block, map_block, map_steep_block)
 PRODUCTS = (root_product_block, product_block, steep_product_block)

@@ -63,7 +63,7 @@ def _project_reference(x: Tensor, sparseness: float | Tensor, norm: float | Tens
     inside = (count <= size) & (ranked > -torch.inf)
     mean = torch.where(inside, value, 0.0).sum(-1, keepdim=True) / size
     centered = torch.where(inside, value - mean, 0.0)
-    # On tied entries any direction is as good: that of the first.
+    # On tied entries any direction is as good; the first is taken.
     unit = torch.where(count == 1, 1.0, 0.0) - 1 / size
     centered = torch.where(tied, torch.where(inside, unit, 0.0), centered)
     spread = centered.square().sum(-1, keepdim=True)

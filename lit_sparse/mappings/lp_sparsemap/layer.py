@@ -135,7 +135,7 @@ def _batched(potentials: Tensor | None, graph: FactorGraph, x: Tensor) -> Tensor
     if potentials.dim() < 1 or potentials.shape[-1] not in (each, tied):
         raise ConfigurationError(
             f"Expected potentials of shape ({each},), one for each group of variables, or ({tied},), one for each"
-            f" factor, or with the rows' dimensions before that, but got {tuple(potentials.shape)}."
+            f" factor, optionally preceded by the dimensions of the rows, but got {tuple(potentials.shape)}."
         )
     if potentials.shape[-1] != each:
         potentials = potentials[..., graph.tied_index(x.shape[-1]).to(potentials.device)]
@@ -252,7 +252,7 @@ class LPSparseMAP(PotentialMapping):
         fits = local.fits(bits, (x != -torch.inf).reshape(bits.shape))
         if not bool(fits.all()):
             raise ConfigurationError(
-                f"Expected targets of {{0, 1}} that fit all factors and the mask but that of row"
+                f"Expected targets of {{0, 1}} that fit all factors and the mask but the target of row"
                 f" {int((~fits).nonzero()[0])} does not."
             )
         links = _batched(self.potentials, self.graph, x).to(x.dtype)

@@ -59,7 +59,7 @@ class _Marginals(torch.autograd.Function):
 
 
 def _derivative(local: Local, saved: tuple[Tensor, ...], x: Tensor | None, potentials: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return changes of marginals and counts for those of scores (B, d) and potentials (B, P); the derivative is symmetric."""
+    """Return changes of marginals and counts for changed scores (B, d) and potentials (B, P); the derivative is symmetric."""
     scores, links, marginals, anchors, penalty, *known = saved
     allowed = (scores != -torch.inf) & ~marginals.isnan()
     matrix, *slopes = known or _faces(local, anchors, links, penalty)
@@ -134,7 +134,7 @@ class GraphProblem:
         invalid = torch.where(broken, torch.nan, 0.0).to(x)
         marginals = torch.where(broken.unsqueeze(-1) & allowed, torch.nan, marginals)
         counts = found.counts + invalid.unsqueeze(-1)
-        # An active set cannot run within a function transform, so that its faces are found here; those of formulas can wait.
+        # An active set cannot run within a function transform, so its faces are found here; faces from formulas can wait.
         known = [] if local.exact else _faces(local, found.anchors, links, found.penalty)
         return marginals, counts, found.residuals + invalid, found.gaps + invalid, found.anchors, found.penalty, *known
 
@@ -150,7 +150,7 @@ class GraphProblem:
             if bool(bad.any()):
                 row, place = bad.nonzero()[0].tolist()
                 raise ConfigurationError(
-                    f"Expected variables that leave each factor an element but those of row {row} leave none to factor"
+                    f"Expected an element for each factor but in row {row} the allowed variables leave none for factor"
                     f" {self._name(group.names[place])}. Allow more of its variables, or mask all of them."
                 )
 
@@ -163,8 +163,8 @@ class GraphProblem:
         infeasible = left & contradicts(local, found, usable)
         if bool(infeasible.any()):
             raise ConfigurationError(
-                f"Expected factors with a common point but those of row {int(infeasible.nonzero()[0])} contradict one another."
-                " Remove a factor, or widen its limits; masked variables are 0."
+                f"Expected factors with a common point but the factors of row {int(infeasible.nonzero()[0])} contradict one"
+                " another. Remove a factor, or widen its limits; masked variables are 0."
             )
         self.warn(
             f"LP-SparseMAP stopped after max_iter={self.max_iter} evaluations in {int(left.sum())} of {len(left)} rows, where"

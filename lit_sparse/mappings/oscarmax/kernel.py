@@ -113,7 +113,7 @@ def gather_keys(x: Any, row: Any, top: Any, gamma: Any, bound: Any, floats: Any,
     Row KEYS of ``floats`` receives them, and row ORDER of ``ints`` their places in the row; ``top`` is the row's maximum.
     """
     n = 0
-    for i in range(x.shape[1]):  # without a branch: what is not kept is overwritten by the next
+    for i in range(x.shape[1]):  # without a branch: what is dropped is overwritten by the next
         ints[ORDER, n] = i
         n += x[row, i] >= bound
     for j in range(n):
@@ -387,7 +387,7 @@ map_oscar = RowKernel(
 )
 """Row kernel ``(x (..., d), lam (..., 1) or a number, gamma, exact) -> (y, labels)``: oscarmax of ``x / gamma``, and groups.
 
-With ``exact=False`` it is the published composition, and the labels are those of its first step. ``-inf`` marks a forbidden
+With ``exact=False`` it is the published composition, with the labels of its first step. ``-inf`` marks a forbidden
 entry. A row without allowed entries gives zeros. A row with NaN or +inf, or with a negative lam, gives NaN at its allowed
 entries.
 """

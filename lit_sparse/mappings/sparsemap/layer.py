@@ -77,7 +77,7 @@ def sparsemap(
         mask: boolean, broadcastable to ``scores``; True where an entry is allowed. Structures have zeros elsewhere.
         max_iter: maximum number of structures searched for a row; if it is reached, there is a warning.
         tol: error of the marginals to reach, in Euclidean distance.
-        start: where to start: an earlier result (a warm start) or one structure a row, (..., D); by default the best
+        start: where to start: an earlier result (a warm start) or one structure per row, (..., D); by default the best
             structure for the scores. The probabilities depend on it, the marginals do not.
 
     Returns:
@@ -286,7 +286,7 @@ class SparseMAP(PotentialMapping):
         target = target.to(x.dtype)
         everything = torch.ones_like(target, dtype=torch.bool)
         if not bool((self.structure.fits(target, everything) | self.structure.fits(target, wide > -torch.inf)).all()):
-            raise ConfigurationError(f"Expected structures of {self.structure!r} as target, but some are none.")
+            raise ConfigurationError(f"Expected structures of {self.structure!r} as target, but some are not.")
         selected = torch.where(self.structure.select_entries(target) > 0, x, 0.0)
         total = selected.sum(-1) - 0.5 * self.gamma * target.square().sum(-1)
         if self.potentials is not None:

@@ -117,7 +117,7 @@ def _start_of(given: tuple[Tensor, Tensor] | Tensor | None, structure: Structure
     fits = structure.fits(entries, allowed)
     if isinstance(given, Tensor) and not bool((fits | structure.fits(entries, everything)).all()):  # except for the mask
         raise ConfigurationError(
-            f"Expected argument `start` to hold structures of {structure!r} but got others. Start from structures."
+            f"Expected argument `start` to contain structures of {structure!r} but some are not. Start from structures."
         )
     return entries, torch.where(fits & probs.isfinite(), probs, 0.0)
 
@@ -128,7 +128,7 @@ def _checked(structure: Structure, found: Any, scores: Tensor) -> Tensor:
     if not isinstance(found, Tensor) or found.shape != scores.shape:
         shape = tuple(found.shape) if isinstance(found, Tensor) else full_name(found)
         raise ConfigurationError(
-            f"Expected {name} to return a tensor {tuple(scores.shape)}, one structure a row, but got {shape}."
+            f"Expected {name} to return a tensor {tuple(scores.shape)}, one structure per row, but got {shape}."
         )
     if found.is_complex():
         raise ConfigurationError(f"Expected {name} to return real numbers but got {found.dtype}.")
@@ -252,7 +252,7 @@ def _on_device(like: Tensor, solution: Solution) -> Solution:
 
 
 def _with_others(found: Solution, whole: Tensor, broken: Tensor, scores: Tensor) -> Solution:
-    """Return a solution for all rows of the scores, from that of the rows ``whole``.
+    """Return a solution for all rows of the scores, from the solution of the rows ``whole``.
 
     The others are NaN where they are ``broken``, else zeros: they allow nothing but the empty structure.
     """

@@ -240,7 +240,7 @@ class _Space:
         if self.scores.shape != shape:
             number = math.prod(shape)
             if self.memory.numel() < number:
-                with torch.inference_mode(False):  # threads share it, and the mode is that of one of them
+                with torch.inference_mode(False):  # threads share it, and the mode belongs to one of them
                     self.memory = self.memory.new_empty(number)
             self.scores = self.memory.flatten()[:number].view(shape)
             self.first = self.scores[0]

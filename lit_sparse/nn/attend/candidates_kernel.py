@@ -1,7 +1,7 @@
 """Candidates for the support of rows of scores: entries above a bound of the threshold, found in two passes.
 
-The maxima of blocks of entries are some of the row's entries. A mapping of them alone has a lower threshold than that of the
-whole row. So each entry of the support is above it, and chunks of blocks whose maxima are not can be skipped.
+The maxima of blocks of entries are some of the row's entries. A mapping of them alone has a lower threshold than the whole row.
+So each entry of the support is above it, and chunks of blocks whose maxima are not can be skipped.
 
 The threshold of the maxima is bounded from below, too. For entmax the weights are ``u^(1 / eps)`` with eps = alpha - 1,
 ``u = 1 - s + eps (x - top) / gamma`` at most 1, and their sum is 1. With n, the smallest integer of at least ``1 / eps``, the

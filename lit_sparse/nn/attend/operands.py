@@ -150,7 +150,7 @@ def check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
             _ = query.new_empty(0, 0) @ key.new_empty(0, 0) @ value.new_empty(0, 0)
         except RuntimeError:
             raise ConfigurationError(
-                f"Expected query, key and value of one dtype but got {', '.join(map(str, dtypes))}."
+                f"Expected query, key and value of the same dtype but got {', '.join(map(str, dtypes))}."
             ) from None
 
 
@@ -165,7 +165,7 @@ def _check_shapes(query: Tensor, key: Tensor, value: Tensor) -> torch.Size:
     shared = heads[1] > 1 and heads[0] not in (1, heads[1])
     if shared and (heads[0] % heads[1] or heads[1] != heads[2]):
         raise ConfigurationError(
-            f"Expected as many heads of keys as of values, and their number to divide the number of heads of queries, but got"
+            f"Expected equally many key and value heads, whose number divides the number of query heads, but got"
             f" shapes {shapes}."
         )
     try:

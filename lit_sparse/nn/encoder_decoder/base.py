@@ -88,7 +88,7 @@ class EncoderDecoder(nn.Module, ABC):
         if mapping.couples_queries:
             raise ConfigurationError(
                 f"Expected a mapping that treats queries separately but got {mapping!r}, which couples them. Use another: a"
-                " decoder makes one query at a time."
+                " decoder computes one query at a time."
             )
         warn_off_simplex(mapping)
         self.mapping = mapping

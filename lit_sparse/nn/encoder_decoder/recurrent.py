@@ -63,7 +63,7 @@ class RecurrentBody(EncoderDecoder):
         self.cell, self.bidirectional, self.input_feeding = cell, bidirectional, input_feeding
         self.scaled = scaled
         if bidirectional and width % 2:
-            raise ConfigurationError(f"Expected an even `width` for an encoder of both directions but got {width}.")
+            raise ConfigurationError(f"Expected an even `width` for a bidirectional encoder but got {width}.")
         kind = nn.LSTM if cell == "lstm" else nn.GRU
         between = dropout if layers > 1 else 0.0
         self.encoder = kind(

@@ -81,7 +81,7 @@ class LinearFenchelYoungLoss(nn.Linear):
                 " others, use torch.nn.Linear and FenchelYoungLoss."
             )
         if class_weight is not None and len(class_weight) != classes:
-            raise ConfigurationError(f"Expected `class_weight` with {classes} numbers but got {len(class_weight)}.")
+            raise ConfigurationError(f"Expected `class_weight` with {classes} weights but got {len(class_weight)}.")
 
     @property
     def mapping(self) -> SparseMapping:

@@ -135,7 +135,7 @@ class RunOf:
         begun = self.begun
         if begun is not None and begun != self.settings and (self.trained or self.checkpoint().is_file()):
             raise JobFailedError(
-                f"{self.folder.parent} was begun with other settings: {'; '.join(changes(begun, self.settings))}."
+                f"{self.folder.parent} was started with different settings: {'; '.join(changes(begun, self.settings))}."
                 f" Choose another --output, or remove it with {self._begun}."
             )
         if begun != self.settings:
@@ -350,7 +350,7 @@ class RunOf:
             labels = {key: str(value) for key, value in (self.cell.labels | point).items()}
             keys = {"cell": self.name, "seed": self.seed} | labels
             if clash := {*keys}.intersection(*several):
-                raise ConfigurationError(f"Expected {self.cell.function} to return other names than labels but got {clash}.")
+                raise ConfigurationError(f"Expected {self.cell.function} to return names other than labels but got {clash}.")
             self._append([keys | numbers | keys for numbers in several], time.monotonic() - began)
 
 

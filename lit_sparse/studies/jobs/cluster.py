@@ -112,7 +112,7 @@ def _folder() -> Path:
         raise ConfigurationError(f"Expected a folder {str(folder)!r} for jobs but got: {error}. Set XDG_CACHE_HOME.") from error
     if not private:
         raise ConfigurationError(
-            f"Expected only you to be able to write to {str(folder)!r}, or to replace it, since jobs are pickled there. Run"
+            f"Expected {str(folder)!r}, where jobs are pickled, to be writable and replaceable only by you. Run"
             " chmod 700 on it, and chmod o-w on the folders above it, or set XDG_CACHE_HOME."
         )
     return folder

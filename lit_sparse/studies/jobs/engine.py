@@ -103,7 +103,7 @@ class Runner(Workspace):
                 held.append(run)
                 return
             file.close()
-        waits = f"{run.place}: another process runs it, or a killed one left its training; waiting"
+        waits = f"{run.place}: another process is running it, or a killed one left its training running; waiting"
         with locked(path, partial(say, waits)) as descriptors:
             finished = run.finished
             if finished and not run.cell.hidden and (not source or run.trained):
@@ -112,7 +112,7 @@ class Runner(Workspace):
                 run.begin()
                 if finished and run.trained:
                     return
-                say(f"{run.place}: runs; output in {run.log}")
+                say(f"{run.place}: running; output in {run.log}")
                 began = time.monotonic()
                 run.run(threads, descriptors)
             say(f"{run.place}: finished, {(time.monotonic() - began) / 60:.1f} min")

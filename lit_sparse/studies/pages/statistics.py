@@ -73,7 +73,7 @@ def gaussian_superiority(a: Sequence[float], b: Sequence[float]) -> float:
         0.5
     """
     if min(len(a), len(b)) < LEAST:
-        raise ValueError(f"Expected at least {LEAST} numbers in each sample but got {len(a)} and {len(b)}.")
+        raise ValueError(f"Expected at least {LEAST} values in each sample but got {len(a)} and {len(b)}.")
     one, two = ((np.mean(x), (len(x) - 1) / math.sqrt(len(x)) * np.std(x, ddof=1), len(x) / 2 - 1) for x in (a, b))
     if one[1] == 0 and two[1] == 0:
         return float((one[0] < two[0]) + 0.5 * (one[0] == two[0]))
@@ -118,7 +118,7 @@ def compare(samples: Mapping[str, Sequence[float]], level: float = 0.05) -> Comp
     small = [name for name, sample in samples.items() if len(sample) < LEAST]
     if len(samples) < 2 or small:
         raise ValueError(
-            f"Expected at least two samples of at least {LEAST} numbers each but {small or list(samples)} are fewer."
+            f"Expected at least two samples of at least {LEAST} values each but {small or list(samples)} are fewer."
         )
     values = pd.concat({name: pd.Series(sample, dtype=float) for name, sample in samples.items()})
     ranked = values.rank()

@@ -116,7 +116,7 @@ def _check(study: Study) -> None:
         for _ in study.cells:
             above = [other for source in above for other in study.cells[source].checkpoints.values()]
         if above:
-            raise ConfigurationError(f"{study.path}: cell {name!r} needs checkpoints in a circle.")
+            raise ConfigurationError(f"{study.path}: the checkpoints that cell {name!r} needs depend on its own.")
         check_names(cell.schedules, study.schedules, f"`schedules` of cell {name!r} in {study.path}")
         for change in (cell, *cell.schedules.values()):
             check_names(change.published, study.columns, f"`published` of cell {name!r} in {study.path}")
@@ -129,7 +129,7 @@ def _check(study: Study) -> None:
             check_names(cell.checkpoints.values(), cells, f"`checkpoints` of cell {name!r} in {study.path}")
             if taken := [key for key in (*cell.labels, *cell.grid) if key in RESERVED]:
                 raise ConfigurationError(
-                    f"Expected other names than {', '.join(RESERVED)} in `labels` and `grid` of cell {name!r} in {study.path}"
+                    f"Expected names other than {', '.join(RESERVED)} in `labels` and `grid` of cell {name!r} in {study.path}"
                     f" but got {taken[0]!r}."
                 )
     for key, pattern in (("metric_files", study.metric_files), ("checkpoint_files", study.checkpoint_files or ".")):

@@ -53,15 +53,23 @@ def parser() -> argparse.ArgumentParser:
     )
     found.add_argument("-c", "--config", action="append", default=[], help="file or name of a config; overlays follow it")
     found.add_argument(
-        "-s", "--space", type=Path, required=True, help="YAML file of options and their values, or a program and its space"
+        "-s",
+        "--space",
+        type=Path,
+        required=True,
+        help="YAML file with options and their values, or with a program and its space",
     )
-    found.add_argument("--metric", action="append", required=True, help="logged value, such as val/nelbo; two give a front")
-    found.add_argument("--mode", action="append", choices=("min", "max"), help="for each metric; known for usual ones")
+    found.add_argument(
+        "--metric", action="append", required=True, help="logged value to optimize, such as val/nelbo; two give a Pareto front"
+    )
+    found.add_argument(
+        "--mode", action="append", choices=("min", "max"), help="direction of each metric; known for common metrics"
+    )
     found.add_argument("--trials", type=int, help="number of trials; 30 by default, or all of a grid")
     found.add_argument(
         "--sampler",
         type=_yaml,
-        help="tpe, random, grid, or a class of optuna.samplers, such as GPSampler; with init_args in YAML; tpe by default",
+        help="tpe, random, grid, or a class of optuna.samplers, such as GPSampler, with init_args in YAML; tpe by default",
     )
     found.add_argument(
         "--prune",
@@ -70,7 +78,9 @@ def parser() -> argparse.ArgumentParser:
         const="median",
         help="stop trials that are worse than others: median (by default), hyperband, or a class of optuna.pruners",
     )
-    found.add_argument("--folds", type=int, default=1, help="folds of the training and validation data; values are means")
+    found.add_argument(
+        "--folds", type=int, default=1, help="number of folds of the training and validation data; values are means over them"
+    )
     found.add_argument("--jobs", type=int, default=1, help="number of trials at a time; they share the cores")
     found.add_argument("--submit", metavar="CLUSTER[,KEY=VALUE]", help="submit the runs, such as slurm,timeout_min=600")
     found.add_argument("--storage", help="URL of an Optuna storage, for several machines; a file in the folder by default")
@@ -128,7 +138,7 @@ def main(arguments: Sequence[str]) -> int:
     elif not configs:
         raise ConfigurationError(f"Expected a config by -c, or a `program` in {options.space}, but got none.")
     if len(options.mode or []) > len(options.metric):
-        raise ConfigurationError(f"Expected a --mode for each --metric at most but got {len(options.mode)} modes.")
+        raise ConfigurationError(f"Expected at most one --mode per --metric but got {len(options.mode)} modes.")
     modes = [*(options.mode or []), *[None] * len(options.metric)]
     sampler = options.sampler or "tpe"
     sweep = Sweep(

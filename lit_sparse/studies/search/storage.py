@@ -87,7 +87,7 @@ def read_journal(journal: Path) -> Iterator[dict[str, Any]]:
             raise ConfigurationError(f"Expected {str(journal)!r} to have at most {LARGEST:,} bytes. Choose another --output.")
         file.seek(max(0, size - 1))
         if file.read(1) not in (b"", b"\n"):  # Optuna would append to what a full disk has cut off
-            raise ConfigurationError(f"Expected whole lines in {str(journal)!r} but the last one is cut off. Remove it.")
+            raise ConfigurationError(f"Expected complete lines in {str(journal)!r} but the last one is cut off. Remove it.")
         file.seek(0)
         counts: Counter[str] = Counter()
         ended = set()
@@ -165,7 +165,7 @@ def check_database(storage: str, *, new: bool = True) -> None:
             if (kind, name, text) not in own:
                 raise ConfigurationError(
                     f"Expected Optuna's own tables and indices in {str(path)!r} but got a {kind} {name[:80]!r}, which Optuna"
-                    " never makes. Choose another --storage."
+                    " never creates. Choose another --storage."
                 )
         (state,) = database.execute("pragma quick_check(1)").fetchone()
         if state != "ok":  # pages that refer to pages again and again are read without end
@@ -200,7 +200,7 @@ def _check_beside(path: Path) -> None:
             continue
         except OSError as error:
             raise ConfigurationError(
-                f"Expected a file of SQLite in {str(file)!r} but got: {error.strerror}. Choose another --storage."
+                f"Expected an SQLite file in {str(file)!r} but got: {error.strerror}. Choose another --storage."
             ) from error
 
 

@@ -138,7 +138,7 @@ class Sweep:
             reason = str(error) or type(error).__name__
             raise ConfigurationError(f"The storage {self.place} cannot be used: {reason}") from error
         if [direction.name.lower() for direction in found.directions] != list(self.directions):
-            raise ConfigurationError(f"{self.folder} was begun with other metrics. Choose another --output.")
+            raise ConfigurationError(f"{self.folder} was started with different metrics. Choose another --output.")
         self._check_settings(found)
         for place, trial in enumerate(found.get_trials(deepcopy=False)):
             self._check_trial(place, trial)
@@ -170,7 +170,7 @@ class Sweep:
             study.set_user_attr("settings", asked)
         elif begun != asked:
             key = next((key for key in asked if not isinstance(begun, dict) or begun.get(key) != asked[key]), "settings")
-            raise ConfigurationError(f"{self.folder} was begun with other {key}. Choose another --output, or remove it.")
+            raise ConfigurationError(f"{self.folder} was started with different {key}. Choose another --output, or remove it.")
 
     def _check_trial(self, place: int, trial: Any) -> None:
         """Check a stored trial, which whoever can write to the storage may have changed."""
@@ -213,7 +213,7 @@ class Sweep:
             if not accepted:
                 raise ConfigurationError(
                     f"Expected trial {trial.number} in {self.place} to have values of the space but got"
-                    f" {key[:80]!r} = {stored!r:.80}. The storage was changed, or the space: choose another --output."
+                    f" {key[:80]!r} = {stored!r:.80}. The storage or the space was changed: choose another --output."
                 )
             found[key] = accepted[0]
         return {key: found[key] for key in self.space if key in found}
@@ -239,7 +239,7 @@ class Sweep:
 
         others = run_all([work] * jobs, jobs)
         while held := self._held():
-            say(f"{', '.join(held)}: another process runs it, or a killed one left its training; waiting")
+            say(f"{', '.join(held)}: another process is running it, or a killed one left its training running; waiting")
             while set(held) == set(self._held()):
                 time.sleep(0.5)
             others += run_all([work] * jobs, jobs)
@@ -291,7 +291,9 @@ class Sweep:
         try:
             yield
         except ValueError as error:
-            raise ConfigurationError(f"{self.folder} was begun with other values: {error} Choose another --output.") from error
+            raise ConfigurationError(
+                f"{self.folder} was started with different values: {error} Choose another --output."
+            ) from error
 
     def _trial(self, number: int) -> Any:
         """Return the stored trial of a number."""
@@ -329,7 +331,7 @@ class Sweep:
             return  # another process has finished it
         trial = optuna.trial.Trial(self.study, frozen._trial_id)
         drawn = ", ".join(f"{short_name(key)} {shown(value)}" for key, value in self.params(frozen).items())
-        say(f"{name}: runs with {drawn}; output in {runs[0].log}")
+        say(f"{name}: running with {drawn}; output in {runs[0].log}")
         reported = len(frozen.intermediate_values)
 
         def stops() -> bool:

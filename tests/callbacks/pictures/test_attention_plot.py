@@ -138,7 +138,7 @@ def test_named_examples_of_the_last_epoch_are_drawn_at_the_end_of_training(tmp_p
             seen.append((tmp_path / "pictures").exists())
 
     plot = AttentionPlot([7, 102, 0], formats=("svg",), folder=str(tmp_path))
-    with pytest.warns(UserWarning, match=r"found no example of index 7, 0; it drew \[102\]"):
+    with pytest.warns(UserWarning, match=r"found no example with index 7, 0; it drew \[102\]"):
         trainer(plot, Watch(), max_epochs=2).fit(Reader())
     assert set(pictures(tmp_path)) == {"102.svg"}
     assert seen == [False] * 3, "nothing is drawn after a sanity check or within training"
@@ -177,7 +177,7 @@ def test_only_chosen_examples_are_kept_and_no_batch_with_them() -> None:
 
 
 def test_several_loaders_and_repeated_examples() -> None:
-    """An index stands for one example: that of the first loader, and the first time it is seen."""
+    """An index stands for one example: the first loader's, and the first time it is seen."""
     plot = AttentionPlot([1])
     plot.on_test_batch_end(None, None, {"artifacts": artifacts([1])}, None, 0, 1)  # type: ignore[arg-type]
     assert plot._kept == {}

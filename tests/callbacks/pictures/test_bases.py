@@ -72,7 +72,7 @@ def test_a_sheet_shows_each_basis_where_it_stands(count: int, shape: tuple[int, 
 
 def test_shapes_that_do_not_fit(tmp_path: Path) -> None:
     model = SupervisedOnlineAutoencoder(HoyerProjection(0.7), in_features=64, width=30)
-    with pytest.raises(ConfigurationError, match="`shape` to be of 64 pixels"):
+    with pytest.raises(ConfigurationError, match="`shape` to have 64 pixels"):
         run(model, tmp_path, BasesPlot(shape=(7, 8), folder=str(tmp_path)))
     run(
         SupervisedOnlineAutoencoder(HoyerProjection(0.7), in_features=64, width=9),

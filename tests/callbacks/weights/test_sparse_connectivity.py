@@ -185,7 +185,7 @@ def test_a_validation_between_two_projections_is_told_once(options: dict[str, An
 
 
 def test_rows_of_filters_are_told() -> None:
-    with pytest.warns(UserWarning, match=r"'conv.weight', .* have 3 numbers.* give dim=\[1, 2, 3\]"):
+    with pytest.warns(UserWarning, match=r"'conv.weight', .* have 3 entries.* give dim=\[1, 2, 3\]"):
         fit(SparseConnectivity("conv", 0.4), max_epochs=1)
 
 
@@ -249,11 +249,11 @@ def test_a_model_that_is_compiled_has_the_same_paths() -> None:
         ({"module": "frist", "sparseness": 0.5}, r"no weight at 'frist'. Did you mean 'first'\?"),
         ({"module": "rnn", "sparseness": 0.5}, "no weight at 'rnn'. Inside it there are rnn.weight_ih_l0, rnn.weight_hh_l0"),
         ({"module": "zzz", "sparseness": 0.5}, "no weight at 'zzz'. There are first"),
-        ({"module": "first.bias", "sparseness": 0.5}, r"'first.bias' to have at least 2 dimensions.* of shape \(6,\)"),
+        ({"module": "first.bias", "sparseness": 0.5}, r"'first.bias' to have at least 2 dimensions but its shape is \(6,\)"),
         ({"module": "norm", "sparseness": 0.5}, "'norm' to have at least 2 dimensions"),
         ({"module": "first", "sparseness": 0.5, "dim": 2}, r"`dim` to be dimensions of 'first.weight'.*\(6, 20\), but got 2"),
         ({"module": "first", "sparseness": 0.5, "dim": [1, -1]}, "`dim` to be dimensions of 'first.weight'"),
-        ({"module": "first", "sparseness": 0.5, "dim": [0, 1]}, "to hold several vectors of several numbers"),
+        ({"module": "first", "sparseness": 0.5, "dim": [0, 1]}, "to contain several vectors with several entries"),
     ],
 )
 def test_weights_that_are_not_there(arguments: dict[str, Any], message: str) -> None:
@@ -264,11 +264,15 @@ def test_weights_that_are_not_there(arguments: dict[str, Any], message: str) -> 
 def test_vectors_without_a_direction() -> None:
     net = Net()
     net.first.weight.data[2:4] = 0.0
-    with pytest.raises(ConfigurationError, match="2 of 6 are zero, the first of which is number 2: there is no nearest point"):
+    with pytest.raises(
+        ConfigurationError, match=r"2 of 6 are zero, starting with number 2\. A zero vector has no nearest point"
+    ):
         fit(SparseConnectivity("first", 0.5), net=net, max_epochs=1)
     narrow = Net()
     narrow.first = nn.Linear(20, 1)
-    with pytest.raises(ConfigurationError, match="several vectors of several numbers along dim=0 but there are 20 of 1"):
+    with pytest.raises(
+        ConfigurationError, match="several vectors with several entries along dim=0 but there are 20 of length 1"
+    ):
         fit(SparseConnectivity("first", 0.5, dim=0), net=narrow, max_epochs=1)
 
 

@@ -83,7 +83,7 @@ def test_digits_are_named_by_their_place_in_the_file(tmp_path: Path) -> None:
         ("a.npy", range(60), "Expected images for training"),
         ("a.npy", [{}], "unpickling can run code"),
         ("a.txt", "1\nsix\n", "one index per line.*got 'six' in line 2"),
-        ("a.pkl", "", r"a file \.npy or \.txt of indices .*unpickling can run code"),
+        ("a.pkl", "", r"a \.npy or \.txt file of indices .*unpickling can run code"),
         ("missing.npy", None, "There is no file of indices"),
     ],
 )

@@ -288,8 +288,8 @@ class Wrong(LabelNoise):
 @pytest.mark.parametrize(
     ("found", "words"),
     [
-        (torch.zeros(1437), r"Expected 1437 labels of int64 from Wrong\(.*\) but got torch\.float32"),
-        (torch.zeros(5, dtype=torch.int64), r"Expected 1437 labels of int64 .* \(5,\)"),
+        (torch.zeros(1437), r"Expected 1437 int64 labels from Wrong\(.*\) but got torch\.float32"),
+        (torch.zeros(5, dtype=torch.int64), r"Expected 1437 int64 labels .* \(5,\)"),
         (torch.full((1437,), 10), r"labels in 0 \.\. 9 but got 10 in the labels by Wrong"),
     ],
     ids=["float", "few", "outside"],

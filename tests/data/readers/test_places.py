@@ -94,7 +94,7 @@ def test_parallel_text_and_numbers_at_urls(memory: Any) -> None:
 
 def test_urls_that_cannot_be_read(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for url in ("nosuch://x/t.csv", "zip://t.csv::memory://a.zip", "reference://x", "simplecache::memory://a.csv"):
-        with pytest.raises(DataError, match=r"cannot be reached|inside of another"):
+        with pytest.raises(DataError, match=r"cannot be reached|points into another file"):
             read_split(None, url, AB)
     with pytest.raises(DataError, match=r"There is no file|does not exist"):
         read_lines("memory://none.txt")

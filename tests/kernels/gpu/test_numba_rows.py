@@ -147,7 +147,7 @@ def test_a_compiler_that_fails_is_not_used(monkeypatch: pytest.MonkeyPatch) -> N
 
     broken = SimpleNamespace(is_available=lambda: True, jit=jit)
     monkeypatch.setattr(importlib, "import_module", lambda name: broken)
-    with pytest.warns(UserWarning, match="numba-cuda compiles nothing here: AttributeError: .* 'row_stack'"):
+    with pytest.warns(UserWarning, match="numba-cuda cannot compile kernels: AttributeError: .* 'row_stack'"):
         assert numba_rows.numba_cuda.__wrapped__() is None
 
 

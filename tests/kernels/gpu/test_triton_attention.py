@@ -52,7 +52,7 @@ def in_blocks(*given: Tensor, mapping: SparseMapping, **options: Any) -> Tensor:
 
 
 def check(mapping: SparseMapping, given: list[Tensor], **options: Any) -> None:
-    """Compare output and gradients with those of dense attention in float64."""
+    """Compare output and gradients with dense attention in float64."""
     tolerance = TOLERANCE[given[0].dtype]
     leaves = [x.detach().clone().requires_grad_() for x in given]
     exact = [x.detach().double().requires_grad_() for x in given]
@@ -190,7 +190,7 @@ def check_marks(device: str) -> None:
 
 
 def check_second_derivatives(device: str) -> None:
-    """They are those of dense attention."""
+    """They equal dense attention's."""
     mask = (torch.rand(2, 9, 12) < 0.8).to(device)
     given = [x.requires_grad_() for x in inputs(device, 9, 12, heads=4)]
     mask = mask.repeat_interleave(2, 0)

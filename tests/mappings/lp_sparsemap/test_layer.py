@@ -37,7 +37,7 @@ def compare(seeds: range) -> tuple[int, int]:
         expected = solved_generically(graph, x, potentials, gamma)
         if expected is None:
             contradicting += 1
-            with pytest.raises(ConfigurationError, match=r"contradict one another|leave none to factor"):
+            with pytest.raises(ConfigurationError, match=r"contradict one another|leave none for factor"):
                 F.lp_sparsemap(x, graph, potentials=potentials, gamma=gamma)
             continue
         solved += 1
@@ -167,7 +167,7 @@ def test_the_derivatives_of_value_and_loss() -> None:
     torch.testing.assert_close(gradients[1], (out.counts.sum() - 3).reshape(1))
     assert bool((loss > 0).all())
     torch.testing.assert_close(layer.loss(1e3 * (target - 0.5), target), torch.zeros(3).double())
-    with pytest.raises(ConfigurationError, match="fit all factors and the mask but that of row 1"):
+    with pytest.raises(ConfigurationError, match="fit all factors and the mask but the target of row 1"):
         layer.loss(x, target.clone().index_fill_(0, torch.tensor([1]), 1.0))
     with pytest.raises(ConfigurationError, match="scores' shape"):
         layer.loss(x, target[0])
@@ -274,15 +274,15 @@ def test_a_simplex_is_sparsemax() -> None:
     [
         (lambda: Factor(Xor), r"Expected a structure.*Did you mean Xor\(...\)"),
         (lambda: Factor(Xor(), [0, 0]), "different whole numbers"),
-        (lambda: Factor(Xor(), [[0, 1], [2]]), "lists of as many numbers"),
-        (lambda: Factor(Xor(), [-1, 0]), "numbers of variables from 0"),
-        (lambda: Factor(Xor(), []), "numbers of variables from 0"),
+        (lambda: Factor(Xor(), [[0, 1], [2]]), "lists of equal length"),
+        (lambda: Factor(Xor(), [-1, 0]), "variables, numbered from 0"),
+        (lambda: Factor(Xor(), []), "variables, numbered from 0"),
         (lambda: Factor(Xor(), "all"), "whole numbers"),
         (lambda: Factor(Pair(), [0, 1, 2]), "length 2"),
         (lambda: Factor(Or(), [0, 1], [2]), r"places 0 \.\. 1 but got \[2\]"),
         (lambda: FactorGraph(3, [Factor(Xor(), [0, 3])]), r"Expected variables 0 \.\. 2.*but got \[3\]"),
-        (lambda: FactorGraph(3, []), "list with a Factor or more"),
-        (lambda: FactorGraph(3, [Xor()]), "list with a Factor or more"),
+        (lambda: FactorGraph(3, []), "list of at least one Factor"),
+        (lambda: FactorGraph(3, [Xor()]), "list of at least one Factor"),
         (lambda: FactorGraph(0, [Factor(Xor())]), "variables"),
         (lambda: FactorGraph(4, [Factor(Sequence(tags=2), None, [0])]), "only bits, logic and pairs"),
         (lambda: FactorGraph(4, [Factor(Sequence(tags=2, select=1))]), "shows all its entries"),
@@ -310,5 +310,7 @@ def test_contradictions_are_named() -> None:
     left = LPSparseMAP(graph)(draw(2, 4)[1:], mask[1:])  # the second Xor is left out
     torch.testing.assert_close(left.sum(), torch.ones_like(left.sum()))
     graph = FactorGraph(3, [Factor(Or(), [0, 1]), Factor(Budget(None, 0), [1, 2], [0, 1])])
-    with pytest.raises(ConfigurationError, match=r"row 1 leave none to factor 1, Factor\(structure=Budget"):
+    with pytest.raises(
+        ConfigurationError, match=r"row 1 the allowed variables leave none for factor 1, Factor\(structure=Budget"
+    ):
         LPSparseMAP(graph)(draw(2, 3), torch.tensor([[True] * 3, [True, False, False]]) | torch.tensor([0, 0, 1]).bool())

@@ -127,7 +127,7 @@ def graphs(draw: st.DrawFn) -> tuple[Tensor, list[Factor]]:
 @given(given_graph=graphs())
 @MANY
 def test_de_morgan(given_graph: tuple[Tensor, list[Factor]]) -> None:
-    """With all variables negated, ones and zeros change places: the marginals of x are 1 less those of 1 - x."""
+    """With all variables negated, ones and zeros change places: the marginals of x are 1 minus the marginals of 1 - x."""
     x, factors = given_graph
     others = [
         Factor(f.structure, f.variables, sorted({*range(len(f.variables))} ^ {*f.negated}))  # type: ignore[arg-type]

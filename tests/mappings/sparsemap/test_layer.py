@@ -59,7 +59,7 @@ def test_nothing_to_map(structure: Structure) -> None:
 @pytest.mark.parametrize("structure", [BitVector(), Budget(None, 2), Sequence(), Assignment(), Tree()], ids=repr)
 @pytest.mark.parametrize("shape", [(0, 4), (3, 0)], ids=str)
 def test_an_empty_batch_keeps_the_graph(structure: Structure, shape: tuple[int, int]) -> None:
-    """So that each process of several has a gradient, that of an empty batch too."""
+    """So that each process of several has a gradient, even with an empty batch."""
     if isinstance(structure, Tree) and shape[-1] == 0:
         return  # a tree has a node at least
     x = torch.zeros(shape, dtype=torch.float64, requires_grad=True)
@@ -212,8 +212,8 @@ class _Wrong(Structure):
 @pytest.mark.parametrize(
     ("result", "words"),
     [
-        (lambda s: s[:, :2], "one structure a row"),
-        (lambda s: s.tolist(), "one structure a row"),
+        (lambda s: s[:, :2], "one structure per row"),
+        (lambda s: s.tolist(), "one structure per row"),
         (lambda s: torch.full_like(s, 0.5), "zeros and ones"),
         (lambda s: torch.full_like(s, torch.nan), "zeros and ones"),
         (lambda s: torch.ones_like(s), "forbidden"),

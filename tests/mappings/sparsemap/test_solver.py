@@ -130,7 +130,7 @@ def test_derivatives(structure: Structure, links_too: bool) -> None:
 
 @pytest.mark.parametrize("structure", [Sequence(3, tags=2), Budget(5, 2), Assignment(3, 3)], ids=repr)
 def test_derivatives_of_probabilities(structure: Structure) -> None:
-    """They are those of the support at hand."""
+    """They belong to the support at hand."""
     x = draw(4, int(structure.size or 0), seed=9).requires_grad_()
     out = F.sparsemap(x, structure)
     weights = draw(*out.probs.shape, seed=10)

@@ -186,8 +186,8 @@ def test_dropout_of_the_function() -> None:
         ({"bias": torch.ones(L, S, dtype=torch.bool)}, "`bias` to be a floating tensor but got torch.bool"),
         ({"bias": torch.ones(L, S + 1)}, "a bias that can be broadcast"),
         ({"dropout": 1.5}, "`dropout`"),
-        ({"key": torch.randn(3, S, E), "value": torch.randn(3, S, 3)}, "to divide the number of heads of queries"),
-        ({"value": torch.randn(4, S, 3)}, "as many heads of keys as of values"),
+        ({"key": torch.randn(3, S, E), "value": torch.randn(3, S, 3)}, "divides the number of query heads"),
+        ({"value": torch.randn(4, S, 3)}, "equally many key and value heads"),
     ],
 )
 def test_bad_arguments_of_the_function(options: dict[str, Any], message: str) -> None:

@@ -166,7 +166,7 @@ def test_lists_grow_when_a_block_needs_more() -> None:
 def test_a_longer_row_before_many_longer_ones(
     few: int, one: int, many: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lists of the first block are shorter than its longest row has candidates, and those of later blocks are longer."""
+    """The lists of the first block are shorter than its longest row has candidates, and those lists that follow are longer."""
     monkeypatch.setattr(candidates, "ROWS", 64)
     monkeypatch.setattr(candidates, "BLOCK", 1 << 15)
     monkeypatch.setattr(candidates, "DENSE", 1.0)

@@ -206,7 +206,7 @@ def test_half_precision_and_autocast(low: torch.dtype) -> None:
 
 def test_tensors_of_different_dtypes_are_refused() -> None:
     query, key, value = inputs()
-    with pytest.raises(ConfigurationError, match="one dtype but got"):
+    with pytest.raises(ConfigurationError, match="the same dtype but got"):
         attention(query.double(), key, value, Sparsemax(), need_weights=False)
 
 
@@ -294,8 +294,8 @@ class TestTheEdges:
             ({"value": torch.randn(3, 7, 3)}, "leading dimensions that can be broadcast together"),
             ({"query": torch.randn(3, 4, 5, 8), "key": torch.randn(2, 4, 7, 8)}, "can be broadcast together"),
             ({"query": torch.randn(4, 5, 0), "key": torch.randn(4, 7, 0)}, "at least one entry each"),
-            ({"key": torch.randn(4, 7, 8).double()}, "one dtype but got torch.float32, torch.float64"),
-            ({"value": torch.ones(4, 7, 3).double()}, "one dtype but got"),
+            ({"key": torch.randn(4, 7, 8).double()}, "the same dtype but got torch.float32, torch.float64"),
+            ({"value": torch.ones(4, 7, 3).double()}, "the same dtype but got"),
             ({"value": torch.ones(4, 7, 3).long()}, "`value` to be a floating tensor but got torch.int64"),
             ({"query": [1.0]}, "`query` to be a floating tensor but got list"),
             ({"scale": "2"}, "`scale` to be a number"),

@@ -27,7 +27,7 @@ class Recorder:
 
 
 def compare(mapping: SparseMapping, given: list[Tensor], *, within: float = 1e-6, **options: Any) -> list[str]:
-    """Compare output and gradients of a compiled call with those of an eager one; return the operators of the graph."""
+    """Compare output and gradients of a compiled call with an eager one; return the operators of the graph."""
 
     def output(*given: Tensor) -> Tensor:
         return attention(*given, mapping, need_weights=False, **options)[0]

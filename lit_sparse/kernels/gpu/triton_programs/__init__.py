@@ -8,8 +8,8 @@ Jacobian.
 A program takes ``rows`` rows at a time and keeps them in registers, so that all Newton steps share one read and one write.
 
 Longer rows (``long``) are read again in each step, tile by tile. In both cases the first steps use only the maxima of groups of
-entries, which are few and hold nearly all of the support. A subset has less mass than the row, so its threshold bounds that of
-the row from the same side as Newton's method.
+entries, which are few and hold nearly all of the support. A subset has less mass than the row, so its threshold bounds the
+row's threshold from the same side as Newton's method.
 
 Names that the programs share:
 

@@ -53,8 +53,8 @@ ROUNDING = 1e-13
 # Rows of ``vectors`` and of ``lists`` in a workspace.
 SCORES, RESIDUAL, MARGINALS, FOUND, REFERENCE, VECTORS = 0, 1, 2, 3, 4, 5
 GAIN, EXTRA, ONES, SOLVED, PROBS, AIM, COLUMN, BASE, LISTS = 0, 1, 2, 3, 4, 5, 6, 7, 8
-# Totals are taken relative to that of the first structure, REFERENCE, whose extra is lists[BASE, 0]: only differences matter,
-# and a score as large as 1e30 that all structures share must not swallow the others.
+# Totals are taken relative to the total of the first structure, REFERENCE, whose extra is lists[BASE, 0]: only differences
+# matter, and a score as large as 1e30 that all structures share must not swallow the others.
 
 
 class Workspace(NamedTuple):
