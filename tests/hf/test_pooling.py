@@ -83,6 +83,15 @@ def test_damaged_files_are_refused(file: str, content: bytes, tmp_path: Path) ->
         SparseAttentionPooling.load(str(tmp_path))
 
 
+@pytest.mark.parametrize("kind", [torch.complex64, torch.int64])
+def test_weights_of_another_kind_of_numbers_are_refused(kind: torch.dtype, tmp_path: Path) -> None:
+    pooling().save(str(tmp_path))
+    state = torch.load(tmp_path / "pooling.pt", weights_only=True)
+    torch.save({name: value.to(kind) for name, value in state.items()}, tmp_path / "pooling.pt")
+    with pytest.raises(CheckpointError, match="Expected numbers as of type"):
+        SparseAttentionPooling.load(str(tmp_path))
+
+
 @pytest.mark.parametrize("file", ["config.json", "pooling.pt"])
 def test_links_out_of_the_folder_are_refused(file: str, tmp_path: Path) -> None:
     folder = tmp_path / "snapshots" / "0123" / "1_Pooling"
