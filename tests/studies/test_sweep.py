@@ -397,6 +397,17 @@ def test_a_sampler_that_unpickles_from_the_storage_is_refused(wrapped: bool, tmp
         _ = Sweep([CONFIG], {K: [2]}, ["val/nelbo"], ["minimize"], tmp_path / "bits", sampler=sampler).study
 
 
+def test_trials_without_the_settings_of_their_sweep_are_refused(tmp_path: Path) -> None:
+    options = ([CONFIG], {K: [2]}, ["val/nelbo"], ["minimize"], tmp_path / "bits")
+    study = Sweep(*options).study
+    study.set_user_attr("settings", None)
+    assert Sweep(*options).study.user_attrs["settings"]
+    study.set_user_attr("settings", None)
+    study.ask()
+    with pytest.raises(ConfigurationError, match="was begun with other"):
+        _ = Sweep(*options).study
+
+
 @pytest.mark.filterwarnings("ignore:Fixed parameter:UserWarning")
 def test_a_trial_that_others_enqueued_outside_of_the_space_ends_the_sweep(tmp_path: Path) -> None:
     sweep = Sweep([CONFIG], {K: {"low": 1, "high": 9}}, ["val/nelbo"], ["minimize"], tmp_path / "bits")

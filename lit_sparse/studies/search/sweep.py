@@ -166,7 +166,7 @@ class Sweep:
         asked |= {key: getattr(self.base, key) for key in PROGRAM if self.base.program}
         asked = json.loads(json.dumps(asked, default=str))
         begun = study.user_attrs.get("settings")
-        if begun is None:
+        if begun is None and not study.get_trials(deepcopy=False):
             study.set_user_attr("settings", asked)
         elif begun != asked:
             key = next((key for key in asked if not isinstance(begun, dict) or begun.get(key) != asked[key]), "settings")
