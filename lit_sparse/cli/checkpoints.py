@@ -19,6 +19,7 @@ from lit_sparse.lightning.choice import pl
 from lit_sparse.runs.allocation import Limits
 from lit_sparse.runs.checkpoint_files import (
     check_finite,
+    check_kinds,
     check_resumable,
     check_written,
     plan_module,
@@ -63,6 +64,7 @@ def load_weights(model: pl.LightningModule, path: Path) -> None:
     checkpoint = read_checkpoint(path)
     try:
         model.on_load_checkpoint(checkpoint)
+        check_kinds(model, checkpoint)
         model.load_state_dict(checkpoint["state_dict"])
     except Exception as error:
         raise restoring_error(repr(str(path)), error) from error

@@ -263,6 +263,7 @@ def _mapped(file: io.FileIO, name: str) -> tuple[Tensor, mmap.mmap | None, int]:
     except Exception as error:  # numpy's reader of headers raises anything
         raise DataError(f"{name} cannot be read as a numpy matrix: {error}. Write it by FileVectors.save.") from error
     dtype = next((dtype for dtype, known in NAMES.items() if np.dtype(known) == kind), None)
+    shape = tuple(map(int, shape))  # numpy's reader also accepts True
     if dtype is None or len(shape) != 2 or min(shape) < 0 or max(shape) >= 2**63 or (fortran and min(shape) > 1):
         order = " by columns" if fortran else ""
         raise DataError(

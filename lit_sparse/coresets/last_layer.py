@@ -133,7 +133,16 @@ class LastLayerGradients(Projection):
         ):
             device = next(network.parameters()).device
             call = getattr(network, "class_scores", None) or (lambda some: network.predict_step(some, 0))  # type: ignore[operator]
-            call({name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()})
+            moved = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()}
+            try:
+                call(moved)
+            except Exception as error:
+                if self.checkpoint is None:
+                    raise
+                raise CheckpointError(
+                    f"Expected the model in {self.checkpoint!r} to take batches of {', '.join(map(str, batch))} but"
+                    f" {full_name(network)} raised {type(error).__name__}: {error}. Use another checkpoint."
+                ) from error
         if len(seen) != 1 or seen[0][0].ndim != 2:
             raise ConfigurationError(
                 f"Expected the layer to be called once with inputs (B, H) but it was called {len(seen)} times"

@@ -20,7 +20,7 @@ from lit_sparse.mappings import SparseMapping, Sparsemax
 from lit_sparse.mappings.base import check_mapping
 from lit_sparse.runs.allocation import Limits
 from lit_sparse.runs.builder import plan_arguments
-from lit_sparse.runs.checkpoint_files import restoring_error
+from lit_sparse.runs.checkpoint_files import check_finite, check_kinds, restoring_error
 from lit_sparse.runs.descriptions import describe
 from lit_sparse.runs.torch_files import read_torch_file
 
@@ -137,7 +137,9 @@ class SparseAttentionPooling(nn.Module):
         try:
             with Limits.of(source, state).kept():
                 pool: Self = plan_arguments(source, config, cls).build(source)
+            check_kinds(pool, {"state_dict": state})
             pool.load_state_dict(state)
+            check_finite(repr(str(file)), {"state_dict": state})
         except (AttributeError, RuntimeError, TypeError) as error:
             raise restoring_error(repr(str(file)), error) from error
         return pool

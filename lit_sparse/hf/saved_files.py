@@ -238,7 +238,10 @@ def _sizes(file: Path) -> list[int]:
         with open_plain(file), safetensors.safe_open(file, "pt") as opened:
             if not "".join(opened.keys()).isprintable():  # transformers prints those that it does not know
                 raise OSError("the name of a tensor has characters that cannot be printed")
-            return [math.prod(opened.get_slice(name).get_shape()) for name in opened.keys()]  # noqa: SIM118
+            slices = [opened.get_slice(name) for name in opened.keys()]  # noqa: SIM118
+            if any(each.get_dtype().startswith("C") for each in slices):  # transformers drops the imaginary parts
+                raise OSError("expected real numbers but got complex ones")
+            return [math.prod(each.get_shape()) for each in slices]
     except (OSError, safetensors.SafetensorError) as error:
         raise unreadable(f"The weights {str(file)!r}", error) from error
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from lit_sparse.errors import CheckpointError
 from lit_sparse.estimators import Sampler
 from lit_sparse.lightning.choice import pl, rank_zero_info
-from lit_sparse.runs.checkpoint_files import check_finite
+from lit_sparse.runs.checkpoint_files import check_finite, check_kinds
 from lit_sparse.runs.torch_files import read_torch_file
 
 __all__ = ["load_initial_weights", "match_risk", "not_given", "read_weights"]
@@ -40,6 +40,7 @@ def load_initial_weights(model: nn.Module, path: str) -> None:
     read = {
         name: value for name, value in weights.items() if name in own or not (_is_of_estimator(name) or name.startswith(RISK))
     }
+    check_kinds(model, {"state_dict": read})
     try:
         model.load_state_dict({**read, **kept})
     except RuntimeError as error:

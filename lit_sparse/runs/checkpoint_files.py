@@ -190,6 +190,7 @@ def load_module(
                 return module  # type: ignore[no-any-return]
             module.configure_model()
         module.on_load_checkpoint(found)
+        check_kinds(module, found)
         module.load_state_dict(found["state_dict"], strict=module.strict_loading if strict is None else strict)
     except Exception as error:
         raise restoring_error(source, error) from error

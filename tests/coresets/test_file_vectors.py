@@ -200,6 +200,12 @@ def test_a_part_of_a_part_stays_in_it(first: int, last: int, tmp_path: Path) -> 
     assert part.part(1, 3).shape == (2, 7)
 
 
+def test_a_size_that_is_true_is_one(tmp_path: Path) -> None:
+    header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (True, 2), }"
+    (tmp_path / "a.npy").write_bytes(b"\x93NUMPY\x01\x00v\x00" + header.ljust(117) + b"\n" + bytes(8))
+    assert FileVectors(tmp_path / "a.npy").shape == (1, 2)
+
+
 @pytest.mark.parametrize("shape", ["(0, 99999999999999999999)", "(99999999999999999999, 0)"])
 def test_a_header_with_a_size_beyond_64_bits_is_refused(shape: str, tmp_path: Path) -> None:
     header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}".encode()

@@ -210,6 +210,9 @@ def test_checkpoints_that_cannot_be_read(tmp_path: Path) -> None:
     for name in ("text", "bare", "cut"):
         with pytest.raises(CheckpointError, match=rf"{name}\.ckpt' cannot be read: "):
             LastLayerGradients(str(tmp_path / f"{name}.ckpt"))(examples())
+    others = Examples.of(other=torch.zeros(4), label=torch.zeros(4, dtype=torch.int64))
+    with pytest.raises(CheckpointError, match=r"to take batches of other, label but .* raised KeyError: 'pixels'"):
+        LastLayerGradients(str(path))(others)
 
 
 def test_layers_by_name() -> None:

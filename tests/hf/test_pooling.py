@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from lit_sparse.errors import CheckpointError, ConfigurationError
 from lit_sparse.hf import SparseAttentionPooling
@@ -80,6 +83,22 @@ def test_damaged_files_are_refused(file: str, content: bytes, tmp_path: Path) ->
     pooling().save(str(tmp_path))
     (tmp_path / file).write_bytes(content)
     with pytest.raises(CheckpointError, match=r"config\.json|pooling\.pt"):
+        SparseAttentionPooling.load(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda value: value.to(torch.complex64), "numbers as of type"),
+        (lambda value: value.long(), "numbers as of type"),
+        (lambda value: value * math.nan, r"pooling\.pt' holds NaN"),
+    ],
+)
+def test_weights_of_other_numbers_are_refused(change: Callable[[Tensor], Tensor], message: str, tmp_path: Path) -> None:
+    pooling().save(str(tmp_path))
+    state = torch.load(tmp_path / "pooling.pt", weights_only=True)
+    torch.save({name: change(value) for name, value in state.items()}, tmp_path / "pooling.pt")
+    with pytest.raises(CheckpointError, match=message):
         SparseAttentionPooling.load(str(tmp_path))
 
 

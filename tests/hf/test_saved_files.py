@@ -115,6 +115,7 @@ FILES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "config, link": ("config.json", led_outside, "it is a link out of it"),
     "generation, link": ("generation_config.json", led_outside, "it is a link out of it"),
     "index, link": (INDEX, lambda path: led_outside(path, path.with_name(WEIGHTS)), "it is a link out of it"),
+    "weights, complex": (WEIGHTS, lambda path: save_file({"a": torch.zeros(1, dtype=torch.complex64)}, path), "real numbers"),
     "weights, names": (WEIGHTS, lambda path: save_file({"\x1b[2J": torch.zeros(1)}, path), "cannot be printed"),
 }
 

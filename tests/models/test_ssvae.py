@@ -14,10 +14,11 @@ from torch import Tensor
 from lit_sparse.callbacks import CountLogger
 from lit_sparse.cli import build_cli
 from lit_sparse.data import DigitsDataModule
-from lit_sparse.errors import ConfigurationError
+from lit_sparse.errors import CheckpointError, ConfigurationError
 from lit_sparse.estimators import Marginalize
 from lit_sparse.mappings import Softmax, SparseMapping, Sparsemax, TopKSparsemax
 from lit_sparse.models import SemiSupervisedVAE
+from lit_sparse.models.loaded_weights import load_initial_weights
 from lit_sparse.random import seeded_normal
 from tests.conftest import CONFIGS
 
@@ -176,6 +177,17 @@ def test_a_warm_start_reads_weights_once(python_checkpoint: Path, tmp_path: Path
     fitting.save_checkpoint(tmp_path / "warm.ckpt")
     assert SemiSupervisedVAE.load_from_checkpoint(tmp_path / "warm.ckpt").initial_weights is None, "a file named by a file"
     assert SemiSupervisedVAE.load_from_checkpoint(tmp_path / "warm.ckpt", initial_weights="own").initial_weights == "own"
+
+
+@pytest.mark.parametrize("kind", [torch.complex64, torch.int64])
+def test_initial_weights_of_another_kind_of_numbers_are_refused(
+    kind: torch.dtype, python_checkpoint: Path, tmp_path: Path
+) -> None:
+    checkpoint = torch.load(python_checkpoint, weights_only=True)
+    checkpoint["state_dict"]["classifier.0.weight"] = checkpoint["state_dict"]["classifier.0.weight"].to(kind)
+    torch.save(checkpoint, tmp_path / "other.ckpt")
+    with pytest.raises(CheckpointError, match=r"as of type .* in `state_dict\.classifier\.0\.weight`"):
+        load_initial_weights(small(Sparsemax()), str(tmp_path / "other.ckpt"))
 
 
 class Derived(SemiSupervisedVAE):

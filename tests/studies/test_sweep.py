@@ -386,6 +386,36 @@ def test_a_part_that_is_no_yaml_is_explained(option: str, tmp_path: Path, capsys
     assert f"argument {option}: expected a name, or YAML, but got '{{a: '" in capsys.readouterr().err
 
 
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_sampler_that_unpickles_from_the_storage_is_refused(wrapped: bool, tmp_path: Path) -> None:
+    sampler: dict[str, Any] = {"class_path": "optuna.samplers.CmaEsSampler"}
+    if wrapped:
+        options = {"fixed_params": {}, "base_sampler": sampler}
+        sampler = {"class_path": "optuna.samplers.PartialFixedSampler", "init_args": options}
+    with pytest.raises(ConfigurationError, match="CmaEsSampler, which unpickles its state from the storage"):
+        _ = Sweep([CONFIG], {K: [2]}, ["val/nelbo"], ["minimize"], tmp_path / "bits", sampler=sampler).study
+
+
+def test_trials_without_the_settings_of_their_sweep_are_refused(tmp_path: Path) -> None:
+    options = ([CONFIG], {K: [2]}, ["val/nelbo"], ["minimize"], tmp_path / "bits")
+    study = Sweep(*options).study
+    study.set_user_attr("settings", None)
+    assert Sweep(*options).study.user_attrs["settings"]
+    study.set_user_attr("settings", None)
+    study.ask()
+    with pytest.raises(ConfigurationError, match="was begun with other"):
+        _ = Sweep(*options).study
+
+
+@pytest.mark.filterwarnings("ignore:Fixed parameter:UserWarning")
+def test_a_trial_that_others_enqueued_outside_of_the_space_ends_the_sweep(tmp_path: Path) -> None:
+    sweep = Sweep([CONFIG], {K: {"low": 1, "high": 9}}, ["val/nelbo"], ["minimize"], tmp_path / "bits")
+    sweep.study.enqueue_trial({K: 99})
+    (message,) = sweep.run(2)
+    assert "values of the space but got" in message
+
+
 def test_a_sweep_killed_while_values_were_drawn_is_not_continued_with_another_space(tmp_path: Path) -> None:
     begun = Sweep([CONFIG], {K: [2]}, ["val/nelbo"], ["minimize"], tmp_path / "bits")
     begun.study.ask()  # without values

@@ -62,13 +62,26 @@ def matching(values: Any, stored: Any) -> list[Any]:
 
 
 def sampler_of(given: Any, space: Mapping[str, Any]) -> Any:
-    """Return an Optuna sampler given by name, or by class path and arguments; see :class:`Sweep`."""
+    """Return an Optuna sampler given by name, or by class path and arguments; see :class:`Sweep`.
+
+    Raises:
+        ConfigurationError: if there is no such class, or it stores its state as a pickle.
+    """
     samplers = import_optuna().samplers
     if given == "grid":
         found = samplers.GridSampler(space)
         found.after_trial = lambda *_: None  # it would stop `optimize`, which is not called here
         return found
-    return _part(samplers.BaseSampler, "--sampler", {"tpe": "TPESampler", "random": "RandomSampler"}, given)
+    found = _part(samplers.BaseSampler, "--sampler", {"tpe": "TPESampler", "random": "RandomSampler"}, given)
+    part = found
+    while isinstance(part, samplers.PartialFixedSampler):
+        part = part._base_sampler
+    if isinstance(part, samplers.CmaEsSampler):  # whoever can write to the storage could run code by it
+        raise ConfigurationError(
+            f"Expected a --sampler that stores plain data but got {type(part).__name__}, which unpickles its state from the"
+            " storage. Give optuna.samplers.GPSampler or tpe."
+        )
+    return found
 
 
 def pruner_of(given: Any) -> Any:

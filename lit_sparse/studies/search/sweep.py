@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
-from lit_sparse.errors import ConfigurationError, LitSparseError, did_you_mean
+from lit_sparse.errors import ConfigurationError, did_you_mean
 from lit_sparse.ground.stored import read_yaml
 from lit_sparse.runs.folders import experiment_name
 from lit_sparse.runs.status import check_plain
@@ -166,7 +166,7 @@ class Sweep:
         asked |= {key: getattr(self.base, key) for key in PROGRAM if self.base.program}
         asked = json.loads(json.dumps(asked, default=str))
         begun = study.user_attrs.get("settings")
-        if begun is None:
+        if begun is None and not study.get_trials(deepcopy=False):
             study.set_user_attr("settings", asked)
         elif begun != asked:
             key = next((key for key in asked if not isinstance(begun, dict) or begun.get(key) != asked[key]), "settings")
@@ -221,6 +221,8 @@ class Sweep:
     def run(self, trials: int, jobs: int = 1) -> list[str]:
         """Run trials, several at a time, until the sweep has a given number; return the messages of those that failed.
 
+        Any other error, such as a changed storage, ends the sweep after the trials that are running.
+
         At the end, it waits for trials that other processes work on, such as a training run left by a killed sweep.
         """
         failed: list[str] = []
@@ -234,7 +236,7 @@ class Sweep:
                             self._finish(taken[0], threads, lock)
                     except JobInterruptedError:  # the trial is left for the next command
                         return
-                    except LitSparseError as error:
+                    except JobFailedError as error:  # its state is stored, so that it is not taken again
                         failed.append(str(error))
 
         others = run_all([work] * jobs, jobs)
