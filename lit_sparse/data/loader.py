@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -19,6 +21,8 @@ __all__ = ["Batch", "BatchIndices", "EpochLoader", "Fetch"]
 ALIGNMENT = 64
 #: Tensors and lists of text by name.
 Batch = dict[str, Any]
+#: Indices of examples.
+Array = npt.NDArray[np.int64]
 #: ``batch_indices(epoch)`` lists the batches of an epoch, each as the indices of its examples; all epochs have as many.
 BatchIndices = Callable[[int], Sequence[Tensor]]
 #: ``fetch(epoch, indices)`` makes one batch.
@@ -167,9 +171,9 @@ class EpochLoader:
     def _batches(self, epoch: int, batch_indices: Sequence[Tensor]) -> Iterator[Batch]:
         if self.num_workers == 0:
             return self._fetched(epoch, batch_indices)
-        return self._by_workers([(epoch, indices) for indices in batch_indices])
+        return self._by_workers([(epoch, indices.numpy()) for indices in batch_indices])
 
-    def _by_workers(self, wanted: list[tuple[int, Tensor]]) -> Iterator[Batch]:
+    def _by_workers(self, wanted: list[tuple[int, Array]]) -> Iterator[Batch]:
         (keys, loader), self._workers = self._workers or self._started(), None
         keys[:] = wanted
         try:
@@ -253,10 +257,14 @@ def _divided(batch: Batch, sizes: list[int]) -> Iterator[Batch]:
 
 
 class _Batches(Dataset[Batch]):
-    """Batches by their epochs and indices, fetched in worker processes."""
+    """Batches by their epochs and indices, fetched in worker processes.
+
+    The indices are arrays: a tensor is sent as a file that the worker asks this process for, which may have been killed.
+    """
 
     def __init__(self, fetch: Fetch) -> None:
         self.fetch = fetch
 
-    def __getitem__(self, key: tuple[int, Tensor]) -> Batch:
-        return self.fetch(*key)
+    def __getitem__(self, key: tuple[int, Array]) -> Batch:
+        epoch, indices = key
+        return self.fetch(epoch, torch.from_numpy(indices))

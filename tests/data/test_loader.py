@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing.reduction
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -62,6 +63,18 @@ def test_a_restored_place_goes_on_exactly(stop: int, workers: int) -> None:
     rest += seen(other)
     assert rest[: 10 - stop] == expected[stop:10]
     assert len(other) == 5
+
+
+def test_no_file_is_sent_to_workers_which_may_outlive_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sent(descriptor: int) -> Any:
+        files.append(descriptor)
+        return duplicated(descriptor)
+
+    files: list[int] = []
+    duplicated = multiprocessing.reduction.DupFd
+    monkeypatch.setattr(multiprocessing.reduction, "DupFd", sent)
+    assert len(list(EpochLoader(lambda _: torch.arange(20).split(4), lambda *_: {}, num_workers=1))) == 5
+    assert not files
 
 
 def test_making_an_iterator_without_using_it_changes_nothing() -> None:
