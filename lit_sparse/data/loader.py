@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from lit_sparse.checks import Count, ranges
-from lit_sparse.errors import CheckpointError, ConfigurationError
+from lit_sparse.errors import CheckpointError, ConfigurationError, LitSparseError
 
 __all__ = ["Batch", "BatchIndices", "EpochLoader", "Fetch"]
 
@@ -177,7 +177,10 @@ class EpochLoader:
         (keys, loader), self._workers = self._workers or self._started(), None
         keys[:] = wanted
         try:
-            yield from loader
+            for batch in loader:
+                if isinstance(batch, LitSparseError):
+                    raise batch
+                yield batch
         finally:
             if self.persistent_workers:
                 self._workers = keys, loader
@@ -256,8 +259,8 @@ def _divided(batch: Batch, sizes: list[int]) -> Iterator[Batch]:
         yield {name: rows(value, first, last) for name, value in batch.items()}
 
 
-class _Batches(Dataset[Batch]):
-    """Batches by their epochs and indices, fetched in worker processes.
+class _Batches(Dataset[Batch | LitSparseError]):
+    """Batches by their epochs and indices, fetched in worker processes, or errors of this package.
 
     The indices are arrays: a tensor is sent as a file that the worker asks this process for, which may have been killed.
     """
@@ -265,6 +268,18 @@ class _Batches(Dataset[Batch]):
     def __init__(self, fetch: Fetch) -> None:
         self.fetch = fetch
 
-    def __getitem__(self, key: tuple[int, Array]) -> Batch:
+    def __getitem__(self, key: tuple[int, Array]) -> Batch | LitSparseError:
         epoch, indices = key
-        return self.fetch(epoch, torch.from_numpy(indices))
+        try:
+            batch = self.fetch(epoch, torch.from_numpy(indices))
+        except LitSparseError as error:  # torch would add a traceback to its message
+            return error
+        tensors = [value for value in batch.values() if isinstance(value, Tensor) and value.layout is torch.strided]
+        try:  # as sending them would, in a thread whose error nobody hears of
+            for value in tensors:
+                value.share_memory_()
+        except RuntimeError as error:
+            return LitSparseError(
+                f"Expected room for a batch in shared memory but got: {error}. Make room, or set `num_workers` to 0."
+            )
+        return batch
