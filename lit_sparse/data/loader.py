@@ -277,7 +277,7 @@ class _Batches(Dataset[Batch | LitSparseError]):
         tensors = [value for value in batch.values() if isinstance(value, Tensor) and value.layout is torch.strided]
         try:  # as sending them would, in a thread whose error nobody hears of
             for value in tensors:
-                value.share_memory_()
+                value.share_memory_()  # type: ignore[no-untyped-call]
         except RuntimeError as error:
             return LitSparseError(
                 f"Expected room for a batch in shared memory but got: {error}. Make room, or set `num_workers` to 0."

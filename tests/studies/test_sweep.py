@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import functools
 import json
 import os
@@ -339,6 +340,27 @@ def test_hyperband_stops_trials(tmp_path: Path) -> None:
         stopped += trial.should_prune()
         sweep.study.tell(trial, float(number))
     assert stopped > 3
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.ENOSPC, errno.EACCES])
+def test_a_folder_that_cannot_be_made_is_one_message(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(self: Path, *_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code), str(self))
+
+    words = ["sweep", "-c", CONFIG, "-s", space(tmp_path), "--output", str(tmp_path), "--metric", "val/nelbo"]
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    assert main(words) == 2
+    assert f"lit-sparse: error: Expected to use '{tmp_path / 'bits'}' but got: {os.strerror(code)}." in capsys.readouterr().err
+
+
+def test_a_sweep_of_which_all_trials_had_failed_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = Sweep([CONFIG], {K: [2, 3]}, ["val/nelbo"], ["minimize"], tmp_path / "bits")
+    sweep.study.tell(sweep.study.ask(sweep.distributions), state=optuna.trial.TrialState.FAIL)
+    words = ["sweep", "-c", CONFIG, "-s", space(tmp_path, **{K: [2, 3]}), "--output", str(tmp_path), "--metric", "val/nelbo"]
+    assert main([*words, "--trials", "1"]) == 1
+    assert "No trial has a value" in capsys.readouterr().err
 
 
 @pytest.mark.slow
