@@ -34,7 +34,9 @@ from tests.conftest import CONFIGS, ROOT
 optuna = pytest.importorskip("optuna", reason="sweeps need the extra 'sweep'")
 
 from lit_sparse.runs.result_files import read_metrics  # noqa: E402
+from lit_sparse.studies.jobs.cell_run import RunOf  # noqa: E402
 from lit_sparse.studies.jobs.logged import summarized  # noqa: E402
+from lit_sparse.studies.jobs.processes import call  # noqa: E402
 from lit_sparse.studies.search.storage import _limited  # noqa: E402
 from lit_sparse.studies.search.sweep import Sweep  # noqa: E402
 
@@ -353,6 +355,23 @@ def test_a_folder_that_cannot_be_made_is_one_message(
     monkeypatch.setattr(Path, "mkdir", refuse)
     assert main(words) == 2
     assert f"lit-sparse: error: Expected to use '{tmp_path / 'bits'}' but got: {os.strerror(code)}." in capsys.readouterr().err
+
+
+def test_a_killed_training_is_left_for_the_next_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(self: RunOf, *_: Any) -> None:
+        begun.append(self.folder.parent.parent.name)
+        if len(begun) == 1:
+            call([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], tmp_path / "log", 1)
+
+    begun: list[str] = []
+    monkeypatch.setattr(RunOf, "train", train)
+    monkeypatch.setattr(RunOf, "logged", lambda _: [{"val/nelbo": 1.0}])
+    assert len(sweep_of(tmp_path / "sweep").run(2)) == 1
+    assert begun == ["trial_0", "trial_1"]
+    again = sweep_of(tmp_path / "sweep")
+    assert again.run(2) == []
+    assert begun[2:] == ["trial_0"]
+    assert [trial.state for trial in again.study.trials] == [COMPLETE] * 2
 
 
 def test_a_sweep_of_which_all_trials_had_failed_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
