@@ -131,16 +131,24 @@ RUNS: dict[str, tuple[Callable[[], list[pl.Callback]], Any, Any, dict[str, Any],
 }
 
 
-def run(name: str, folder: Path, *, resumed: dict[str, Any] | None = None, writes: Path | None = None) -> dict[str, Any]:
+def run(
+    name: str,
+    folder: Path,
+    *,
+    resumed: dict[str, Any] | None = None,
+    writes: Path | None = None,
+    filename: str | None = None,
+    others: tuple[pl.Callback, ...] = (),
+) -> dict[str, Any]:
     """Train, from a checkpoint if there is one, and return all values of the checkpoint at the end but those in seconds."""
     callbacks, optimizer, scheduler, options, step = RUNS[name]
     pl.seed_everything(3, verbose=False)
     model = features.Classifier(network=features.NormNet(), in_features=64, optimizer=optimizer, lr_scheduler=scheduler)
     data = DigitsDataModule(labelled=1.0, binarize=False, epoch_size=40, batch_size=10, val_size=41, test_size=41)
-    saver = CALLBACKS.ModelCheckpoint(folder / "kept", monitor="val/loss", save_top_k=2, enable_version_counter=False)
+    saver = CALLBACKS.ModelCheckpoint(folder / "kept", filename, monitor="val/loss", save_top_k=2, enable_version_counter=False)
     quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = pl.Trainer(
-        callbacks=[*callbacks(), saver, *([] if writes is None else [Stop(writes, step)])],
+        callbacks=[*callbacks(), saver, *others, *([] if writes is None else [Stop(writes, step)])],
         **{"max_epochs": 4, "accelerator": "cpu", "num_sanity_val_steps": 0, **quiet, **options},
     )
     strategy: Any = trainer.strategy
@@ -311,6 +319,25 @@ def test_no_file_of_another_saver_is_named(entry: str, moved: bool, kept: tuple[
     else:
         with pytest.raises(CheckpointError, match=f"{entry}` in .* to be a file that is named like"):
             run("averaging", tmp_path, resumed=checkpoint)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("filename", "other"),
+    [("new-{epoch}", "other"), ("other-{epoch:02d}", "other-{step}"), ("other", "other"), ("{epoch:02d}", "{epoch}")],
+)
+def test_a_name_pattern_may_change_to_one_that_no_other_saver_has(filename: str, other: str, tmp_path: Path) -> None:
+    def saver() -> pl.Callback:
+        return CALLBACKS.ModelCheckpoint(tmp_path / "kept", other, monitor="val/accuracy")
+
+    run("cyclic", tmp_path, writes=tmp_path / "written.ckpt", others=(saver(),))
+    checkpoint = torch.load(tmp_path / "written.ckpt", weights_only=True)
+    if filename in ("other", "{epoch:02d}"):
+        with pytest.raises(LitSparseError, match=r"Expected the `filename` of ModelCheckpoint to be used by no other"):
+            run("cyclic", tmp_path, resumed=checkpoint, filename=filename, others=(saver(),))
+    else:
+        run("cyclic", tmp_path, resumed=checkpoint, filename=filename, others=(saver(),))
+        assert list((tmp_path / "kept").glob(filename[:4] + "*"))
 
 
 @pytest.mark.filterwarnings("ignore")

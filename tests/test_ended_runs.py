@@ -111,6 +111,23 @@ def test_other_limits(
     assert last(run)["global_step"] > steps
 
 
+def test_an_epoch_that_averaging_adds_is_no_limit(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(ROOT / "tests" / "support"))
+    fit = ["fit", "-c", str(ROOT / "tests" / "support" / "features.yaml"), "--name=x", "--trainer.max_epochs=2"]
+    fit += [
+        "--trainer.callbacks+=StochasticWeightAveraging",
+        "--trainer.callbacks.swa_lrs=0.1",
+        "--trainer.limit_train_batches=4",
+    ]
+    assert main(fit) == 0  # the third epoch updates the batch normalization
+    assert main([*fit, "--ckpt_path=last"]) == 0
+    assert "note: this run had ended: max_epochs = 2 was reached." in capsys.readouterr().err
+    assert state_of(run)["why"] == "max_epochs = 2 was reached"
+
+
 @pytest.mark.cases(gate=1)
 @pytest.mark.parametrize("moments", [("batch_end 22", "epoch_end 24"), ("saved 24", "train_end 24")], ids=str)
 def test_a_run_that_is_killed_twice_at_its_last_step_draws_all_pictures(

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, TextIO
 
-from lit_sparse.errors import INTERRUPTED, LitSparseError, did_you_mean
+from lit_sparse.errors import DISK_IS_FULL, INTERRUPTED, LitSparseError, did_you_mean
 from lit_sparse.version import __version__
 
 if TYPE_CHECKING:
@@ -155,10 +155,11 @@ def _run(args: list[str], *, program: bool) -> int:
     except LitSparseError as error:
         print(f"lit-sparse: error: {error}", file=sys.stderr)
         return 2
-    except PermissionError as error:
-        if error.filename is None:
+    except OSError as error:
+        if error.filename is None or not (isinstance(error, PermissionError) or error.errno in DISK_IS_FULL):
             raise
-        reason = f"Expected to use {os.fsdecode(error.filename)!r} but got: {error.strerror}. Check its permissions."
+        advice = "Check its permissions" if isinstance(error, PermissionError) else "Choose another place, or free space"
+        reason = f"Expected to use {os.fsdecode(error.filename)!r} but got: {error.strerror}. {advice}."
         print(f"lit-sparse: error: {reason}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as stop:

@@ -63,12 +63,14 @@ class NoteEnd(pl.Callback):
     def __init__(self, status: RunStatus | None) -> None:
         self.status = status
         self._trains = False
+        self._limits: dict[str, Any] = {}
         self._written = float("-inf")
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Record the limits of the run."""
+        self._limits = limits_of(trainer)
         if self.status is not None and stage == "fit" and trainer.is_global_zero:
-            self.status.update(limits=limits_of(trainer))
+            self.status.update(limits=self._limits)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Record that training starts."""
@@ -87,7 +89,7 @@ class NoteEnd(pl.Callback):
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Record what ended the run."""
-        why = why_ended(trainer)
+        why = why_ended(trainer, self._limits)
         epochs: Any = trainer.fit_loop.epoch_progress.current
         self._write(trainer, why=why, epoch=epochs.started)  # with an epoch that a limit of steps has cut
         if trainer.is_global_zero and not self._trains and trainer.global_step and why:

@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from lit_sparse.checks import Count, ranges
-from lit_sparse.errors import CheckpointError, ConfigurationError
+from lit_sparse.errors import CheckpointError, ConfigurationError, LitSparseError
 
 __all__ = ["Batch", "BatchIndices", "EpochLoader", "Fetch"]
 
@@ -19,6 +21,8 @@ __all__ = ["Batch", "BatchIndices", "EpochLoader", "Fetch"]
 ALIGNMENT = 64
 #: Tensors and lists of text by name.
 Batch = dict[str, Any]
+#: Indices of examples.
+Array = npt.NDArray[np.int64]
 #: ``batch_indices(epoch)`` lists the batches of an epoch, each as the indices of its examples; all epochs have as many.
 BatchIndices = Callable[[int], Sequence[Tensor]]
 #: ``fetch(epoch, indices)`` makes one batch.
@@ -167,13 +171,16 @@ class EpochLoader:
     def _batches(self, epoch: int, batch_indices: Sequence[Tensor]) -> Iterator[Batch]:
         if self.num_workers == 0:
             return self._fetched(epoch, batch_indices)
-        return self._by_workers([(epoch, indices) for indices in batch_indices])
+        return self._by_workers([(epoch, indices.numpy()) for indices in batch_indices])
 
-    def _by_workers(self, wanted: list[tuple[int, Tensor]]) -> Iterator[Batch]:
+    def _by_workers(self, wanted: list[tuple[int, Array]]) -> Iterator[Batch]:
         (keys, loader), self._workers = self._workers or self._started(), None
         keys[:] = wanted
         try:
-            yield from loader
+            for batch in loader:
+                if isinstance(batch, LitSparseError):
+                    raise batch
+                yield batch
         finally:
             if self.persistent_workers:
                 self._workers = keys, loader
@@ -252,11 +259,27 @@ def _divided(batch: Batch, sizes: list[int]) -> Iterator[Batch]:
         yield {name: rows(value, first, last) for name, value in batch.items()}
 
 
-class _Batches(Dataset[Batch]):
-    """Batches by their epochs and indices, fetched in worker processes."""
+class _Batches(Dataset[Batch | LitSparseError]):
+    """Batches by their epochs and indices, fetched in worker processes, or errors of this package.
+
+    The indices are arrays: a tensor is sent as a file that the worker asks this process for, which may have been killed.
+    """
 
     def __init__(self, fetch: Fetch) -> None:
         self.fetch = fetch
 
-    def __getitem__(self, key: tuple[int, Tensor]) -> Batch:
-        return self.fetch(*key)
+    def __getitem__(self, key: tuple[int, Array]) -> Batch | LitSparseError:
+        epoch, indices = key
+        try:
+            batch = self.fetch(epoch, torch.from_numpy(indices))
+        except LitSparseError as error:  # torch would add a traceback to its message
+            return error
+        tensors = [value for value in batch.values() if isinstance(value, Tensor) and value.layout is torch.strided]
+        try:  # as sending them would, in a thread whose error nobody hears of
+            for value in tensors:
+                value.share_memory_()  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            return LitSparseError(
+                f"Expected room for a batch in shared memory but got: {error}. Make room, or set `num_workers` to 0."
+            )
+        return batch

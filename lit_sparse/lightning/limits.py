@@ -29,14 +29,19 @@ def limits_of(trainer: pl.Trainer) -> dict[str, Any]:
     return limits
 
 
-def why_ended(trainer: pl.Trainer) -> str:
-    """Return what ends a training run now, or an empty string if nothing does."""
+def why_ended(trainer: pl.Trainer, limits: dict[str, Any]) -> str:
+    """Return what ends a training run now, or an empty string if nothing does.
+
+    Args:
+        trainer: the trainer; stochastic weight averaging may have added an epoch to it.
+        limits: result of :func:`limits_of`.
+    """
     fit = trainer.fit_loop
     epochs: Any = fit.epoch_progress.current
     for name, done in (("max_steps", fit.epoch_loop.global_step), ("max_epochs", epochs.processed)):
         most = getattr(trainer, name)
         if most is not None and 0 <= most <= done:
-            return f"{name} = {most} was reached"
+            return f"{name} = {limits[name]} was reached"
     if not trainer.should_stop:
         return ""
     for callback in _stoppers(trainer):

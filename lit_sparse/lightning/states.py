@@ -74,12 +74,14 @@ PROGRESS = {
 }
 #: Counters of schedulers, and the options that they do not exceed; none exceeds the steps, batches and epochs of the run.
 MOST = {"last_epoch": "total_steps", "_step_count": None, "cooldown_counter": "cooldown", "num_bad_epochs": "patience"}
+#: Example of what is stored of a ModelCheckpoint; early checkpoints lack its name pattern.
+STORED: dict[str, Any] = {SAVER[0]: True, SAVER[1]: 0, SAVER[2]: OneOf(SCALAR), LAST: ""}
 #: Example of the states.
 STATES = {
     "interrupted": False,
     "flags": DictOf(True),
     "masks": DictOf(TENSOR),
-    "savers": DictOf({SAVER[0]: True, SAVER[1]: 0, SAVER[2]: OneOf(SCALAR), LAST: ""}),
+    "savers": DictOf(OneOf({**STORED, "filename": ""}, STORED)),
     "processes": Kind("a list of dicts, one per process", lambda found: isinstance(found, list) and len(found) > 0),
 }
 
@@ -317,7 +319,8 @@ def _savers(trainer: pl.Trainer) -> list[Any]:
 
 
 def _state_of_saver(saver: Any) -> dict[str, Any]:
-    return {name: getattr(saver, name) for name in SAVER} | {LAST: Path(getattr(saver, LAST)).name}
+    names = {LAST: Path(getattr(saver, LAST)).name, "filename": saver.filename or ""}
+    return {name: getattr(saver, name) for name in SAVER} | names
 
 
 def _note_before_writing(saver: Any) -> None:

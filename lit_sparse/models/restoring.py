@@ -54,6 +54,8 @@ REASON = Kind(
 )
 SECONDS = Kind("a time >= 0 in seconds", lambda value: AMOUNT.holds(value) and value < timedelta.max.total_seconds() / 2)
 WHOLE = Kind("an integer >= -1", lambda value: type(value) is int and -1 <= value <= 2**53)
+#: Name pattern of a ModelCheckpoint without one.
+DEFAULT = "{epoch}-{step}"
 #: Entries of callbacks' states of which a new callback's own state is no example, by names of Lightning's classes.
 CALLBACKS: dict[str, State] = {
     "EarlyStopping": {
@@ -200,12 +202,13 @@ def _score_from(worst: Tensor) -> Kind:
 
 def _check_saver(source: str, place: str, trainer: pl.Trainer, saver: Any, state: State, checkpoint: State) -> None:
     check_state(source, f"{place}.monitor", state["monitor"], equal_to(saver.monitor))
+    templates = _templates(source, trainer, saver, checkpoint)
     if state["dirpath"] != saver.dirpath:  # then Lightning restores one path alone, and removes no file elsewhere
         latest = state["best_model_path"]
         if "://" in latest or "::" in latest or Path(saver.dirpath) in Path(latest).absolute().parents:
-            _check_files(source, {"best_model_path": latest}, saver)
+            _check_files(source, {"best_model_path": latest}, saver, templates)
         return
-    _check_files(source, state, saver)
+    _check_files(source, state, saver, templates)
     best, kth = state["best_k_models"], state["kth_best_model_path"]
     check_state(source, f"{place}.best_k_models", best, DictOf(_score_from(saver.kth_value)))
     check_state(source, f"{place}.kth_value", state["kth_value"], _score_from(saver.kth_value))
@@ -218,23 +221,50 @@ def _check_saver(source: str, place: str, trainer: pl.Trainer, saver: Any, state
         check_state(source, f"{place}.best_model_score", state["best_model_score"], equal_to(best[state["best_model_path"]]))
 
 
-def _check_files(source: str, state: State, saver: Any) -> None:
+def _templates(source: str, trainer: pl.Trainer, saver: Any, checkpoint: State) -> list[str]:
+    """Return the name pattern of a saver, and its former one if the user has changed it, after comparing them with others'."""
+    kept = checkpoint["states"]["savers"].get(saver.state_key, {})
+    own = saver.filename or DEFAULT
+    former = kept.get("filename", own) or DEFAULT
+    if own == former:
+        return [own]
+    savers: list[Any] = [other for other in trainer.checkpoint_callbacks if other is not saver]
+    beside = [other for other in savers if vars(other).get("dirpath") == saver.dirpath]
+    others = {_form(vars(other).get("filename")): type(other).__name__ for other in beside}
+    if _form(own) in others:
+        raise ConfigurationError(
+            f"Expected the `filename` of {type(saver).__name__} to be used by no other checkpoint callback but got {own!r}, as"
+            f" in {others[_form(own)]}. Choose another name."
+        )
+    apart = Kind("the name of no other callback's files", lambda name: _form(name) not in others)
+    check_state(source, f"states.savers.{saver.state_key}.filename", former, apart)
+    return [own, former]
+
+
+def _form(template: str | None) -> str:
+    """Return a name pattern without the formats of its numbers."""
+    return re.sub(r":[^{}]*(?=\})", "", template or DEFAULT)
+
+
+def _check_files(source: str, state: State, saver: Any, templates: list[str]) -> None:
     """Check that a state names files as the saver itself does, since it removes them later: none of another saver."""
     check_removable(source, state, saver.dirpath)
     if type(saver).format_checkpoint_name is not ModelCheckpoint.format_checkpoint_name:
         return  # a class of the user, which may give any names
     for key in ("best_k_models", *WRITTEN):
-        template = saver.CHECKPOINT_NAME_LAST if key == "last_model_path" else saver.filename or "{epoch}"
-        start, number, _ = template.partition("{")
-        pattern = re.escape(start) + (r".*?(?:\d|nan|inf).*\.ckpt" if number else r"(?:-v\d+)?\.ckpt")
+        allowed = [saver.CHECKPOINT_NAME_LAST] if key == "last_model_path" else templates
+        named = Kind(f"a file that is named like {' or '.join(map(repr, allowed))}", partial(_fits, allowed))
         paths = state.get(key) or ()
         for path in [paths] if isinstance(paths, str) else paths:
-            named = Kind(f"a file that is named like {template!r}", partial(_fits, pattern))
             check_state(source, f"callbacks.{saver.state_key}.{key}", path.removeprefix(saver.dirpath).lstrip("/\\"), named)
 
 
-def _fits(pattern: str, name: str) -> bool:
-    return re.fullmatch(pattern, name) is not None
+def _fits(templates: list[str], name: str) -> bool:
+    for template in templates:
+        start, number, _ = template.partition("{")
+        if re.fullmatch(re.escape(start) + (r".*?(?:\d|nan|inf).*\.ckpt" if number else r"(?:-v\d+)?\.ckpt"), name):
+            return True
+    return False
 
 
 def _check_averages(source: str, place: str, trainer: pl.Trainer, callback: Any, state: State, checkpoint: State) -> None:

@@ -229,6 +229,8 @@ def differences(old: Any, new: Any, prefix: str = "") -> list[tuple[str, Any, An
         return changes
     if isinstance(old, list | tuple) and isinstance(new, list | tuple):
         old, new = list(old), list(new)
+        if len(old) == len(new) and not any(differences(*both) for both in zip(old, new, strict=True)):
+            return []
     return [] if old == new else [(prefix, old, new)]
 
 

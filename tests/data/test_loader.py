@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing.reduction
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +25,7 @@ from lit_sparse.data import (
 from lit_sparse.data.base import ResumableDataModule
 from lit_sparse.data.images.base import UNLABELLED
 from lit_sparse.data.splits import shuffled
-from lit_sparse.errors import CheckpointError, ConfigurationError
+from lit_sparse.errors import CheckpointError, ConfigurationError, LitSparseError
 from lit_sparse.lightning.choice import pl
 from lit_sparse.testing import concrete_subclasses
 
@@ -62,6 +63,35 @@ def test_a_restored_place_goes_on_exactly(stop: int, workers: int) -> None:
     rest += seen(other)
     assert rest[: 10 - stop] == expected[stop:10]
     assert len(other) == 5
+
+
+def test_no_file_is_sent_to_workers_which_may_outlive_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sent(descriptor: int) -> Any:
+        files.append(descriptor)
+        return duplicated(descriptor)
+
+    files: list[int] = []
+    duplicated = multiprocessing.reduction.DupFd
+    monkeypatch.setattr(multiprocessing.reduction, "DupFd", sent)
+    assert len(list(EpochLoader(lambda _: torch.arange(20).split(4), lambda *_: {}, num_workers=1))) == 5
+    assert not files
+
+
+def test_an_error_in_a_worker_has_its_own_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> Any:
+        raise ConfigurationError("Expected a picture.")
+
+    def full(*_: Any) -> None:
+        raise RuntimeError("File too large (27)")
+
+    batches = lambda _: torch.arange(20).split(4)  # noqa: E731
+    with pytest.raises(ConfigurationError, match=r"^Expected a picture\.$"):
+        list(EpochLoader(batches, fails, num_workers=1))
+    monkeypatch.setattr(torch.UntypedStorage, "_share_fd_cpu_", full)
+    with pytest.raises(
+        LitSparseError, match=r"^Expected room for a batch in shared memory but got: File too large \(27\)\. Make"
+    ):
+        list(EpochLoader(batches, lambda *_: {"x": torch.zeros(4)}, num_workers=1))
 
 
 def test_making_an_iterator_without_using_it_changes_nothing() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from lit_sparse.errors import CheckpointError, ConfigurationError
 from lit_sparse.ground.files import open_to_append, replaced
-from lit_sparse.runs.folders import claim_folder, find_checkpoint, numbered
+from lit_sparse.runs.folders import claim_folder, differences, find_checkpoint, numbered
 from lit_sparse.runs.status import check_plain
 
 
@@ -82,3 +82,12 @@ def test_a_command_makes_no_folder_behind_a_link(tmp_path: Path) -> None:
     (tmp_path / "select").symlink_to(tmp_path / "other")
     with pytest.raises(ConfigurationError, match="to be a folder but it is a link"):
         claim_folder(tmp_path, "select", first_process=True)
+
+
+def test_an_absent_key_equals_none_also_in_lists() -> None:
+    callback = {"class_path": "EarlyStopping", "init_args": {"patience": 3}}
+    whole = {"class_path": "EarlyStopping", "init_args": {"patience": 3, "stopping_threshold": None}}
+    other = {"class_path": "EarlyStopping", "init_args": {"patience": 4}}
+    assert differences({"callbacks": [whole]}, {"callbacks": [callback]}) == []
+    assert differences({"callbacks": [whole]}, {"callbacks": [other]}) == [("callbacks", [whole], [other])]
+    assert differences({"callbacks": [whole]}, {"callbacks": [callback, callback]})

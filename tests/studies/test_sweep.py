@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import functools
 import json
 import os
@@ -33,7 +34,9 @@ from tests.conftest import CONFIGS, ROOT
 optuna = pytest.importorskip("optuna", reason="sweeps need the extra 'sweep'")
 
 from lit_sparse.runs.result_files import read_metrics  # noqa: E402
+from lit_sparse.studies.jobs.cell_run import RunOf  # noqa: E402
 from lit_sparse.studies.jobs.logged import summarized  # noqa: E402
+from lit_sparse.studies.jobs.processes import call  # noqa: E402
 from lit_sparse.studies.search.storage import _limited  # noqa: E402
 from lit_sparse.studies.search.sweep import Sweep  # noqa: E402
 
@@ -339,6 +342,44 @@ def test_hyperband_stops_trials(tmp_path: Path) -> None:
         stopped += trial.should_prune()
         sweep.study.tell(trial, float(number))
     assert stopped > 3
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.ENOSPC, errno.EACCES])
+def test_a_folder_that_cannot_be_made_is_one_message(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(self: Path, *_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code), str(self))
+
+    words = ["sweep", "-c", CONFIG, "-s", space(tmp_path), "--output", str(tmp_path), "--metric", "val/nelbo"]
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    assert main(words) == 2
+    assert f"lit-sparse: error: Expected to use '{tmp_path / 'bits'}' but got: {os.strerror(code)}." in capsys.readouterr().err
+
+
+def test_a_killed_training_is_left_for_the_next_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(self: RunOf, *_: Any) -> None:
+        begun.append(self.folder.parent.parent.name)
+        if len(begun) == 1:
+            call([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], tmp_path / "log", 1)
+
+    begun: list[str] = []
+    monkeypatch.setattr(RunOf, "train", train)
+    monkeypatch.setattr(RunOf, "logged", lambda _: [{"val/nelbo": 1.0}])
+    assert len(sweep_of(tmp_path / "sweep").run(2)) == 1
+    assert begun == ["trial_0", "trial_1"]
+    again = sweep_of(tmp_path / "sweep")
+    assert again.run(2) == []
+    assert begun[2:] == ["trial_0"]
+    assert [trial.state for trial in again.study.trials] == [COMPLETE] * 2
+
+
+def test_a_sweep_of_which_all_trials_had_failed_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = Sweep([CONFIG], {K: [2, 3]}, ["val/nelbo"], ["minimize"], tmp_path / "bits")
+    sweep.study.tell(sweep.study.ask(sweep.distributions), state=optuna.trial.TrialState.FAIL)
+    words = ["sweep", "-c", CONFIG, "-s", space(tmp_path, **{K: [2, 3]}), "--output", str(tmp_path), "--metric", "val/nelbo"]
+    assert main([*words, "--trials", "1"]) == 1
+    assert "No trial has a value" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ except ImportError:  # Windows
 __all__ = [
     "JobFailedError",
     "JobInterruptedError",
+    "JobKilledError",
     "Process",
     "call",
     "descriptors",
@@ -52,6 +53,10 @@ class JobFailedError(LitSparseError):
 
 class JobInterruptedError(JobFailedError):
     """Error for a command that was interrupted by Ctrl-C or SIGTERM."""
+
+
+class JobKilledError(JobFailedError):
+    """Error for a command that was killed, as by a system without memory left."""
 
 
 #: Path -> lock between the threads of this process, on systems without locks of files.
@@ -155,7 +160,7 @@ def call(
             written.seek(max(0, written.seek(0, os.SEEK_END) - TAIL))
             tail = "\n".join(written.read(TAIL).decode(errors="replace").splitlines()[-5:])
         interrupted = status in (130, 143, -2, -15) or _INTERRUPTED.is_set()
-        kind = JobInterruptedError if interrupted else JobFailedError
+        kind = JobInterruptedError if interrupted else JobKilledError if status in (-9, 137) else JobFailedError
         raise kind(f"{' '.join(arguments)}\nfailed; the end of {log}:\n{tail}")
 
 

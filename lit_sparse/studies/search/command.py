@@ -159,10 +159,16 @@ def main(arguments: Sequence[str]) -> int:
     trials = usual if options.trials is None else check_count("--trials", options.trials)
     jobs = check_count("--jobs", options.jobs)
     failed = sweep.run(min(trials, usual) if sampler == "grid" else trials, jobs)
-    if written := _write(sweep):
+    written = _write(sweep)
+    if written:
         print(*written, sep="\n")
         more = " --storage URL" if options.storage else ""
         print(printable(f"see all trials side by side with: lit-sparse report {sweep.folder}{more}"))
+    elif not failed and any(trial.state.name == "FAIL" for trial in sweep.study.get_trials(deepcopy=False)):
+        failed = [
+            f"No trial has a value: all that ended have failed, as their logs in {sweep.folder} tell. Raise --trials to run"
+            " others, or remove the folder to begin again."
+        ]
     for message in failed:
         print(printable(message), file=sys.stderr)
     return 1 if failed else 0

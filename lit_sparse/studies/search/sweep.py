@@ -24,6 +24,7 @@ from lit_sparse.studies.jobs.logged import kind_and_name, summarized
 from lit_sparse.studies.jobs.processes import (
     JobFailedError,
     JobInterruptedError,
+    JobKilledError,
     descriptors,
     locked,
     naming_failure,
@@ -82,6 +83,7 @@ class Sweep:
     cluster: Cluster | None = None
     extra: Sequence[str] = ()
     base: Study = field(default_factory=Study)
+    _killed: set[int] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
         if self.folds < 1:
@@ -238,6 +240,8 @@ class Sweep:
                         return
                     except JobFailedError as error:  # its state is stored, so that it is not taken again
                         failed.append(str(error))
+                        if isinstance(error, JobKilledError):  # it continues by the next command
+                            self._killed.add(taken[0])
 
         others = run_all([work] * jobs, jobs)
         while held := self._held():
@@ -270,6 +274,8 @@ class Sweep:
             known = self.study.get_trials(deepcopy=False)
             ended = sum(trial.state.is_finished() for trial in known)
             for trial in known if ended < trials else ():
+                if trial.number in self._killed:
+                    continue
                 if self._here(trial) and (lock := try_lock(self._lock(trial.number))) is not None:
                     if len(trial.params) < len(self.space):  # killed while its values were drawn
                         begun = optuna.trial.Trial(self.study, trial._trial_id)
@@ -350,7 +356,7 @@ class Sweep:
             for run in runs:
                 run.begin()
                 run.train(threads, descriptors(lock), stops if self.prune else None)
-        except JobInterruptedError:
+        except (JobInterruptedError, JobKilledError):
             raise
         except JobFailedError:
             self.study.tell(number, state=optuna.trial.TrialState.FAIL)
