@@ -114,7 +114,7 @@ class Coreset:
             DataError: if the file is missing, is not a coreset, or holds negative weights.
         """
         try:
-            with open_plain(path) as opened, np.load(opened, allow_pickle=False) as file:  # numpy leaks broken files
+            with open_plain(path) as opened, np.lib.npyio.NpzFile(opened, allow_pickle=False) as file:
                 check_members(file.zip)  # before a member is read
                 size, packed = sum(member.file_size for member in file.zip.infolist()), os.fstat(opened.fileno()).st_size
                 if size > largest_unpacked(packed):

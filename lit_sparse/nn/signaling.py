@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from lit_sparse.checks import INPUTS, POSITIVE, ranges
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.nn.inputs import check_ids, check_input
 
 __all__ = ["Receiver", "Sender"]
 
@@ -57,6 +59,7 @@ class Sender(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         """Return scores (B, V) of the symbols for images (B, F)."""
+        check_input("images", image, ("B", self.features), self.embed.weight)
         embedded = self.embed(image)
         # All filters of all features at once are (B, E, filters): on a CPU ten times faster in parts that its caches hold.
         most = CACHED // (embedded.shape[1] * self.widen.out_features) if image.device.type == "cpu" else len(image)
@@ -107,6 +110,13 @@ class Receiver(nn.Module):
             messages: (R, V), one-hot or relaxed.
             rows: (R,) sorted, index of each message's game.
         """
+        check_input("candidates", candidates, ("B", "N", self.features), self.see.weight)
+        check_input("messages", messages, ("R", self.vocabulary), self.hear.weight)
+        check_ids("rows", rows, len(candidates))
+        if rows.shape != messages.shape[:1]:
+            raise ConfigurationError(
+                f"Expected rows ({len(messages)},), the game of each message, but got {tuple(rows.shape)}."
+            )
         seen = self.see(candidates)
         counts = torch.bincount(rows, minlength=len(candidates))
         most = int(counts.max()) if len(rows) else 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import shutil
 import signal
 import subprocess
@@ -348,9 +349,14 @@ def test_names_that_are_unknown_are_explained(
         assert main(["study", str(path), *words]) == 2
         assert text in capsys.readouterr().err
     for keys, text in (
-        ({"cels": {"a": {"title": "x"}}}, "Option 'cels.a.title' is not accepted. Did you mean 'cells'?"),
+        ({"cels": {"a": {"title": "x"}}}, "has no argument 'cels'. Did you mean 'cells'?"),
         ({"cells": {"a": {"tilte": "x"}}}, "Did you mean 'title'?"),
-        ({"cells": {"a": {"seeds": ["x"]}}}, "Expected a <class 'int'>"),
+        ({"cells": {"a": {"seeds": ["x"]}}}, "Expected an integer in"),
+        ({"cells": {"a": {"opts": {}}}}, "has no argument 'opts'. Did you mean 'options'?"),
+        (
+            {"cells": {"a": {"options": {"x": "{image}"}}}, "inputs": {"images": "a folder"}},
+            "got '{image}'. Did you mean 'images'?",
+        ),
         ({"cells": {}}, "at least one entry in `cells`"),
         ({"config": None}, "needs a `config` or a `function`"),
         ({"cells": {"a": {"checkpoints": {"x": "b"}}}}, "got 'b'"),
@@ -361,12 +367,23 @@ def test_names_that_are_unknown_are_explained(
         ({"tables": [{"columns": ["call"]}]}, "Did you mean 'calls'?"),
     ):
         assert main(["study", str(write_study(**keys))]) == 2
-        assert text in capsys.readouterr().err, keys
+        said = capsys.readouterr().err
+        assert text in said and "class '" not in said and "Parser key" not in said, keys
     (tmp_path / "bad.yaml").write_text("a: [")
     assert main(["study", "bad.yaml"]) == 2
     assert "Expected YAML in 'bad.yaml' but got in line 1" in capsys.readouterr().err
     assert main(["study", "nothing"]) == 2
     assert "Expected a file or the name of a study but got 'nothing'. Choose from: bitvector, " in capsys.readouterr().err
+
+
+def test_a_function_that_is_missing_is_one_message(
+    write_study: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_study(cells={"a": {"function": "math.nothing"}}, schedules={})
+    given = {"study": str(path), "output": str(tmp_path), "results": str(tmp_path)}
+    monkeypatch.setattr("sys.argv", ["engine", json.dumps(given), "a", "0"])
+    with pytest.raises(SystemExit, match=r"^lit-sparse: error: Expected `function` to be the path of a function but got 'math"):
+        runpy.run_module("lit_sparse.studies.jobs.engine", run_name="__main__")
 
 
 def test_rows_are_stored_whole(tmp_path: Path) -> None:

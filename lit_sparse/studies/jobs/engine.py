@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lit_sparse.errors import LitSparseError
 from lit_sparse.runs.status import check_plain
 from lit_sparse.studies.jobs.cell_run import RunOf
 from lit_sparse.studies.jobs.processes import locked, naming_failure, run_all, say, try_lock
@@ -144,5 +145,8 @@ class Runner(Workspace):
 
 if __name__ == "__main__":
     given = json.loads(sys.argv[1])
-    given |= {"study": load_study(given["study"]), "output": Path(given["output"]), "results": Path(given["results"])}
-    Runner(**given).of(sys.argv[2], int(sys.argv[3])).call_functions()
+    try:
+        given |= {"study": load_study(given["study"]), "output": Path(given["output"]), "results": Path(given["results"])}
+        Runner(**given).of(sys.argv[2], int(sys.argv[3])).call_functions()
+    except LitSparseError as error:
+        sys.exit(f"lit-sparse: error: {error}")
