@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import runpy
 import shutil
 import signal
 import subprocess
@@ -23,7 +22,7 @@ from lit_sparse.cli import main
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.runs.result_files import read_metrics
 from lit_sparse.studies.jobs import cell_run
-from lit_sparse.studies.jobs.engine import Runner
+from lit_sparse.studies.jobs.engine import Runner, call_in_process
 from lit_sparse.studies.jobs.logged import summarized
 from lit_sparse.studies.jobs.processes import JobFailedError, call, locked
 from lit_sparse.studies.jobs.rows import Row, Rows, provenance
@@ -376,14 +375,11 @@ def test_names_that_are_unknown_are_explained(
     assert "Expected a file or the name of a study but got 'nothing'. Choose from: bitvector, " in capsys.readouterr().err
 
 
-def test_a_function_that_is_missing_is_one_message(
-    write_study: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_function_that_is_missing_is_one_message(write_study: Callable[..., Path], tmp_path: Path) -> None:
     path = write_study(cells={"a": {"function": "math.nothing"}}, schedules={})
-    given = {"study": str(path), "output": str(tmp_path), "results": str(tmp_path)}
-    monkeypatch.setattr("sys.argv", ["engine", json.dumps(given), "a", "0"])
+    given = json.dumps({"study": str(path), "output": str(tmp_path), "results": str(tmp_path)})
     with pytest.raises(SystemExit, match=r"^lit-sparse: error: Expected `function` to be the path of a function but got 'math"):
-        runpy.run_module("lit_sparse.studies.jobs.engine", run_name="__main__")
+        call_in_process(given, "a", 0)
 
 
 def test_rows_are_stored_whole(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from lit_sparse.studies.jobs.workspace import Workspace
 from lit_sparse.studies.plan.load import check_names, load_study
 from lit_sparse.studies.plan.study import changes, digest, written
 
-__all__ = ["Runner"]
+__all__ = ["Runner", "call_in_process"]
 
 
 @dataclass
@@ -143,10 +143,19 @@ class Runner(Workspace):
         )
 
 
-if __name__ == "__main__":
-    given = json.loads(sys.argv[1])
+def call_in_process(described: str, name: str, seed: int) -> None:
+    """Call the functions of a cell as the command of a process, which ends with a message if it fails.
+
+    Raises:
+        SystemExit: with the message of an error of this package.
+    """
+    given = json.loads(described)
     try:
         given |= {"study": load_study(given["study"]), "output": Path(given["output"]), "results": Path(given["results"])}
-        Runner(**given).of(sys.argv[2], int(sys.argv[3])).call_functions()
+        Runner(**given).of(name, seed).call_functions()
     except LitSparseError as error:
         sys.exit(f"lit-sparse: error: {error}")
+
+
+if __name__ == "__main__":
+    call_in_process(sys.argv[1], sys.argv[2], int(sys.argv[3]))
