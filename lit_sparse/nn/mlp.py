@@ -40,6 +40,6 @@ class MLP(nn.Sequential):
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (torch's name)
         """Return the output (..., last size) for inputs (..., first size)."""
         if len(self):
-            check_input("inputs", input, ("...", self.sizes[0]), self[0].weight)
-        output: Tensor = super().forward(input)
+            check_input("inputs", input, ("...", self.sizes[0]), next(self.parameters()))
+        output: Tensor = super().forward(input)  # type: ignore[no-untyped-call]
         return output

@@ -222,7 +222,8 @@ class RunOf:
         """
         study = self.workspace.study
         known = {*study.inputs, *(["folder"] if study.program else [])}
-        for options in (self.change.options, self.change.arguments, *study.tests.values()):
+        several: list[Mapping[str, Any]] = [self.change.options, self.change.arguments, *study.tests.values()]
+        for options in several:
             for option, value in options.items():
                 text = self.filled(value)
                 names = [] if text[:1] in ("[", "{") and text[1:2] in ('"', "{") else re.findall(r"\{(\w+)\}", text)
