@@ -96,6 +96,9 @@ class EntailmentNetwork(nn.Module):
             premise_length: (B,) lengths of the premises.
             hypothesis: (B, T, E) word vectors.
             hypothesis_length: (B,) lengths of the hypotheses.
+
+        Raises:
+            ConfigurationError: for tensors of other shapes or dtypes.
         """
         check_sentences("premises", premise, premise_length, self.features, self.project.weight)
         check_sentences("hypotheses", hypothesis, hypothesis_length, self.features, self.project.weight)

@@ -38,7 +38,11 @@ class MLP(nn.Sequential):
         self.sizes = widths
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (torch's name)
-        """Return the output (..., last size) for inputs (..., first size)."""
+        """Return the output (..., last size) for inputs (..., first size).
+
+        Raises:
+            ConfigurationError: for inputs of another shape or dtype.
+        """
         if len(self):
             check_input("inputs", input, ("...", self.sizes[0]), next(self.parameters()))
         output: Tensor = super().forward(input)  # type: ignore[no-untyped-call]

@@ -58,7 +58,11 @@ class Sender(nn.Module):
         self.scale, self.bias = scale, bias
 
     def forward(self, image: Tensor) -> Tensor:
-        """Return scores (B, V) of the symbols for images (B, F)."""
+        """Return scores (B, V) of the symbols for images (B, F).
+
+        Raises:
+            ConfigurationError: for images of another shape or dtype.
+        """
         check_input("images", image, ("B", self.features), self.embed.weight)
         embedded = self.embed(image)
         # All filters of all features at once are (B, E, filters): on a CPU ten times faster in parts that its caches hold.
@@ -109,6 +113,9 @@ class Receiver(nn.Module):
             candidates: (B, N, F).
             messages: (R, V), one-hot or relaxed.
             rows: (R,) sorted, index of each message's game.
+
+        Raises:
+            ConfigurationError: for tensors of other shapes or dtypes, or a game that is not there.
         """
         check_input("candidates", candidates, ("B", "N", self.features), self.see.weight)
         check_input("messages", messages, ("R", self.vocabulary), self.hear.weight)

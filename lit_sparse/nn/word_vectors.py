@@ -46,7 +46,11 @@ class WordVectors(nn.Embedding):
         self.register_load_state_dict_post_hook(_train_unless_fixed)  # type: ignore[no-untyped-call]
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (torch's name)
-        """Return the vectors (..., E) of words given by their ids (...)."""
+        """Return the vectors (..., E) of words given by their ids (...).
+
+        Raises:
+            ConfigurationError: for ids that are no integers, or on a CPU outside of 0 .. V - 1.
+        """
         check_ids("ids of words", input, self.num_embeddings)
         return super().forward(input)
 
