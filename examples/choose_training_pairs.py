@@ -22,12 +22,14 @@ from typing import Any
 import torch
 from datasets import Dataset, disable_progress_bars
 from torch import Tensor, nn
-from transformers import AutoModel, AutoTokenizer, PrinterCallback, Trainer, TrainingArguments
+from transformers import PrinterCallback, Trainer, TrainingArguments
 from transformers.utils import logging
 
 from lit_sparse.coresets import AcceleratedIHT, Coreset, CoresetSelector, KCenter, NonnegativeOMP, Uniform
 from lit_sparse.errors import install_command
 from lit_sparse.hf import example_gradients, weighted_dataset, weighted_loss_func
+from lit_sparse.hf.saved_files import SavedFiles
+from lit_sparse.text.tokenizer_json import tokenizer_of
 
 LABELS = ("entailment", "neutral", "contradiction")
 SELECTORS: dict[str, CoresetSelector] = {
@@ -127,7 +129,8 @@ def main() -> None:
     logging.disable_progress_bar()
     disable_progress_bars()
     folder = options.model or packaged()
-    model, words = AutoModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    files = SavedFiles(folder, {}, None)  # checked, as they may come from anyone
+    model, words = files.model("AutoModel").eval(), files.tokenizer(tokenizer_of)
     pool = read(options.data / "train.jsonl.gz", options.pool, model, words)
     test = read(options.data / "test.jsonl.gz", options.test, model, words)
     k = round(options.share * len(pool))

@@ -90,6 +90,8 @@ def export_onnx(
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise MissingExtraError("ONNX models", "onnx") from error
+    if not isinstance(args, tuple | list):
+        raise ConfigurationError(f"Expected argument `args` to be a tuple but got {full_name(args)}. Write (x,) for one.")
     check_count("opset", opset, OLDEST_OPSET)
     taken = sorted(inspect.signature(torch.onnx.export).parameters.keys() - SET_HERE)
     if unknown := [name for name in options if name not in taken]:

@@ -27,13 +27,14 @@ from typing import Any
 import torch
 from scipy.stats import spearmanr
 from torch import Tensor, nn
-from transformers import AutoModel, AutoTokenizer
 
 from lit_sparse import hf
 from lit_sparse.errors import install_command
 from lit_sparse.hf import AnnealedEntmax, LayerMapping
+from lit_sparse.hf.saved_files import SavedFiles
 from lit_sparse.mappings import Entmax, Softmax
 from lit_sparse.studies.problems.autoencoders import LABELS, ranking_loss, sentence_vectors
+from lit_sparse.text.tokenizer_json import tokenizer_of
 
 ANNEALING = 0.5  # share of the steps after which alpha is at its target
 WARM_UP = 10
@@ -60,8 +61,9 @@ class Encoder:
     """Mean of the token states, of norm 1."""
 
     def __init__(self, folder: str) -> None:
-        self.words = AutoTokenizer.from_pretrained(folder)
-        self.model: nn.Module = AutoModel.from_pretrained(folder)
+        files = SavedFiles(folder, {}, None)  # checked, as they may come from anyone
+        self.model: nn.Module = files.model("AutoModel")
+        self.words = files.tokenizer(tokenizer_of)
 
     def __call__(self, texts: list[str]) -> Tensor:
         inputs = self.words(texts, padding=True, truncation=True, max_length=64, return_tensors="pt")

@@ -93,6 +93,7 @@ CASES = {
     "tokens that are numbers": lambda: Vocabulary.from_tokens([1, 2]),
     "no tokenizer": lambda: text.Vocabulary(None),
     "ragged floats": lambda: Ragged(torch.tensor([1, 2, 3]), torch.tensor([1.0, 2.0])),
+    "ragged lengths of NaN": lambda: Ragged(torch.tensor([1, 2, 3]), torch.tensor([float("nan")])),
     "size of images": lambda: ImageFolderDataModule("x", size=(10**6, 10**6)),
     "before setup": lambda: DigitsDataModule().train_dataloader(),
     "metric 3": lambda: mean_metrics(3),

@@ -187,6 +187,12 @@ def test_a_missing_folder_is_told_before_the_export(tmp_path: Path) -> None:
             export_onnx(Sparsemax(), (torch.randn(3, 5),), path)
 
 
+def test_an_argument_outside_a_tuple_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    with pytest.raises(ConfigurationError, match=r"`args` to be a tuple but got torch.Tensor. Write \(x,\)"):
+        export_onnx(Sparsemax(), torch.randn(2, 5), tmp_path / "model.onnx")
+
+
 @pytest.mark.parametrize("opset", [17, 20.0, 99])
 def test_an_opset_that_cannot_be_written_is_refused(opset: Any, tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")

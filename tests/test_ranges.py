@@ -85,6 +85,12 @@ def test_all_public_classes_are_found() -> None:
     assert {case[0].__module__.split(".")[1] for case in CASES} >= {"mappings", "estimators", "risks", "models", "data", "nn"}
 
 
+def test_every_seed_has_a_range() -> None:
+    seeds = [(kind, name) for kind in CHECKED for name in inspect.signature(kind).parameters if name.endswith("seed")]
+    declared = {(kind, name) for kind, name in seeds if any(name in vars(part).get("RANGES", {}) for part in kind.__mro__)}
+    assert len(seeds) > 5 and not {*seeds} - declared
+
+
 @ranges(k=Count(), gamma=POSITIVE)
 class Part:
     def __init__(self, k: int | None, *, gamma: float = 1.0, **options: Any) -> None:

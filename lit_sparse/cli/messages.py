@@ -119,6 +119,8 @@ def misfit(name: str, hint: Any, given: Any, imports: bool) -> str | None:
             items += zip(inner if fixed else inner[:1] * len(value), value, strict=True)
     if found := next((found for kind, item in items if (found := misfit(name, kind, item, imports))), None):
         return found
+    if isinstance(value, dict) and "class_path" in value and not isinstance(value.get("init_args", {}), dict | NoneType):
+        return f"Expected `init_args` of `{name}` to be a dict but got {str(value['init_args'])!r}."
     bases, path = _bases(members), value.get("class_path") if isinstance(value, dict) else value
     if bases and isinstance(path, str | int | float):
         takes_more = {int, float} & {*members} or any(get_origin(one) is Callable and not _bases([one]) for one in members)
@@ -140,7 +142,7 @@ def _plain(value: Any) -> Any:
             found = load_yaml(read_config(value) if named else value)
         except yaml.YAMLError:
             return value
-        return value if isinstance(found, str) else found
+        return value if isinstance(found, str) or not value.strip() else found
     if hasattr(value, "key"):  # jsonargparse's option of an option
         return {value.key: value.val}
     return vars(value) if isinstance(value, argparse.Namespace) else value

@@ -6,6 +6,7 @@ import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from zipfile import ZipFile
 
 import numpy as np
 import torch
@@ -114,12 +115,14 @@ class Coreset:
             DataError: if the file is missing, is not a coreset, or holds negative weights.
         """
         try:
-            with open_plain(path) as opened, np.load(opened, allow_pickle=False) as file:  # numpy leaks broken files
-                check_members(file.zip)  # before a member is read
-                size, packed = sum(member.file_size for member in file.zip.infolist()), os.fstat(opened.fileno()).st_size
-                if size > largest_unpacked(packed):
-                    raise DataError(f"Expected arrays that fit into {packed:,} packed bytes but got {size:,} bytes.")
-                arrays = {name: file[name] for name in FIELDS}
+            with open_plain(path) as opened, ZipFile(opened) as packed:
+                check_members(packed)  # before a member is read
+                size, held = sum(member.file_size for member in packed.infolist()), os.fstat(opened.fileno()).st_size
+                if size > largest_unpacked(held):
+                    raise DataError(f"Expected arrays that fit into {held:,} packed bytes but got {size:,} bytes.")
+                opened.seek(0)
+                with np.load(opened, allow_pickle=False) as file:
+                    arrays = {name: file[name] for name in FIELDS}
             return cls(
                 torch.from_numpy(arrays["indices"]),
                 torch.from_numpy(arrays["weights"]),

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_sparse.checks import FLOATS, MOST_FEATURES, POSITIVE, Count, Number, ranges
+from lit_sparse.checks import FLOATS, MOST_FEATURES, POSITIVE, SEED, Count, Number, ranges
 from lit_sparse.coresets.examples import Examples
 from lit_sparse.coresets.likelihoods import Likelihood
 from lit_sparse.coresets.posteriors import GaussianPosterior, gaussian_mean_posterior, laplace_posterior
@@ -125,7 +125,7 @@ class Projection(VectorSource, ABC):
         )
 
 
-@ranges(num_samples=Count(2, MOST_FEATURES), prior_mean=Number(-1e30, 1e30), prior_variance=POSITIVE)
+@ranges(num_samples=Count(2, MOST_FEATURES), prior_mean=Number(-1e30, 1e30), prior_variance=POSITIVE, seed=SEED)
 class LogLikelihoodVectors(Projection):
     r"""Projection to centred log-likelihoods of a regression at samples from the Laplace posterior of all examples.
 

@@ -280,7 +280,7 @@ class _Split:
 
 def _vectors(arrays: Arrays, name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
     """Return an array (M, F) of finite numbers, float32."""
-    where, array = f"{name!r} in {str(arrays.path)!r}", arrays[name]
+    where, array = f"{name!r} in {str(arrays.path)!r}" if name else repr(str(arrays.path)), arrays[name]
     try:
         vectors = array.astype(np.float32)
     except ValueError as error:

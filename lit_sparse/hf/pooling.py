@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from lit_sparse.checks import FEATURES, ranges
-from lit_sparse.errors import CheckpointError, ConfigurationError, full_name
+from lit_sparse.errors import CheckpointError, ConfigurationError
 from lit_sparse.ground.files import replaced
 from lit_sparse.ground.stored import read_json
 from lit_sparse.hf.saved_files import place_of
 from lit_sparse.mappings import SparseMapping, Sparsemax
 from lit_sparse.mappings.base import check_mapping
+from lit_sparse.nn.inputs import check_input
 from lit_sparse.runs.allocation import Limits
 from lit_sparse.runs.builder import plan_arguments
 from lit_sparse.runs.checkpoint_files import check_finite, check_kinds, restoring_error
@@ -84,13 +85,9 @@ class SparseAttentionPooling(nn.Module):
         """Return the pooled vectors (B, D) and the weights (B, L) of the tokens; see :meth:`forward`.
 
         Raises:
-            ConfigurationError: if the shapes do not match.
+            ConfigurationError: if the shapes or dtypes do not match.
         """
-        if not isinstance(tokens, Tensor) or not tokens.is_floating_point():
-            got = tokens.dtype if isinstance(tokens, Tensor) else full_name(tokens)
-            raise ConfigurationError(f"Expected tokens in a floating tensor but got {got}.")
-        if tokens.dim() != 3 or tokens.shape[-1] != self.dim:
-            raise ConfigurationError(f"Expected tokens (B, L, {self.dim}) but got shape {tuple(tokens.shape)}.")
+        check_input("tokens", tokens, ("B", "L", self.dim), self.score.weight)
         if mask is not None and mask.shape != tokens.shape[:2]:
             raise ConfigurationError(f"Expected a mask of shape {tuple(tokens.shape[:2])} but got {tuple(mask.shape)}.")
         if mask is not None:

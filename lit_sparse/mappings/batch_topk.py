@@ -13,8 +13,8 @@ from lit_sparse.ground.kept_dtype import KeepsDtype
 from lit_sparse.ground.torch_internals import is_jit_tracing
 from lit_sparse.mappings.base import SparseMapping
 from lit_sparse.mappings.hard_threshold.layer import hard_threshold
-from lit_sparse.mappings.jump_relu import jump_relu, mark_invalid
-from lit_sparse.mappings.masking import along_last
+from lit_sparse.mappings.jump_relu import jump_relu
+from lit_sparse.mappings.masking import along_last, mark_invalid
 
 __all__ = ["BatchTopK", "batch_topk"]
 

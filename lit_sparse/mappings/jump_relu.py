@@ -12,7 +12,7 @@ from lit_sparse.checks import POSITIVE, SHAPE, Count, check_parameter, ranges
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.distributed import reduce, world_size
 from lit_sparse.mappings.base import SparseMapping, with_slope
-from lit_sparse.mappings.masking import allowed_scores, along_last
+from lit_sparse.mappings.masking import allowed_scores, along_last, mark_invalid
 
 __all__ = ["JumpReLU", "jump_relu"]
 
@@ -51,11 +51,6 @@ def _cut(x: Tensor, threshold: float | Tensor) -> Tensor:
             f"Expected one threshold, or one for each of {x.shape[-1]} entries, but got shape {tuple(threshold.shape)}."
         )
     return mark_invalid(x, torch.where(x > threshold, x.relu(), 0.0))
-
-
-def mark_invalid(x: Tensor, y: Tensor) -> Tensor:
-    """Return y (..., d) with NaN at the allowed entries of rows whose scores x contain NaN or +inf."""
-    return torch.where((x != -torch.inf) & ~(x < torch.inf).all(-1, keepdim=True), torch.nan, y)
 
 
 @ranges(k=Count(), shape=SHAPE, start=POSITIVE, bandwidth=POSITIVE)

@@ -10,7 +10,7 @@ from torch import Tensor
 from lit_sparse.checks import FLOATS, check_dim, check_mask
 from lit_sparse.errors import ConfigurationError, full_name
 
-__all__ = ["align_parameter", "allowed_scores", "along_last"]
+__all__ = ["align_parameter", "allowed_scores", "along_last", "mark_invalid"]
 
 
 def along_last(
@@ -96,6 +96,12 @@ def align_parameter(parameter: Tensor, shape: tuple[int, ...], dim: int) -> Tens
             " (H, 1, 1)."
         )
     return parameter
+
+
+def mark_invalid(x: Tensor, y: Tensor) -> Tensor:
+    """Return y (..., d) with NaN, also as gradients, at the allowed entries of rows whose scores x contain NaN or +inf."""
+    invalid = (x != -torch.inf) & ~(x < torch.inf).all(-1, keepdim=True)
+    return torch.where(invalid, torch.where(invalid, x, 0.0) * torch.nan, y)
 
 
 def _masked(scores: Tensor, mask: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from typing_extensions import override
 
-from lit_sparse.checks import EXAMPLES, INPUTS, MOST, POSITIVE, Count, Number, check_result, ranges
+from lit_sparse.checks import EXAMPLES, INPUTS, MOST, POSITIVE, SEED, Count, Number, check_result, ranges
 from lit_sparse.coresets import GaussianPosterior, Likelihood, LogisticLikelihood
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.distributed import reduce
@@ -24,7 +24,14 @@ __all__ = ["BayesianRegression"]
 FITS = ("map", "laplace", "variational")
 
 
-@ranges(in_features=INPUTS, prior_mean=Number(-MOST, MOST), prior_variance=POSITIVE, num_samples=EXAMPLES, examples=Count())
+@ranges(
+    in_features=INPUTS,
+    prior_mean=Number(-MOST, MOST),
+    prior_variance=POSITIVE,
+    num_samples=EXAMPLES,
+    examples=Count(),
+    sample_seed=SEED,
+)
 class BayesianRegression(LitSparseModule):
     """Bayesian regression with a linear predictor, fitted on mini-batches of all examples or of a weighted coreset.
 

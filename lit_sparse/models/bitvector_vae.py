@@ -11,7 +11,7 @@ from torch import Tensor
 from torchmetrics import Metric
 from typing_extensions import override
 
-from lit_sparse.checks import CLASSES, FEATURES, INPUTS, MOST_EXAMPLES, WIDTHS, Count, ranges
+from lit_sparse.checks import CLASSES, FEATURES, INPUTS, MOST_EXAMPLES, SEED, WIDTHS, Count, ranges
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.estimators import Estimator, Expectation, LatentBatch, Sampler, marginal_likelihood
 from lit_sparse.metrics import BitsPerDim
@@ -28,6 +28,7 @@ DRAWN = 16
 @ranges(
     in_features=INPUTS,
     bits=FEATURES,
+    sample_seed=SEED,
     encoder_hidden=WIDTHS,
     decoder_hidden=WIDTHS,
     pixel_features=FEATURES,

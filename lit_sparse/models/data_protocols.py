@@ -226,7 +226,7 @@ def ask(part: nn.Module, role: str, takes: str, returns: str, shapes: Sequence[t
     try:
         found = part(*arguments)
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        if type(error) not in (RuntimeError, ValueError, IndexError, TypeError):  # out of memory, say, or one of the package's
+        if type(error) not in (RuntimeError, ValueError, IndexError, TypeError, ConfigurationError):  # out of memory, say
             raise
         raise ConfigurationError(f"{wanted} but got {type(error).__name__}: {error}") from error
     if not isinstance(found, Tensor) or found.shape not in shapes or not found.is_floating_point():

@@ -12,7 +12,7 @@ from torch.nn import functional as nnf
 from torchmetrics import Metric
 from typing_extensions import override
 
-from lit_sparse.checks import FEATURES, INPUTS, MOST_FEATURES, WIDTHS, Count, Number, ranges
+from lit_sparse.checks import FEATURES, INPUTS, MOST_FEATURES, SEED, WIDTHS, Count, Number, ranges
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.estimators import Estimator, LatentBatch
 from lit_sparse.ground.distributed import world_size
@@ -41,6 +41,7 @@ Rows: TypeAlias = tuple[Tensor, Tensor, Tensor]
     inference_hidden=WIDTHS,
     generator_hidden=WIDTHS,
     unlabelled_weight=Number(0.0, math.inf, open_high=True),
+    sample_seed=SEED,
 )
 class SemiSupervisedVAE(LitSparseModule):
     """Semi-supervised variational auto-encoder of images: the class of unlabelled images is summed out or sampled.

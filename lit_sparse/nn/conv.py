@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from lit_sparse.checks import FEATURES, WIDTHS, ranges
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.nn.inputs import check_input
 
 __all__ = ["ConvNet"]
 
@@ -63,8 +64,9 @@ class ConvNet(nn.Module):
         """Return scores (B, outputs) of images (B, colors * height * width).
 
         Raises:
-            ConfigurationError: for images of another size.
+            ConfigurationError: for images of another size or dtype.
         """
+        check_input("images", pixels, ("...",), next(self.head.parameters()))
         if pixels.shape[1:].numel() != self.colors * self.height * self.width:
             raise ConfigurationError(
                 f"Expected images of {self.colors} x {self.height} x {self.width} values for this ConvNet but got"

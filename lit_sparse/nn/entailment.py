@@ -10,6 +10,7 @@ from lit_sparse.mappings import SparseMapping
 from lit_sparse.mappings.base import check_mapping, warn_off_simplex
 from lit_sparse.nn.encoder_decoder.base import length_mask
 from lit_sparse.nn.encoder_decoder.padded_rows import run_recurrent
+from lit_sparse.nn.inputs import check_sentences
 
 __all__ = ["EntailmentNetwork"]
 
@@ -95,7 +96,12 @@ class EntailmentNetwork(nn.Module):
             premise_length: (B,) lengths of the premises.
             hypothesis: (B, T, E) word vectors.
             hypothesis_length: (B,) lengths of the hypotheses.
+
+        Raises:
+            ConfigurationError: for tensors of other shapes or dtypes.
         """
+        check_sentences("premises", premise, premise_length, self.features, self.project.weight)
+        check_sentences("hypotheses", hypothesis, hypothesis_length, self.features, self.project.weight)
         inputs = self.drop(self.project(premise))
         states, read = _run(self.premise, inputs, premise_length, inputs.new_zeros(inputs.shape[0], self.width))
         _, last = _run(self.hypothesis, self.drop(self.project(hypothesis)), hypothesis_length, read)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from torch import nn
+from torch import Tensor, nn
 
 from lit_sparse.checks import MOST_INPUTS, check_count
+from lit_sparse.nn.inputs import check_input
 
 __all__ = ["MLP"]
 
@@ -35,3 +36,14 @@ class MLP(nn.Sequential):
             layers.append(nn.Linear(before, after))
         super().__init__(*layers)
         self.sizes = widths
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (torch's name)
+        """Return the output (..., last size) for inputs (..., first size).
+
+        Raises:
+            ConfigurationError: for inputs of another shape or dtype.
+        """
+        if len(self):
+            check_input("inputs", input, ("...", self.sizes[0]), next(self.parameters()))
+        output: Tensor = super().forward(input)  # type: ignore[no-untyped-call]
+        return output

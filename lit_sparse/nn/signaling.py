@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from lit_sparse.checks import INPUTS, POSITIVE, ranges
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.nn.inputs import check_ids, check_input
 
 __all__ = ["Receiver", "Sender"]
 
@@ -56,7 +58,12 @@ class Sender(nn.Module):
         self.scale, self.bias = scale, bias
 
     def forward(self, image: Tensor) -> Tensor:
-        """Return scores (B, V) of the symbols for images (B, F)."""
+        """Return scores (B, V) of the symbols for images (B, F).
+
+        Raises:
+            ConfigurationError: for images of another shape or dtype.
+        """
+        check_input("images", image, ("B", self.features), self.embed.weight)
         embedded = self.embed(image)
         # All filters of all features at once are (B, E, filters): on a CPU ten times faster in parts that its caches hold.
         most = CACHED // (embedded.shape[1] * self.widen.out_features) if image.device.type == "cpu" else len(image)
@@ -106,7 +113,17 @@ class Receiver(nn.Module):
             candidates: (B, N, F).
             messages: (R, V), one-hot or relaxed.
             rows: (R,) sorted, index of each message's game.
+
+        Raises:
+            ConfigurationError: for tensors of other shapes or dtypes, or a game that is not there.
         """
+        check_input("candidates", candidates, ("B", "N", self.features), self.see.weight)
+        check_input("messages", messages, ("R", self.vocabulary), self.hear.weight)
+        check_ids("rows", rows, len(candidates))
+        if rows.shape != messages.shape[:1]:
+            raise ConfigurationError(
+                f"Expected rows ({len(messages)},), the game of each message, but got {tuple(rows.shape)}."
+            )
         seen = self.see(candidates)
         counts = torch.bincount(rows, minlength=len(candidates))
         most = int(counts.max()) if len(rows) else 0

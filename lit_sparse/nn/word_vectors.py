@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from lit_sparse.checks import FEATURES, INPUTS, check_count, ranges
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.nn.inputs import check_ids
 
 __all__ = ["WordVectors"]
 
@@ -43,6 +44,15 @@ class WordVectors(nn.Embedding):
         super().__init__(words, features, padding_idx=padding)
         self.register_buffer("fixed", torch.tensor(False))
         self.register_load_state_dict_post_hook(_train_unless_fixed)  # type: ignore[no-untyped-call]
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (torch's name)
+        """Return the vectors (..., E) of words given by their ids (...).
+
+        Raises:
+            ConfigurationError: for ids that are no integers, or on a CPU outside of 0 .. V - 1.
+        """
+        check_ids("ids of words", input, self.num_embeddings)
+        return super().forward(input)
 
     def fix(self, vectors: Tensor) -> None:
         """Set vectors (V, E) that are not trained; the padding word's vector becomes zero.

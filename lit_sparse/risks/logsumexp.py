@@ -155,7 +155,7 @@ class _Rows:
     """
 
     def __init__(self, x: Tensor, w: Tensor | None, rho: float, a: Tensor | None = None) -> None:
-        self.w, self.rho = w, rho
+        self.x, self.w, self.rho = x, w, rho
         self.a = safe_threshold_of(x, rho, w) if a is None else a
         self.ordinary = self.a.isfinite()
         self.used = x.isfinite() & self.ordinary
@@ -174,7 +174,8 @@ class _Rows:
         """Return the result (...)."""
         total = self.weighted(softplus(self.s)).sum(-1, keepdim=True)
         found = self.center + self.step + (total / self.rho - 1)
-        return torch.where(self.ordinary, found, self.a).squeeze(-1)
+        spoilt = torch.where(self.a.isnan() & (self.x != -torch.inf), self.x, 0.0).sum(-1, keepdim=True) * torch.nan
+        return torch.where(self.ordinary, found, torch.where(self.a.isnan(), spoilt, self.a)).squeeze(-1)
 
     def weighted(self, values: Tensor) -> Tensor:
         """Return values (..., d) times the weights, with 0 for ignored points."""
@@ -209,7 +210,8 @@ class _SafeLogSumExp(torch.autograd.Function):
             plain = torch.sigmoid(x.sub(a).add_(math.log(rho))) * grad
             return plain if w is None else torch.where(w != 0, w * plain, 0.0), None, None
         rows = _Rows(x, w, rho, a)
-        pull = rows.weighted(torch.sigmoid(rows.s)) * grad if of_x else None
+        spoilt = a.isnan() & (x != -torch.inf) & (grad != 0)
+        pull = torch.where(spoilt, torch.nan, rows.weighted(torch.sigmoid(rows.s)) * grad) if of_x else None
         return pull, torch.where(rows.used, softplus(rows.s), 0.0) * grad if of_w else None, None
 
 

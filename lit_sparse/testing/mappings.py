@@ -156,6 +156,7 @@ def _invalid_rows(mapping: SparseMapping) -> None:
         assert bool((y[4] == 0).all()), "a row of -inf is zero"
         (got,) = torch.autograd.grad(y, leaf, torch.ones_like(y))
         assert bool(got[[0, 1, 3, 4, 5]].isfinite().all()), f"the gradient of other rows is finite with {invalid} in one row"
+        assert bool(got[2].isnan().all()), f"{invalid} makes the gradient of its row NaN"
         assert bool((got[4] == 0).all()), "the gradient of a row of -inf is zero"
 
 

@@ -12,6 +12,7 @@ import torch
 
 transformers = pytest.importorskip("transformers", reason="needs transformers: pip install -e '.[hf]'")
 
+from lit_sparse.errors import CheckpointError  # noqa: E402
 from lit_sparse.studies.problems.autoencoders import TEMPERATURE  # noqa: E402
 from tests.scripts.test_scripts import load  # noqa: E402
 
@@ -42,6 +43,14 @@ def test_the_loss_ranks_pairs() -> None:
     encoder = Vectors([1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [0.8, 0.6])
     ranked = torch.tensor([0.6 - 1.0, 0.8 - 1.0, 0.0 - 1.0, 0.8 - 0.6, 0.0 - 0.6]) / TEMPERATURE
     assert torch.allclose(script.loss_of(encoder, rows), (1 + ranked.exp().sum()).log())
+
+
+def test_a_folder_that_names_code_is_refused(tmp_path: Path) -> None:
+    tiny.bert(vocab_size=len(WORDS)).bert.save_pretrained(tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"use_kernels": True}))
+    with pytest.raises(CheckpointError, match="use_kernels"):
+        load("sentence_similarity").Encoder(str(tmp_path))
 
 
 @pytest.mark.gate

@@ -426,11 +426,11 @@ def test_weights_of_another_estimator_start_a_run(tmp_path: Path) -> None:
         ),
         (
             lambda: game(sender=MLP([7, 5])).run_step(batch(), 0, "train"),
-            r"MLP to map images \(7, 6\) for vocabulary=5 .* mat1",
+            r"MLP to map images \(7, 6\) for vocabulary=5 .* Expected inputs \(\.\.\., 7\) but got shape \(7, 6\)",
         ),
         (
             lambda: game(receiver=Receiver(6, vocabulary=4)).run_step(batch(), 0, "val"),
-            "Receiver to map candidates .* RuntimeError",
+            r"Receiver to map candidates .* Expected messages \(R, 4\)",
         ),
     ],
 )

@@ -181,6 +181,9 @@ def test_invalid_rows_stay_alone() -> None:
     found[[0, 3]].sum().backward()
     assert bool(x.grad[[0, 3]].isfinite().all()) and not bool(x.grad[[1, 2, 4]].any())
     assert found.isnan().tolist() == [False, True, False, False, False]
+    for function in (safe_logsumexp, torch.func.vmap(safe_logsumexp, in_dims=(0, None))):  # explicit, and by operations
+        (gradient,) = torch.autograd.grad(function(x, 0.5)[[0, 1, 3]].sum(), x)
+        assert gradient[[0, 3]].isfinite().all() and gradient[1].isnan().all()
     assert found.detach()[2:].tolist()[0] == inf and float(found[4].detach()) == -inf
     torch.testing.assert_close(found[3], safe_logsumexp(x[0, 1:], 0.5) + 0.0)
     w = torch.tensor([1.0, 0.0, 1.0])

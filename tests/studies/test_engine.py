@@ -22,7 +22,7 @@ from lit_sparse.cli import main
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.runs.result_files import read_metrics
 from lit_sparse.studies.jobs import cell_run
-from lit_sparse.studies.jobs.engine import Runner
+from lit_sparse.studies.jobs.engine import Runner, call_in_process
 from lit_sparse.studies.jobs.logged import summarized
 from lit_sparse.studies.jobs.processes import JobFailedError, call, locked
 from lit_sparse.studies.jobs.rows import Row, Rows, provenance
@@ -348,9 +348,14 @@ def test_names_that_are_unknown_are_explained(
         assert main(["study", str(path), *words]) == 2
         assert text in capsys.readouterr().err
     for keys, text in (
-        ({"cels": {"a": {"title": "x"}}}, "Option 'cels.a.title' is not accepted. Did you mean 'cells'?"),
+        ({"cels": {"a": {"title": "x"}}}, "has no argument 'cels'. Did you mean 'cells'?"),
         ({"cells": {"a": {"tilte": "x"}}}, "Did you mean 'title'?"),
-        ({"cells": {"a": {"seeds": ["x"]}}}, "Expected a <class 'int'>"),
+        ({"cells": {"a": {"seeds": ["x"]}}}, "Expected an integer in"),
+        ({"cells": {"a": {"opts": {}}}}, "has no argument 'opts'. Did you mean 'options'?"),
+        (
+            {"cells": {"a": {"options": {"x": "{image}"}}}, "inputs": {"images": "a folder"}},
+            "got '{image}'. Did you mean 'images'?",
+        ),
         ({"cells": {}}, "at least one entry in `cells`"),
         ({"config": None}, "needs a `config` or a `function`"),
         ({"cells": {"a": {"checkpoints": {"x": "b"}}}}, "got 'b'"),
@@ -364,12 +369,20 @@ def test_names_that_are_unknown_are_explained(
         ({"tables": [{"columns": ["call"]}]}, "Did you mean 'calls'?"),
     ):
         assert main(["study", str(write_study(**keys))]) == 2
-        assert text in capsys.readouterr().err, keys
+        said = capsys.readouterr().err
+        assert text in said and "class '" not in said and "Parser key" not in said, keys
     (tmp_path / "bad.yaml").write_text("a: [")
     assert main(["study", "bad.yaml"]) == 2
     assert "Expected YAML in 'bad.yaml' but got in line 1" in capsys.readouterr().err
     assert main(["study", "nothing"]) == 2
     assert "Expected a file or the name of a study but got 'nothing'. Choose from: bitvector, " in capsys.readouterr().err
+
+
+def test_a_function_that_is_missing_is_one_message(write_study: Callable[..., Path], tmp_path: Path) -> None:
+    path = write_study(cells={"a": {"function": "math.nothing"}}, schedules={})
+    given = json.dumps({"study": str(path), "output": str(tmp_path), "results": str(tmp_path)})
+    with pytest.raises(SystemExit, match=r"^lit-sparse: error: Expected `function` to be the path of a function but got 'math"):
+        call_in_process(given, "a", 0)
 
 
 def test_rows_are_stored_whole(tmp_path: Path) -> None:

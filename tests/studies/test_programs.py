@@ -171,7 +171,7 @@ def test_programs_that_cannot_run_are_refused(program: Callable[..., Path], keys
         ({"metric_files": "*.txt"}, r"has no \*.txt at the end of the training"),
         ({"checkpoint_files": "*.pt"}, r"\*.pt does not exist at the end of the training"),
         ({"checkpoint": "**/best*.ckpt"}, r"best\*.ckpt does not exist at the end of the training"),
-        ({"program": ["no_python", "train.py"]}, "No such file or directory: 'no_python'"),
+        ({"program": ["no_python", "train.py"]}, "^The command cannot be run: No such file or directory: 'no_python'"),
     ],
 )
 def test_files_that_a_program_does_not_write_are_named(

@@ -69,7 +69,7 @@ class SparseConnectivity(pl.Callback):
                 f"Expected argument `module` to be a path in the model or a list of paths but got {module!r}."
             )
         self.sparseness, self.dim = sparseness, dim
-        self.dims = tuple(check_integer("dim", one) for one in ([dim] if isinstance(dim, int) else dim))
+        self.dims = tuple(check_integer("dim", one) for one in (dim if isinstance(dim, list | tuple) else [dim]))
         if not self.dims:
             raise ConfigurationError("Expected argument `dim` to be a dimension or a list of them but got [].")
         self.norm, self.every, self.interval = norm, every, interval

@@ -36,7 +36,7 @@ class Ragged:
         if not whole or int(lengths.sum()) != len(flat):
             raise DataError(
                 f"Expected integers (n,) and lengths (N,) whose sum is n but got {flat.dtype} {tuple(flat.shape)} and lengths"
-                f" {lengths.dtype} {tuple(lengths.shape)} of sum {int(lengths.sum())}."
+                f" {lengths.dtype} {tuple(lengths.shape)} of sum {lengths.sum().item()}."
             )
         if len(lengths) and int(lengths.min()) < 0:
             raise DataError(f"Expected lengths of at least 0 but got {int(lengths.min())}.")

@@ -69,7 +69,8 @@ def _derivative(local: Local, saved: tuple[Tensor, ...], x: Tensor | None, poten
     matrix = torch.where(allowed.unsqueeze(-1) & allowed.unsqueeze(-2), matrix, 0.0)
     values, vectors = torch.linalg.eigh(matrix + torch.diag_embed((~allowed).to(matrix.dtype)))
     free = vectors * (values < NULL).to(vectors.dtype).unsqueeze(-2)
-    change = constant_in(marginals, (free @ (free.mT @ total.unsqueeze(-1))).squeeze(-1))
+    change = torch.where(marginals.isnan(), torch.nan, (free @ (free.mT @ total.unsqueeze(-1))).squeeze(-1))
+    change = constant_in(marginals, change)
     return change, local.push(slopes, local.gather(change))
 
 

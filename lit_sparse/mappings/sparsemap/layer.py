@@ -13,7 +13,7 @@ from typing_extensions import Self, override
 from lit_sparse.checks import check_count, check_positive
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.ground.torch_internals import on_batches
-from lit_sparse.mappings.masking import allowed_scores
+from lit_sparse.mappings.masking import allowed_scores, mark_invalid
 from lit_sparse.mappings.potentials import PotentialMapping, as_potentials, warn_of_iterations
 from lit_sparse.mappings.sparsemap.solver import StructureProblem, potential_counts
 from lit_sparse.structures import Assignment, BitVector, Budget, Structure
@@ -221,8 +221,7 @@ class SparseMAP(PotentialMapping):
         point = self.structure.project(torch.where(allowed, wide, 0.0) / self.gamma) if self.potentials is None else None
         if point is None:
             return self.solve(x).marginals
-        broken = ~(x < torch.inf).all(-1, keepdim=True) & allowed
-        return torch.where(broken, torch.nan, torch.where(allowed, point, 0.0)).to(x.dtype)
+        return mark_invalid(wide, torch.where(allowed, point, 0.0)).to(x.dtype)
 
     def solve(
         self,

@@ -56,7 +56,8 @@ class _Distribution(torch.autograd.Function):
         pulled: list[Any] = [None, None, None]
         if total is not None:
             change = on_support(structures, sizes, total.unsqueeze(-1)).squeeze(-1)
-            pulled[0] = constant_in(marginals, torch.einsum("bs,bsd->bd", change, structures))
+            change = torch.where(marginals.isnan().any(-1, keepdim=True), torch.nan, change)
+            pulled[0] = constant_in(marginals, torch.where(allowed, torch.einsum("bs,bsd->bd", change, structures), 0.0))
             if ctx.needs_input_grad[1]:
                 counts = potential_counts(ctx.structure, structures, potentials[0].detach(), change)
                 pulled[1] = constant_in(potentials[0], counts)
@@ -64,7 +65,7 @@ class _Distribution(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        allowed, structures, sizes, *_ = ctx.saved_tensors
+        allowed, structures, sizes, marginals, *_ = ctx.saved_tensors
         structures = structures.double()
         total = structures.new_zeros(structures.shape[:2])
         if tangents[0] is not None:
@@ -72,7 +73,8 @@ class _Distribution(torch.autograd.Function):
         if tangents[1] is not None:
             total = total + ctx.structure.potential_scores(structures, tangents[1])
         change = on_support(structures, sizes, total.unsqueeze(-1)).squeeze(-1)
-        return torch.einsum("bs,bsd->bd", change, structures), change, None, None, None
+        change = torch.where(marginals.isnan().any(-1, keepdim=True), torch.nan, change)
+        return torch.where(allowed, torch.einsum("bs,bsd->bd", change, structures), 0.0), change, None, None, None
 
 
 def on_support(structures: Tensor, sizes: Tensor, total: Tensor) -> Tensor:

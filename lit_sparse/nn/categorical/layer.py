@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as nnf
 
 from lit_sparse.checks import FLOATS, INPUTS, MOST_INPUTS, Count, ranges
-from lit_sparse.errors import ConfigurationError
+from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.nn.categorical.kernel import log_likelihood
+from lit_sparse.nn.encoder_decoder.base import INTEGERS
 from lit_sparse.nn.output_layer.losses import needs_all_scores
 
 __all__ = ["SharedCategorical"]
@@ -54,6 +55,9 @@ class SharedCategorical(nn.Linear):
             ConfigurationError: if the shapes do not match, or the features are not floating.
         """
         _check_floating(features)
+        if not isinstance(values, Tensor) or values.dtype not in INTEGERS:
+            got = values.dtype if isinstance(values, Tensor) else full_name(values)
+            raise ConfigurationError(f"Expected values in a tensor of torch.int64 but got {got}.")
         if features.dim() != 3 or features.shape[2] != self.in_features or values.shape != features.shape[:2]:
             raise ConfigurationError(
                 f"Expected features (R, N, {self.in_features}) and values (R, N) but got {tuple(features.shape)} and"
@@ -77,8 +81,9 @@ class SharedCategorical(nn.Linear):
 
 
 def _check_floating(features: Tensor) -> None:
-    if features.dtype not in FLOATS:
-        raise ConfigurationError(f"Expected floating features but got {features.dtype}. Convert them.")
+    if not isinstance(features, Tensor) or features.dtype not in FLOATS:
+        got = features.dtype if isinstance(features, Tensor) else full_name(features)
+        raise ConfigurationError(f"Expected floating features but got {got}. Convert them.")
 
 
 class _LogLikelihood(torch.autograd.Function):

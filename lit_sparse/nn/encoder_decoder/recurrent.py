@@ -12,6 +12,7 @@ from typing_extensions import override
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.nn.encoder_decoder.base import EncoderDecoder, State, length_mask
 from lit_sparse.nn.encoder_decoder.padded_rows import call_recurrent, run_recurrent
+from lit_sparse.nn.inputs import check_input, check_sentences
 
 __all__ = ["RecurrentBody"]
 
@@ -82,6 +83,7 @@ class RecurrentBody(EncoderDecoder):
 
     @override
     def encode(self, embedded: Tensor, lengths: Tensor) -> State:
+        check_sentences("embedded sentences", embedded, lengths, self.width, self.score.weight)
         size = embedded.shape[1]
         states, last = run_recurrent(self.encoder, embedded, lengths)
         mask = length_mask(lengths, size)
@@ -120,6 +122,7 @@ class RecurrentBody(EncoderDecoder):
 
     @override
     def decode(self, embedded: Tensor, memory: State) -> tuple[Tensor, Tensor]:
+        check_input("embedded sentences", embedded, ("B", "L", self.width), self.score.weight)
         if not self.input_feeding:
             begin = [memory[name].transpose(0, 1).contiguous() for name in ("h", "c") if name in memory]
             outputs, _ = call_recurrent(self.decoder, embedded, tuple(begin) if len(begin) > 1 else begin[0])

@@ -16,6 +16,7 @@ from lit_sparse.checks import FEATURES, ranges
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.nn.attend import MultiheadAttention
 from lit_sparse.nn.encoder_decoder.base import EncoderDecoder, State, length_mask
+from lit_sparse.nn.inputs import check_input, check_sentences
 
 __all__ = ["TransformerBody"]
 
@@ -73,6 +74,7 @@ class TransformerBody(EncoderDecoder):
 
     @override
     def encode(self, embedded: Tensor, lengths: Tensor) -> State:
+        check_sentences("embedded sentences", embedded, lengths, self.width, self.encoder_norm.weight)
         mask = length_mask(lengths, embedded.shape[1])
         x = self._placed(embedded, 0)
         for layer in _layers(self.encoder):
@@ -112,6 +114,7 @@ class TransformerBody(EncoderDecoder):
 
     @override
     def decode(self, embedded: Tensor, memory: State) -> tuple[Tensor, Tensor]:
+        check_input("embedded sentences", embedded, ("B", "L", self.width), self.decoder_norm.weight)
         length = embedded.shape[1]
         later = torch.ones(length, length, dtype=torch.bool, device=embedded.device).triu(1)
         x = self._placed(embedded, 0)

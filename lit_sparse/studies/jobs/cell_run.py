@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from lit_sparse.errors import ConfigurationError
+from lit_sparse.errors import ConfigurationError, did_you_mean
 from lit_sparse.ground.files import replaced
 from lit_sparse.ground.stored import read_json
 from lit_sparse.runs.folders import CHECKPOINTS, numbered
@@ -218,12 +218,21 @@ class RunOf:
         """Raise an error for options that this run cannot have.
 
         Raises:
-            ConfigurationError: if an input is missing, or a cell with a function has options of a training run.
+            ConfigurationError: if an input is missing or unknown, or a cell with a function has options of a training run.
         """
         study = self.workspace.study
-        tested = [value for options in study.tests.values() for value in options.values()]
-        for value in (*self.change.options.values(), *self.change.arguments.values(), *tested):
-            self.filled(value)
+        known = {*study.inputs, *(["folder"] if study.program else [])}
+        several: list[Mapping[str, Any]] = [self.change.options, self.change.arguments, *study.tests.values()]
+        for options in several:
+            for option, value in options.items():
+                text = self.filled(value)
+                names = [] if text[:1] in ("[", "{") and text[1:2] in ('"', "{") else re.findall(r"\{(\w+)\}", text)
+                if wrong := [name for name in names if name not in known and not option.endswith("filename")]:
+                    raise ConfigurationError(
+                        f"Expected {option} of cell {self.name!r} in {study.path} to refer to the study's inputs,"
+                        f" {', '.join(sorted(known)) or 'of which there are none'}, but got '{{{wrong[0]}}}'."
+                        f"{did_you_mean(wrong[0], known)}"
+                    )
         if self.workspace.extra and self.cell.function is not None:
             raise ConfigurationError(
                 f"Options after -- are for trainings, but cell {self.name!r} of {study.path} calls a function. Change its"

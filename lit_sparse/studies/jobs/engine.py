@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lit_sparse.errors import LitSparseError
 from lit_sparse.runs.status import check_plain
 from lit_sparse.studies.jobs.cell_run import RunOf
 from lit_sparse.studies.jobs.processes import locked, naming_failure, run_all, say, try_lock
@@ -19,7 +20,7 @@ from lit_sparse.studies.jobs.workspace import Workspace
 from lit_sparse.studies.plan.load import check_names, load_study
 from lit_sparse.studies.plan.study import changes, digest, written
 
-__all__ = ["Runner"]
+__all__ = ["Runner", "call_in_process"]
 
 
 @dataclass
@@ -142,7 +143,19 @@ class Runner(Workspace):
         )
 
 
+def call_in_process(described: str, name: str, seed: int) -> None:
+    """Call the functions of a cell as the command of a process, which ends with a message if it fails.
+
+    Raises:
+        SystemExit: with the message of an error of this package.
+    """
+    given = json.loads(described)
+    try:
+        given |= {"study": load_study(given["study"]), "output": Path(given["output"]), "results": Path(given["results"])}
+        Runner(**given).of(name, seed).call_functions()
+    except LitSparseError as error:
+        sys.exit(f"lit-sparse: error: {error}")
+
+
 if __name__ == "__main__":
-    given = json.loads(sys.argv[1])
-    given |= {"study": load_study(given["study"]), "output": Path(given["output"]), "results": Path(given["results"])}
-    Runner(**given).of(sys.argv[2], int(sys.argv[3])).call_functions()
+    call_in_process(sys.argv[1], sys.argv[2], int(sys.argv[3]))

@@ -147,9 +147,12 @@ def call(
         if start is not None:
             status, stopped = _wait(start(arguments, log), stops)
         else:
-            local = subprocess.Popen(
-                arguments, stdout=output, stderr=subprocess.STDOUT, env=environment, pass_fds=tuple(inherited)
-            )
+            try:
+                local = subprocess.Popen(
+                    arguments, stdout=output, stderr=subprocess.STDOUT, env=environment, pass_fds=tuple(inherited)
+                )
+            except OSError as error:
+                raise JobFailedError(f"The command cannot be run: {error.strerror}: {arguments[0]!r}.") from error
             _RUNNING.add(local)
             try:
                 status, stopped = _wait(local, stops)

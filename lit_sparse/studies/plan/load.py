@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from jsonargparse import ArgumentError, ArgumentParser
 
 from lit_sparse.checks import check_count, check_number
-from lit_sparse.errors import ConfigurationError, did_you_mean
+from lit_sparse.errors import CheckpointError, ConfigurationError, did_you_mean
 from lit_sparse.ground.stored import read_yaml
+from lit_sparse.runs.builder import plan_arguments
 from lit_sparse.runs.empty_keys import check_empty
-from lit_sparse.studies.plan.presentation import Column, Compare, Figure, Panel, Ranks, Table
-from lit_sparse.studies.plan.study import RESERVED, Cell, Study
+from lit_sparse.studies.plan.study import RESERVED, Study
 
 __all__ = ["check_names", "load_study", "study_of"]
 
@@ -52,17 +51,16 @@ def study_of(content: dict[str, Any], path: Path) -> Study:
         given = _written_options(_for_each_test(content))
         if given.get("program"):
             given = {"seed_options": ["seed_everything"]} | given
+        plan_arguments(str(path), given, Study)  # names what is wrong, where the parser lists what it tried
         parsed = parser.parse_object(given, defaults=False)
         check_empty(given, parsed)
         study = Study(**parser.instantiate(parsed).as_dict(), path=path)
+    except CheckpointError as error:
+        reason = str(error).removesuffix(" The file may come from another version.")
+        raise ConfigurationError(f"{path} is not a study file. {reason}") from error
     except (ArgumentError, TypeError, ValueError, AttributeError) as error:
-        unknown = re.search(r"Option '([^']+)' is not accepted", str(error))
-        known = {
-            entry.name for kind in (Study, Cell, Column, Table, Panel, Figure, Ranks, Compare) for entry in fields(kind)
-        } - {"path"}
-        hint = did_you_mean(unknown[1].split(".")[0], known) if unknown else ""
         reason = " ".join(str(error).split()).rstrip(".")
-        raise ConfigurationError(f"{path} is not a study file: {reason}.{hint}") from error
+        raise ConfigurationError(f"{path} is not a study file: {reason}.") from error
     _check(study)
     return study
 

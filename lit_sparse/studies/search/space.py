@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -103,7 +104,10 @@ def _part(base: type, option: str, names: Mapping[str, str], given: Any) -> Any:
         return parser.instantiate(parser.parse_object({"part": described})).part
     except (ArgumentError, TypeError, ValueError) as error:
         known = f"{', '.join(names)}, or a class of {base.__module__.rpartition('.')[0]} with its init_args"
-        raise ConfigurationError(f"Expected {option} to be {known}, but got {given!r}: {error}") from error
+        unknown = re.findall(r"Option '([^']+)'|Parser key \"([^\"]+)\"", str(error))
+        wrong = [name or key for name, key in unknown if (name or key) != "part"]
+        why = f": see {wrong[-1]!r}" if wrong else "" if isinstance(error, ArgumentError) else f": {error}"
+        raise ConfigurationError(f"Expected {option} to be {known}, but got {given!r}{why}") from error
 
 
 def _is_finite(value: Any) -> bool:

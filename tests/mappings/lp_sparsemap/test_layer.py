@@ -249,6 +249,17 @@ def test_descriptions_and_copies() -> None:
         torch.testing.assert_close(other(x), layer(x), atol=1e-6, rtol=0)
 
 
+def test_a_potential_of_nan_makes_its_row_nan_with_the_gradients() -> None:
+    graph = FactorGraph(3, [Factor(Pair(), "neighbours")])
+    x, potentials = (torch.zeros(2, d, dtype=torch.float64) for d in (3, 2))
+    potentials[0, 1] = torch.nan
+    leaves = x.requires_grad_(), potentials.requires_grad_()
+    found = LPSparseMAP(graph, potentials=potentials)(x)
+    gradients = torch.autograd.grad(found.sum(), leaves)
+    for tensor in (found, *gradients):
+        assert tensor[0].isnan().all() and tensor[1].isfinite().all()
+
+
 def test_learnt_potentials() -> None:
     assert LPSparseMAP(CHAIN, learn_potentials=True).potentials.shape == (1,)
     assert LPSparseMAP(graph_of_structures(), learn_potentials=True).potentials.shape == (6,)

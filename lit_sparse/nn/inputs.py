@@ -1,0 +1,63 @@
+"""Checks of what modules are called with, so that a wrong tensor is named instead of a product of matrices within."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lit_sparse.checks import FLOATS
+from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.ground.torch_internals import autocast_enabled, can_read_values
+
+__all__ = ["check_ids", "check_input", "check_sentences"]
+
+
+def check_input(name: str, given: Tensor, shape: tuple[int | str, ...], weight: Tensor) -> None:
+    """Raise an error unless a tensor has a shape and the dtype of a weight; under autocast any floating dtype will do.
+
+    Args:
+        name: name of the argument in the message.
+        given: tensor to check.
+        shape: sizes, and letters for those that may be any; a first ``"..."`` stands for any dimensions.
+        weight: weight that the tensor is multiplied by.
+
+    Raises:
+        ConfigurationError: if it is no such tensor.
+    """
+    if not isinstance(given, Tensor):
+        raise ConfigurationError(f"Expected {name} in a torch tensor but got {full_name(given)}.")
+    sizes = shape[1:] if shape[0] == "..." else shape
+    got = given.shape[given.dim() - len(sizes) :] if shape[0] == "..." else given.shape
+    fits = given.dim() >= len(sizes) and len(got) == len(sizes)
+    if not fits or any(isinstance(size, int) and size != found for size, found in zip(sizes, got, strict=True)):
+        raise ConfigurationError(f"Expected {name} ({', '.join(map(str, shape))}) but got shape {tuple(given.shape)}.")
+    if given.dtype != weight.dtype and not (given.dtype in FLOATS and autocast_enabled(given.device)):
+        raise ConfigurationError(f"Expected {name} of {weight.dtype}, as the weights are, but got {given.dtype}. Convert one.")
+
+
+def check_sentences(name: str, given: Tensor, lengths: Tensor, width: int, weight: Tensor) -> None:
+    """Raise an error unless vectors (B, L, width) fit a weight and have a length (B,) each; see :func:`check_input`.
+
+    Raises:
+        ConfigurationError: naming what is wrong.
+    """
+    check_input(name, given, ("B", "L", width), weight)
+    if not isinstance(lengths, Tensor) or lengths.shape != given.shape[:1]:
+        got = tuple(lengths.shape) if isinstance(lengths, Tensor) else full_name(lengths)
+        raise ConfigurationError(f"Expected lengths ({len(given)},), one for each of the {name}, but got {got}.")
+
+
+def check_ids(name: str, given: Tensor, size: int) -> None:
+    """Raise an error unless a tensor holds integers in 0 .. size - 1; their values are read on a CPU alone.
+
+    Raises:
+        ConfigurationError: naming the least and the largest one.
+    """
+    if not isinstance(given, Tensor) or given.dtype not in (torch.int64, torch.int32):
+        got = given.dtype if isinstance(given, Tensor) else full_name(given)
+        raise ConfigurationError(f"Expected {name} in a tensor of torch.int64 but got {got}.")
+    if not (given.device.type == "cpu" and can_read_values() and given.numel()):
+        return
+    least, most = int(given.min()), int(given.max())
+    if least < 0 or most >= size:
+        raise ConfigurationError(f"Expected {name} in 0 .. {size - 1} but got {least} .. {most}.")

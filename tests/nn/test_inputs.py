@@ -1,0 +1,76 @@
+"""What modules are called with: a wrong tensor gets an error that names it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.hf import SparseAttentionPooling
+from lit_sparse.mappings import Sparsemax
+from lit_sparse.nn import (
+    MLP,
+    ConvNet,
+    EntailmentNetwork,
+    Receiver,
+    RecurrentBody,
+    Sender,
+    SharedCategorical,
+    TransformerBody,
+    WordVectors,
+)
+
+LENGTHS = torch.tensor([3, 2])
+CALLS: dict[str, tuple[Callable[[], Any], tuple[Tensor, ...]]] = {
+    "mlp": (lambda: MLP([4, 2]), (torch.rand(2, 4),)),
+    "convolutions": (lambda: ConvNet(8, 8, channels=[2]), (torch.rand(2, 64),)),
+    "sender": (lambda: Sender(4, 5), (torch.rand(2, 4),)),
+    "receiver": (lambda: Receiver(4, 5), (torch.rand(2, 3, 4), torch.eye(5)[:2], torch.tensor([0, 1]))),
+    "words": (lambda: WordVectors(5, 3, 0), (torch.tensor([[1, 4]]),)),
+    "entailment": (
+        lambda: EntailmentNetwork(Sparsemax(), 4, 2),
+        (torch.rand(2, 3, 4), LENGTHS, torch.rand(2, 3, 4), LENGTHS),
+    ),
+    "recurrent": (lambda: RecurrentBody(4, 1).encode, (torch.rand(2, 3, 4), LENGTHS)),
+    "transformer": (lambda: TransformerBody(4, 1, heads=1, feedforward=4).encode, (torch.rand(2, 3, 4), LENGTHS)),
+    "categorical": (lambda: SharedCategorical(4, 2), (torch.rand(2, 3, 4), torch.zeros(2, 3, dtype=torch.int64))),
+    "pooling": (lambda: SparseAttentionPooling(4), (torch.rand(2, 3, 4),)),
+}
+WRONG: dict[str, Callable[[Tensor], Any]] = {
+    "width": lambda x: torch.cat([x, x[..., :1]], -1),
+    "dtype": lambda x: x.long() if x.is_floating_point() else x.float(),
+    "complex": lambda x: x.to(torch.complex64),
+    "scalar": lambda x: x.flatten()[0],
+    "list": lambda x: x.tolist(),
+    "range": lambda x: x - 9,
+}
+#: Calls that are right: ids of any shape.
+RIGHT = {("words", "width", 0), ("words", "scalar", 0)}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("name", CALLS)
+def test_a_wrong_input_is_named(name: str, wrong: str) -> None:
+    make, arguments = CALLS[name]
+    call = make()
+    call(*arguments)
+    for place, given in enumerate(arguments):
+        if (name, wrong, place) in RIGHT or (wrong == "range" and given.is_floating_point()):
+            continue
+        with pytest.raises(ConfigurationError, match="Expected"):
+            call(*arguments[:place], WRONG[wrong](given), *arguments[place + 1 :])
+
+
+def test_a_receiver_takes_candidates_of_each_game() -> None:
+    with pytest.raises(ConfigurationError, match=r"candidates \(B, N, 4\) but got shape \(2, 4\)"):
+        Receiver(4, 5)(torch.rand(2, 4), torch.eye(5)[:2], torch.tensor([0, 1]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_autocast_takes_other_dtypes(dtype: torch.dtype) -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        assert MLP([4, 2])(torch.rand(2, 4, dtype=dtype)).dtype == torch.bfloat16
