@@ -49,7 +49,7 @@ def words_of(marked: tl.tensor, columns: tl.constexpr) -> tl.tensor:
     turns: tl.constexpr = min(columns // 32, 2)
     bit = tl.full([columns], 1, tl.int32) << (columns_of(columns) % 32)
     bits = tl.reshape(tl.where(marked, bit[None, :], 0), [rows, columns // (32 * turns), 4, turns, 8])
-    return tl.reshape(tl.sum(tl.sum(bits, 2), 3), [rows, columns // 32])
+    return tl.sum(tl.reshape(tl.permute(bits, (0, 1, 3, 2, 4)), [rows, columns // 32, 32]), 2)
 
 
 @compiled
