@@ -25,6 +25,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -363,6 +364,7 @@ def score_loop(launch: Launch, count: Count) -> float:
     return min((size for size, multiplies in count.loops if multiplies), default=0) * repeats / tile
 
 
+@cache
 def best_flash(dtype: torch.dtype, width: int, is_causal: bool, capability: int) -> float:
     """Return the fewest instructions for a score of :func:`flash` among its shapes without spills."""
     found = []

@@ -371,26 +371,21 @@ def test_sizes_of_one_compile() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", [80, 90, 100])
-def test_passes_over_scores_compile_without_spills(capability: int) -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("width", [64, 128, 256])
+def test_passes_over_scores_compile_without_spills(width: int, dtype: torch.dtype, capability: int) -> None:
     """At the shapes of the package; both together take no more instructions a score than softmax attention."""
     pytest.importorskip("triton", minversion="3.3")  # whose compiler can be called like this
     inspect = importlib.import_module("scripts.inspect_kernels")
-    for dtype, widths in ((torch.bfloat16, (64, 128, 256)), (torch.float32, (64, 128, 256))):
-        for width in widths:
-            for is_causal, biased, packed in (
-                (False, False, False),
-                (True, False, False),
-                (True, True, False),
-                (False, False, True),
-            ):
-                passes = list(inspect.attention_launches(dtype, width, is_causal, capability, biased, packed))[:2]
-                assert [launch.name for launch in passes] == ["bound_scores", "mark_scores"]
-                counts = [inspect.compiled(getattr(inspect.triton_programs, one.name), one, capability) for one in passes]
-                assert max(count.spills for count in counts) == 0, (dtype, width, is_causal, biased, packed)
-                assert max(count.shared for count in counts) <= 99 << 10
-                if dtype == torch.bfloat16 and width <= 128 and not biased:
-                    each = sum(map(inspect.score_loop, passes, counts))
-                    assert each <= inspect.best_flash(dtype, width, is_causal, capability)
+    for is_causal, biased, packed in ((False, False, False), (True, False, False), (True, True, False), (False, False, True)):
+        passes = list(inspect.attention_launches(dtype, width, is_causal, capability, biased, packed))[:2]
+        assert [launch.name for launch in passes] == ["bound_scores", "mark_scores"]
+        counts = [inspect.compiled(getattr(inspect.triton_programs, one.name), one, capability) for one in passes]
+        assert max(count.spills for count in counts) == 0, (is_causal, biased, packed)
+        assert max(count.shared for count in counts) <= 99 << 10
+        if dtype == torch.bfloat16 and width <= 128 and not biased:
+            each = sum(map(inspect.score_loop, passes, counts))
+            assert each <= inspect.best_flash(dtype, width, is_causal, capability)
 
 
 @pytest.mark.slow
