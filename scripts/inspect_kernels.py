@@ -25,6 +25,8 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -339,12 +341,12 @@ def flash(
     tl.store(out, (result / mass[:, None]).to(q.dtype), mask=(row < length)[:, None])
 
 
-def flash_launch(dtype: torch.dtype, width: int, is_causal: bool, shape: tuple[int, int, int]) -> Launch:
+def flash_launch(dtype: torch.dtype, width: int, is_causal: bool, shape: tuple[int, int, int], stages: int = 3) -> Launch:
     """Return a launch of :func:`flash` with rows, columns and warps."""
     x = torch.empty(16, 4096, width, dtype=dtype, device="meta")
     rows, columns, warps = shape
     fixed = {"causal": is_causal, "rows": rows, "columns": columns, "width": width}
-    return Launch("flash", (x, x, x, x, 4096, 4096, 0.1), fixed, {"num_warps": warps, "num_stages": 3})
+    return Launch("flash", (x, x, x, x, 4096, 4096, 0.1), fixed, {"num_warps": warps, "num_stages": stages})
 
 
 COLUMNS = (
@@ -362,11 +364,12 @@ def score_loop(launch: Launch, count: Count) -> float:
     return min((size for size, multiplies in count.loops if multiplies), default=0) * repeats / tile
 
 
+@cache
 def best_flash(dtype: torch.dtype, width: int, is_causal: bool, capability: int) -> float:
     """Return the fewest instructions for a score of :func:`flash` among its shapes without spills."""
     found = []
-    for shape in FLASH_SHAPES:
-        launch = flash_launch(dtype, width, is_causal, shape)
+    for shape, stages in product(FLASH_SHAPES, (2, 3)):
+        launch = flash_launch(dtype, width, is_causal, shape, stages)
         count = compiled(flash, launch, capability)
         if not count.spills:
             found.append(score_loop(launch, count))

@@ -245,8 +245,10 @@ def _block_of(scores: Scores) -> BlockShape:
         return shape._replace(columns=64) if _is_ampere(query.device) else shape
     plain, ranged = scores.mask is None and scores.bias is None, scores.ranges is not None
     shape = next(shape for most, shape in (SHAPES if plain else MASKED)[query.dtype].items() if width <= most)
-    if not plain or width <= 64 or not _is_ampere(query.device):
+    if not plain or not _is_ampere(query.device):
         return shape
+    if width <= 64:
+        return shape._replace(columns=64, warps=4)
     if ranged and query.dtype == torch.float32:
         return shape._replace(columns=32)
     return shape._replace(columns=64, rows=64 if ranged and width > 128 else shape.rows)

@@ -94,7 +94,7 @@ def check_lists(device: str) -> None:
     check((2, 2, 33, 100, 20), 1.5, mask=mask[:, :1].expand(2, 33, 100), bias=bias, softcap=2.0, is_causal=True)
     check((2, 2, 33, 100, 20), 2.0, bias=bias.to(torch.bfloat16), softcap=1.0, scale=3.0)
     for dtype in (torch.float16, torch.bfloat16):
-        check((2, 2, 33, 100, 40), 1.5, dtype=dtype, gamma=0.5)
+        check((2, 2, 33, 200, 40), 1.5, dtype=dtype, gamma=0.5)
     check((1, 1, 5, 5, 3), 1.5, is_causal=True, spread=100.0)
     check((1, 1, 5, 200, 3), 1.5, spread=0.0)
     check((1, 1, 1, 1, 1), 2.0)
@@ -371,26 +371,21 @@ def test_sizes_of_one_compile() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", [80, 90, 100])
-def test_passes_over_scores_compile_without_spills(capability: int) -> None:
-    """At the shapes of the package; on Hopper both together take fewer instructions a score than softmax attention."""
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("width", [64, 128, 256])
+def test_passes_over_scores_compile_without_spills(width: int, dtype: torch.dtype, capability: int) -> None:
+    """At the shapes of the package; both together take no more instructions a score than softmax attention."""
     pytest.importorskip("triton", minversion="3.3")  # whose compiler can be called like this
     inspect = importlib.import_module("scripts.inspect_kernels")
-    for dtype, widths in ((torch.bfloat16, (64, 128, 256)), (torch.float32, (64, 128, 256))):
-        for width in widths:
-            for is_causal, biased, packed in (
-                (False, False, False),
-                (True, False, False),
-                (True, True, False),
-                (False, False, True),
-            ):
-                passes = list(inspect.attention_launches(dtype, width, is_causal, capability, biased, packed))[:2]
-                assert [launch.name for launch in passes] == ["bound_scores", "mark_scores"]
-                counts = [inspect.compiled(getattr(inspect.triton_programs, one.name), one, capability) for one in passes]
-                assert max(count.spills for count in counts) == 0, (dtype, width, is_causal, biased, packed)
-                assert max(count.shared for count in counts) <= 99 << 10
-                if capability == 90 and dtype == torch.bfloat16 and width <= 128 and not biased:
-                    each = sum(map(inspect.score_loop, passes, counts))
-                    assert each <= inspect.best_flash(dtype, width, is_causal, capability)
+    for is_causal, biased, packed in ((False, False, False), (True, False, False), (True, True, False), (False, False, True)):
+        passes = list(inspect.attention_launches(dtype, width, is_causal, capability, biased, packed))[:2]
+        assert [launch.name for launch in passes] == ["bound_scores", "mark_scores"]
+        counts = [inspect.compiled(getattr(inspect.triton_programs, one.name), one, capability) for one in passes]
+        assert max(count.spills for count in counts) == 0, (is_causal, biased, packed)
+        assert max(count.shared for count in counts) <= 99 << 10
+        if dtype == torch.bfloat16 and width <= 128 and not biased:
+            each = sum(map(inspect.score_loop, passes, counts))
+            assert each <= inspect.best_flash(dtype, width, is_causal, capability)
 
 
 @pytest.mark.slow
@@ -423,8 +418,9 @@ if __name__ == "__main__":
     triton_rows.DEVICES.append("cpu")
     triton_lists.MARKS, triton_lists.STEP = 1600, 2
     for kind in triton_lists.SHAPES:
-        triton_lists.SHAPES[kind] = triton_lists.MASKED[kind] = {256: SMALL}
-        triton_lists.WIDE[kind] = (SMALL, 128)
+        small = SMALL if kind == torch.float32 else SMALL._replace(columns=128)  # words of a tile are not in order
+        triton_lists.SHAPES[kind] = triton_lists.MASKED[kind] = {256: small}
+        triton_lists.WIDE[kind] = (small, 128)
     for choice in sys.argv[1:]:
         torch.manual_seed(0)
         with watched_memory():

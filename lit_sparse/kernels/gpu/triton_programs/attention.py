@@ -70,8 +70,14 @@ def store_block(x: tl.tensor, tile: tl.tensor, first: tl.tensor, size: tl.tensor
 
 @compiled
 def finite(tile: tl.tensor) -> tl.tensor:
-    """Return a tile with NaN and infinities replaced by zeros, so that products with zero are zero."""
-    return tl.where(tl.abs(tile.to(tl.float32)) < HUGE, tile, 0.0)
+    """Return a tile with NaN and infinities replaced by zeros, so that products with zero are zero.
+
+    There are seldom any, and where Triton replaces them unasked, each warp does it for the whole tile.
+    """
+    broken = ~(tl.abs(tile.to(tl.float32)) < HUGE)
+    if any_in(broken):
+        tile = tl.where(broken, 0.0, tile).to(tile.dtype)
+    return tile
 
 
 @compiled
@@ -253,8 +259,7 @@ def attend_blocks(
             weight, _decline = weigh(z, threshold, eps, power)
             mass += tl.sum(weight, 1)
             v = load_block(value, start, size, value_entries, columns, depth).to(operand)
-            whole = finite(v)
-            result += tl.dot(weight.to(operand), whole.to(operand), input_precision=precision)
+            result += tl.dot(weight.to(operand), finite(v), input_precision=precision)
             broken = ~(tl.abs(v.to(tl.float32)) < HUGE)
             if any_in(broken):  # only queries with weight on them are affected
                 touched = tl.dot((weight > 0).to(operand), broken.to(operand), input_precision=precision)

@@ -31,6 +31,28 @@ INVALID = tl.constexpr(3.4028234663852886e38)
 
 
 @compiled
+def columns_of(columns: tl.constexpr) -> tl.tensor:
+    """Return the columns (columns,) of a tile of scores in the order in which it holds them: 8 of each of two words in turn.
+
+    Before Hopper, two warps that share rows hold groups of 8 columns in turn. In this order each of them holds whole words.
+    """
+    turns: tl.constexpr = min(columns // 32, 2)
+    place = tl.arange(0, columns)
+    word = place // (32 * turns) * turns + place // 8 % turns
+    return word * 32 + place // (8 * turns) % 4 * 8 + place % 8
+
+
+@compiled
+def words_of(marked: tl.tensor, columns: tl.constexpr) -> tl.tensor:
+    """Return words (rows, columns / 32), which have a bit for each marked column, of a tile (rows, columns) of marks."""
+    rows: tl.constexpr = marked.shape[0]
+    turns: tl.constexpr = min(columns // 32, 2)
+    bit = tl.full([columns], 1, tl.int32) << (columns_of(columns) % 32)
+    bits = tl.reshape(tl.where(marked, bit[None, :], 0), [rows, columns // (32 * turns), 4, turns, 8])
+    return tl.sum(tl.reshape(tl.permute(bits, (0, 1, 3, 2, 4)), [rows, columns // 32, 32]), 2)
+
+
+@compiled
 def score_tile(
     q: tl.tensor,
     key: tl.tensor,
@@ -64,7 +86,7 @@ def score_tile(
 
     ``whole`` tells that all columns exist and that causal masks and ranges allow them for every query.
     """
-    column = tl.arange(0, columns)
+    column = columns_of(columns)
     entry = tl.arange(0, width)
     origin = tl.full([], start, tl.int64)
     tile = key + origin * entries + (column[None, :] * entries + entry[:, None])
@@ -222,7 +244,6 @@ def mark_scores(
         range_row, range_column, length, size, share, masked, biased, ranged, causal, entries, rows, columns, width, operand,
     )  # fmt: skip
     bound = tl.load(bounds + head * length + row, mask=row < length, other=HUGE)
-    bit = tl.full([columns], 1, tl.int32) << (tl.arange(0, columns) % 32)
     line = (tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)) * words
     marks += line[:, None] + tl.arange(0, columns // 32)[None, :]
     for part in tl.static_range(2):
@@ -232,8 +253,7 @@ def mark_scores(
                 q, key, start, row, length, size, mask, mask_row, mask_column, bias, bias_row, bias_column, low, high,
                 scale, softcap, part == 0, masked, biased, ranged, capped, causal, entries, columns, width, operand, precision,
             )  # fmt: skip
-            found = tl.where(x <= bound[:, None], 0, bit[None, :])
-            tl.store(marks + start // 32, tl.sum(tl.reshape(found, [rows, columns // 32, 32]), 2))
+            tl.store(marks + start // 32, words_of(~(x <= bound[:, None]), columns))
 
 
 @compiled
