@@ -66,12 +66,12 @@ def main(arguments: Sequence[str]) -> int:
     table = table_of(study, rows, settings_of(configs_of(found)))
     files = [options.output.with_name(options.output.name + ending) for ending in (".md", ".csv", ".png")]
     with result_file(files[0], "w") as file:
-        file.write("\n".join(markdown(table)) + "\n")
+        file.write("\n".join(text := markdown(table, aligned=True)) + "\n")
     with result_file(files[1], "w") as file:
         csv.writer(file, lineterminator="\n").writerows(table)
     draw(study, figure, rows, curves, files[2])
     metric = figure.panels[-1].value
-    print(printable("\n".join([*markdown(table, aligned=True), "", f"{metric} over epochs", *_lines(curves, metric)])))
+    print(printable("\n".join([*text, "", f"{metric} over epochs", *_lines(curves, metric)])))
     print(*files, sep="\n")
     return 0
 

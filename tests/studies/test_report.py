@@ -376,14 +376,14 @@ def test_the_page_in_a_browser(page: Path, browser: Any) -> None:
     lines = [f"[id=run{place}-line]" for place in range(3)]
     panels = displayed(lines[0])
     assert panels == 3
-    entry, kept, _ = browser.find_elements("css selector", "#legend button")
+    kept, entry, _ = browser.find_elements("css selector", "#legend button")
     for expected in (0, panels):
         entry.click()
-        assert [displayed(line) for line in lines] == [expected, panels, panels]
+        assert [displayed(line) for line in lines] == [panels, expected, panels]
         assert displayed(".grid img") == (expected > 0)
         assert displayed(".map") == 1 + (expected > 0)
     browser.find_element("id", "filter").send_keys("DEN")
-    assert [displayed(line) for line in lines] == [0, panels, 0]
+    assert [displayed(line) for line in lines] == [panels, 0, 0]
     assert (entry.get_attribute("aria-pressed"), kept.get_attribute("aria-pressed")) == ("false", "true")
     assert not displayed("pre")
     browser.find_element("link text", "dense").click()

@@ -99,7 +99,7 @@ def _write(sweep: Sweep) -> list[Path]:
         lines.append([str(trial.number), *map(setting_text, values), *marked])
     files = [sweep.folder / "sweep.md", sweep.folder / "sweep.csv", sweep.folder / "best.yaml"]
     with replaced(files[0], "w") as file:
-        file.write("\n".join(markdown(lines)) + "\n")
+        file.write("\n".join(text := markdown(lines, aligned=True)) + "\n")
     with replaced(files[1], "w") as file:
         csv.writer(file, lineterminator="\n").writerows(whole)
     with replaced(files[2], "w") as file:
@@ -107,7 +107,7 @@ def _write(sweep: Sweep) -> list[Path]:
     if len(sweep.metrics) == 2:
         files.append(sweep.folder / "front.png")
         draw_front([trial.values for trial in trials], [t.number in best for t in trials], sweep.metrics, files[-1])
-    print("\n".join(markdown(lines, aligned=True)))
+    print("\n".join(text))
     if len(sweep.metrics) == 1:
         print(printable(f"best trial: trial_{first}, with the {'largest' if sign < 0 else 'least'} {sweep.metrics[0]}"))
     else:

@@ -368,7 +368,7 @@ class Sweep:
         say(f"{name}: {told}{self._progress()}")
 
     def _progress(self) -> str:
-        """Return how many trials have ended, and the time left as far as those of this command tell it."""
+        """Return how many trials have ended, and the time left, told by the trials that this command has ended."""
         if self._asked is None:
             return ""
         trials, before, start = self._asked
