@@ -107,7 +107,7 @@ def test_the_commands_of_a_new_user(installed: tuple[Path, Path]) -> None:
     assert not list(empty.iterdir())
     *_, hint, last = lit_sparse("fit", "-c", "ssvae/digits", "--trainer.max_epochs", "1", *QUIET).splitlines()
     assert last == "run folder: runs/ssvae/digits/0"
-    lit_sparse(*hint.removeprefix("test it with: lit-sparse ").split(), *QUIET)
+    lit_sparse(*hint.removeprefix("test with: lit-sparse ").split(), *QUIET)
     lit_sparse("test", "-c", "configs/ssvae/digits.yaml", "--ckpt_path", "last", *QUIET)
     for number in ("0", "1"):
         assert "test/accuracy" in metrics_of(empty / "runs/ssvae/digits/0/test" / number)

@@ -142,8 +142,12 @@ class DrawWhenStopped(pl.Callback):
 
 #: Names of Lightning's loggers.
 LOGGERS = (NAME, "lightning_fabric" if NAME == "pytorch_lightning" else "lightning.fabric")
-#: Lines of Lightning that are never printed: an advertisement, a device that few machines have, what a config has chosen.
-HINTS = ("litlogger", "TPU available: False", "already configured with model summary callbacks")
+#: Lines of Lightning that are never printed: an advertisement, devices that are not there, what a config has chosen, and
+#: the usual end of a training.
+HINTS = (
+    *("litlogger", "TPU available: False", "GPU available: False", "already configured with model summary callbacks"),
+    *("Seed set to ", "stopped: `max_epochs=", "stopped: `max_steps="),
+)
 
 
 def _is_no_hint(record: logging.LogRecord) -> bool:
@@ -169,7 +173,8 @@ def quiet() -> Iterator[None]:
             shown(args)
 
     threading.excepthook = hook
-    logging.getLogger(f"{NAME}.utilities.rank_zero").addFilter(_is_no_hint)
+    for name in (f"{NAME}.utilities.rank_zero", f"{LOGGERS[1]}.utilities.seed"):
+        logging.getLogger(name).addFilter(_is_no_hint)
     levels = {name: logging.getLogger(name).level for name in LOGGERS}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)` is deprecated", append=False)

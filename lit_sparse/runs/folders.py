@@ -210,13 +210,13 @@ def next_command(run: Path, command: str, names: Iterable[str]) -> str:
     Args:
         run: the run folder.
         command: ``"fit"`` to resume, or another command.
-        names: names of checkpoints; the first that exists is used.
+        names: ``"best"`` and ``"last"`` in some order; the first that exists is used.
     """
-    checkpoints = [path for name in names if is_checkpoint(path := run / CHECKPOINTS / f"{name}.ckpt")]
-    if not checkpoints:
+    checkpoint = next((name for name in names if is_checkpoint(run / CHECKPOINTS / f"{name}.ckpt")), None)
+    if checkpoint is None:
         return ""
-    config, checkpoint = shlex.quote(str(run / "config.yaml")), shlex.quote(str(checkpoints[0]))
-    return f"{'continue' if command == 'fit' else command} it with: lit-sparse {command} -c {config} --ckpt_path {checkpoint}"
+    config = shlex.quote(str(run / "config.yaml"))
+    return f"{'continue' if command == 'fit' else command} with: lit-sparse {command} -c {config} --ckpt_path {checkpoint}"
 
 
 def differences(old: Any, new: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:

@@ -66,12 +66,12 @@ def main(arguments: Sequence[str]) -> int:
     table = table_of(study, rows, settings_of(configs_of(found)))
     files = [options.output.with_name(options.output.name + ending) for ending in (".md", ".csv", ".png")]
     with result_file(files[0], "w") as file:
-        file.write("\n".join(markdown(table)) + "\n")
+        file.write("\n".join(text := markdown(table, aligned=True)) + "\n")
     with result_file(files[1], "w") as file:
         csv.writer(file, lineterminator="\n").writerows(table)
     draw(study, figure, rows, curves, files[2])
     metric = figure.panels[-1].value
-    print(printable("\n".join([*markdown(table), "", f"{metric} over epochs", *_lines(curves, metric)])))
+    print(printable("\n".join([*text, "", f"{metric} over epochs", *_lines(curves, metric)])))
     print(*files, sep="\n")
     return 0
 
@@ -156,6 +156,10 @@ def comparison(
     study = Study(title="Comparison", cells={name: Cell() for name in seeds}, columns=columns)
     panels = _panels(metric, any(CALLS in row for row in curves))
     panels = [Panel(watched), *panels] if watched not in ("", metric) and not asked else panels
+    if monitor:  # one value is in the table
+        places = [(row["cell"], row["seed"], key) for row in curves for key in row if row[key]]
+        several = {key for (_, _, key), number in Counter(places).items() if number > 1}
+        panels = [panel for panel in panels if panel.value in several]
     count = f"{len(seeds)} run{'s' * (len(seeds) > 1)}"
     figure = Figure(panels, alt=f"{', '.join(dict.fromkeys(panel.value for panel in panels))} of {count}.")
     return study, figure, rows, curves

@@ -21,6 +21,7 @@ from lit_sparse.errors import ConfigurationError, MissingExtraError
 from lit_sparse.ground.files import result_file
 from lit_sparse.ground.stored import LARGEST, is_file, read_text
 from lit_sparse.runs.config_files import find_config
+from lit_sparse.runs.folders import CHECKPOINTS, next_command
 from lit_sparse.runs.result_files import read_attention, read_png
 from lit_sparse.studies.compare import Source, comparison, configs_of, first_of, is_folder, named, sources, table_of
 from lit_sparse.studies.jobs.engine import Runner
@@ -56,12 +57,13 @@ class Run:
 
     Attributes:
         name: name of the run, or title of the cell.
-        origin: commit, versions and duration.
+        origin: commit, versions and duration, or the run folder.
         config: config of the run.
         settings: name -> value of the settings that differ between runs.
         differences: options in which it differs from the first run, with both values.
         pictures: name -> base64 data of each picture.
         maps: name -> attention map of an example: ``title``, ``source`` and ``output`` tokens, and ``heads`` of weights.
+        hint: the command that tests it; empty without a checkpoint.
     """
 
     name: str
@@ -71,6 +73,7 @@ class Run:
     differences: list[str] = field(default_factory=list)
     pictures: dict[str, str] = field(default_factory=dict)
     maps: dict[str, dict[str, Any]] = field(default_factory=dict)
+    hint: str = ""
 
 
 @dataclass
@@ -78,12 +81,14 @@ class Search:
     """Content of the report page about the trials of a sweep.
 
     Attributes:
-        metric: the first metric of the sweep.
+        name: name of the sweep.
+        metric: its first metric.
         mode: ``"min"`` or ``"max"``.
         values: index and value of each complete trial.
         importances: option -> fraction of the values' variance that it explains, by fANOVA; empty if it cannot be computed.
     """
 
+    name: str
     metric: str
     mode: str
     values: list[tuple[int, float]]
@@ -135,10 +140,11 @@ def main(arguments: Sequence[str]) -> int:
             rows = [row if row["cell"] in complete else row | {search.metric: ""} for row in rows]
         order = list(dict.fromkeys([*_best(study, rows)[0], *study.cells]))  # the best first
         study = replace(study, cells={name: study.cells[name] for name in order})
+        curves = sorted(curves, key=lambda row: order.index(row["cell"]))  # the legend has the order of the table
         first = first_of(found)
         figures, runs = [figure], _runs([first[name] for name in order], {name: configs[name] for name in order})
         if len(options.source) == 1:
-            study = replace(study, title=root.resolve().name)
+            study = replace(study, title=f"Sweep of {search.name}" if search else root.resolve().name)
     text = page_of(study, figures, rows, curves, runs, options.title or study.title, search)
     with result_file(options.output, "wb") as file:
         file.write(text.encode("utf-8", "replace"))  # JSON and YAML may escape half a character
@@ -280,7 +286,7 @@ def _search(folder: Path, storage: str | None) -> Search | None:
             importances = optuna.importance.get_param_importances(
                 study, evaluator=evaluator, target=lambda trial: trial.values[0]
             )
-    return Search(metric, mode, values, {short_name(key): share for key, share in importances.items()})
+    return Search(study.study_name, metric, mode, values, {short_name(key): share for key, share in importances.items()})
 
 
 def _cells(runner: Runner, stored: Sequence[Row]) -> list[Run]:
@@ -305,7 +311,9 @@ def _runs(sources: Sequence[Source], configs: dict[str, dict[Any, Any]]) -> list
     settings, base = settings_of(configs), configs[sources[0].name]
     found, left = [], MOST
     for name, folder, root in sources:
-        run = Run(name, config=read_text(config_file(folder), root) or "", settings=settings[name])
+        run = Run(name, f"run folder: {folder}", read_text(config_file(folder), root) or "", settings[name])
+        there = [which for which in ("best", "last") if (folder / CHECKPOINTS / f"{which}.ckpt").exists()]
+        run.hint = next_command(folder, "test", there)
         run.differences = changes(base, configs[name])
         for picture in sorted([*(folder / "pictures").glob("*.png"), *(folder / "pictures/attention").glob("*.json")]):
             if picture.suffix == ".png":

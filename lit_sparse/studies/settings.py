@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from lit_sparse.ground.stored import read_yaml
 from lit_sparse.runs.folders import differences
 from lit_sparse.studies.pages.tables import MISSING
 
-__all__ = ["config_file", "read_config", "settings_of", "short_name"]
+__all__ = ["config_file", "read_config", "setting_text", "settings_of", "short_name", "short_names"]
 
 #: Options that differ between all runs, and ends of such options.
 FREE, PLACES = ("output_dir", "name", "ckpt_path"), ("default_root_dir", "save_dir")
@@ -49,14 +49,13 @@ def settings_of(configs: Mapping[str, dict[Any, Any]]) -> dict[str, dict[str, st
     first = next(iter(configs.values()))
     changed = [{key: (old, new) for key, old, new in differences(first, config)} for config in configs.values()]
     keys = list(dict.fromkeys(key for change in changed for key in change if key.rpartition(".")[2] not in PLACES))
-    shorts = [short_name(key) for key in keys]
     classes = tuple(f"{key.removesuffix('.class_path')}.init_args." for key in keys if key.endswith(".class_path"))
     settings: dict[str, list[str]] = {}
-    for key, short in zip(keys, shorts, strict=True):
+    for key, short in short_names(keys).items():
         base = next(change[key][0] for change in changed if key in change)
-        values = [_text(change.get(key, (base, base))[1]) for change in changed]
+        values = [setting_text(change.get(key, (base, base))[1]) for change in changed]
         if len({*values} - {MISSING}) > 1 or not key.startswith(classes):  # other classes have other arguments
-            settings[short if shorts.count(short) == 1 else key] = values
+            settings[short] = values
     kept = list(settings.items())[:SETTINGS]
     return {name: {key: values[place] for key, values in kept} for place, name in enumerate(configs)}
 
@@ -66,12 +65,18 @@ def short_name(key: str) -> str:
     return key.replace(".init_args", "").removesuffix(".class_path").rpartition(".")[2][:LONGEST]
 
 
-def _text(value: Any) -> str:
+def short_names(keys: Sequence[str]) -> dict[str, str]:
+    """Return option -> its short name, or its whole name where another has the same short name."""
+    shorts = [short_name(key) for key in keys]
+    return {key: short if shorts.count(short) == 1 else key for key, short in zip(keys, shorts, strict=True)}
+
+
+def setting_text(value: Any) -> str:
     """Return a setting as a short text: a class by its name and arguments."""
     if isinstance(value, dict) and "class_path" in value:
         given = value.get("init_args")
-        words = [f"{key}={_text(one)}" for key, one in given.items()] if isinstance(given, dict) else []
-        value = f"{_text(value['class_path'])}({', '.join(words)})"
+        words = [f"{key}={setting_text(one)}" for key, one in given.items()] if isinstance(given, dict) else []
+        value = f"{setting_text(value['class_path'])}({', '.join(words)})"
     elif isinstance(value, str) and CLASS.fullmatch(value):
         value = value.rpartition(".")[2]
     text = MISSING if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)

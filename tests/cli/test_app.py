@@ -75,7 +75,8 @@ def test_the_last_lines_say_where_and_what_next(capsys: pytest.CaptureFixture[st
     assert main(["fit", *DIGITS, *SHORT, *QUIET]) == 0
     *_, hint, last = capsys.readouterr().out.strip().splitlines()
     assert last == "run folder: runs/ssvae/digits/0"
-    command = hint.removeprefix("test it with: lit-sparse ").split()
+    assert len(hint) <= 80
+    command = hint.removeprefix("test with: lit-sparse ").split()
     assert main([*command, *QUIET]) == 0
     assert capsys.readouterr().out.strip().splitlines()[-1] == "run folder: runs/ssvae/digits/0/test/0"
     assert "test/accuracy" in metrics_of(Path("runs/ssvae/digits/0/test/0"))
@@ -369,7 +370,7 @@ def test_a_logger_of_the_user_takes_nothing_from_the_run_folder(logger: str, cap
     if logger == "CSVLogger":
         assert metrics_of(run).keys() == metrics_of(Path("logs/lightning_logs/version_0")).keys() > {"train/loss"}
     lines = capsys.readouterr().out.splitlines()
-    command = next(line.partition(": lit-sparse ")[2] for line in lines if line.startswith("test it with"))
+    command = next(line.partition(": lit-sparse ")[2] for line in lines if line.startswith("test with"))
     assert main(command.split()) == 0
 
 

@@ -29,7 +29,7 @@ def table(text: str) -> tuple[str, dict[str, str]]:
     """Return the title and the entries of the table in an output."""
     lines = text.splitlines()
     start = next(place for place, line in enumerate(lines) if line.startswith("best validation"))
-    end = next(place for place, line in enumerate(lines) if line.startswith("test it with"))
+    end = next(place for place, line in enumerate(lines) if line.startswith("test with"))
     return lines[start], dict(line.split() for line in lines[start + 1 : end])
 
 
@@ -57,7 +57,7 @@ def test_a_training_without_a_validation_prints_no_table(capsys: pytest.CaptureF
     assert main([*DIGITS, "--trainer.max_epochs=1", "--trainer.check_val_every_n_epoch=5"]) == 0
     first, hint, last = capsys.readouterr().out.splitlines()
     assert first == last == "run folder: runs/ssvae/digits/0"
-    assert hint.startswith("test it with: ")
+    assert hint.startswith("test with: ")
 
 
 def test_the_first_of_equal_values_is_best_and_nan_never_is() -> None:

@@ -19,7 +19,7 @@ from lit_sparse.cli.best_metrics import ordered
 from lit_sparse.cli.callbacks import not_named
 from lit_sparse.cli.progress import Parts, Watch, _drawing
 from lit_sparse.lightning.choice import pl
-from tests.conftest import metrics_of
+from tests.conftest import Command, metrics_of
 
 pty = pytest.importorskip("pty", reason="needs a pseudo terminal")
 
@@ -54,6 +54,12 @@ def test_a_line_for_each_epoch_and_the_scores_of_the_model(capsys: pytest.Captur
     assert [line.split()[0] for line in scores[:3]] == ["test/accuracy", "test/loss", "test/nelbo"]
     assert not [line for line in scores if re.search("_p10|_median|examples", line)]
     assert last == "run folder: runs/ssvae/digits/0/test/0"
+
+
+@pytest.mark.gate
+def test_lightning_says_little_of_a_usual_run(lit_sparse: Command) -> None:
+    said = lit_sparse(*SHORT).stderr
+    assert not [text for text in ("Seed set", "GPU available: False", "stopped:") if text in said]
 
 
 @pytest.mark.gate

@@ -44,7 +44,7 @@ def test_a_stopped_run_draws_its_pictures_and_can_be_continued(
         assert "Traceback" not in done.stdout + done.stderr
         assert (tmp_path / folder / "pictures" / "decoder_calls.png").is_file()
         said, _, command = lines[-2].partition(": lit-sparse ")
-        assert said == "continue it with"
+        assert said == "continue with"
         again = lit_sparse(*shlex.split(command), "--trainer.callbacks.moment=none")
         assert again.returncode == 0, again.stderr
         assert [path.name for path in (tmp_path / "runs" / name).iterdir()] == ["0"]
@@ -68,9 +68,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_whole(lit_sparse: Command, tm
     assert "Traceback" not in log
     message = log.partition("lit-sparse: error: ")[2]
     assert "checkpoints/best.ckpt' but got: " in message, "which is written first at an epoch's end"
-    assert (
-        "continue it with: lit-sparse fit -c runs/full/0/config.yaml --ckpt_path runs/full/0/checkpoints/last.ckpt" in message
-    )
+    assert "continue with: lit-sparse fit -c runs/full/0/config.yaml --ckpt_path last" in message
     checkpoints = tmp_path / "runs" / "full" / "0" / "checkpoints"
     assert torch.load(checkpoints / "last.ckpt", weights_only=True)["global_step"] == 20
     assert torch.load(checkpoints / "best.ckpt", weights_only=True)["global_step"] <= 20

@@ -56,6 +56,11 @@ def test_the_page_of_runs(page: Path, tmp_path: Path) -> None:
     row = text[text.index('<tr><th scope="rowgroup" colspan="3"><span>cats</span>') :]
     assert [cell.count("<table") for cell in row.split("<td data-run=")[1:4]] == [1, 1, 0], "beside each other"
     assert "<li><code>model.lr: 0.2, now 0.1</code></li>" in text
+    assert f"run folder: {tmp_path / 'b'}" in text
+    legend = text[text.index('<div id="legend">') :]
+    assert legend.index("\u2605 dense") < legend.index('title="sparse (lr 0.1)"') < legend.index("&lt;i&gt;"), "the best first"
+    assert "train/<wbr>decoder_<wbr>calls_<wbr>median" not in text
+    assert "test/<wbr>nelbo</button>" in text, "long headings may break"
     assert "&lt;b&gt;bold" in text
     assert "<i>" not in text, "names are no markup"
     assert text.count("<img ") == 1
@@ -112,6 +117,7 @@ def test_the_folder_of_a_sweep(database: bool, tmp_path: Path, capsys: pytest.Ca
     text = page.read_text()
     assert "Best run: <strong>trial_1</strong> (lr 0.2). Its val/nelbo is 7, the smallest of 2; next is trial_0 with 8." in text
     assert 'aria-label="val/nelbo of each trial"' in text
+    assert "<h1>Sweep of sweep</h1>" in text
     assert text.count('<a href="#config') == 3
     whole, _ = stored.read_bytes(), capsys.readouterr()
     damages = [b"{}\n", b"[" * 9000 + b"\n", b'{"op_code": 2, "worker_id": "", "study_id": 0, "user_attr": {"settings": 1}}\n']
@@ -159,6 +165,28 @@ def test_a_model_names_the_metric_that_is_best_in_its_best_epoch(tmp_path: Path)
         text = (tmp_path / "page.html").read_text()
         assert reason in text
         assert ("\u2605 a" in text) == (not more)
+
+
+def test_values_of_a_single_epoch_are_no_curve(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", 10.0, 0.1)
+    lines = (folder / "metrics.csv").read_text().splitlines()
+    (folder / "metrics.csv").write_text("\n".join([lines[0], *(line.replace(",10.0,", ",,") for line in lines[1:3])]) + "\n")
+    assert main(["report", str(folder), "-o", str(tmp_path / "page.html")]) == 0
+    text = (tmp_path / "page.html").read_text()
+    assert text.count("<svg xmlns") == 1
+    assert "decoder calls</text>" in text
+
+
+def test_the_next_command_is_that_of_the_best_run(tmp_path: Path) -> None:
+    for name, start in (("a", 10.0), ("b", 9.0)):
+        checkpoint = write_run(tmp_path / name, start, 0.1) / "checkpoints" / "best.ckpt"
+        checkpoint.parent.mkdir()
+        checkpoint.touch()
+    words = [f"{name}={tmp_path / name}" for name in "ab"]
+    assert main(["report", *words, "-o", str(tmp_path / "page.html")]) == 0
+    text = (tmp_path / "page.html").read_text()
+    config = tmp_path / "b" / "config.yaml"
+    assert f"test with: lit-sparse test -c {config} --ckpt_path best" in text[: text.index("<table")]
 
 
 def test_settings_of_other_classes_are_left_out() -> None:
@@ -348,14 +376,14 @@ def test_the_page_in_a_browser(page: Path, browser: Any) -> None:
     lines = [f"[id=run{place}-line]" for place in range(3)]
     panels = displayed(lines[0])
     assert panels == 3
-    entry, kept, _ = browser.find_elements("css selector", "#legend button")
+    kept, entry, _ = browser.find_elements("css selector", "#legend button")
     for expected in (0, panels):
         entry.click()
-        assert [displayed(line) for line in lines] == [expected, panels, panels]
+        assert [displayed(line) for line in lines] == [panels, expected, panels]
         assert displayed(".grid img") == (expected > 0)
         assert displayed(".map") == 1 + (expected > 0)
     browser.find_element("id", "filter").send_keys("DEN")
-    assert [displayed(line) for line in lines] == [0, panels, 0]
+    assert [displayed(line) for line in lines] == [panels, 0, 0]
     assert (entry.get_attribute("aria-pressed"), kept.get_attribute("aria-pressed")) == ("false", "true")
     assert not displayed("pre")
     browser.find_element("link text", "dense").click()

@@ -66,11 +66,16 @@ def test_a_grid_is_searched_once_and_the_best_is_named(tmp_path: Path, capsys: p
     best = yaml.safe_load((tmp_path / "bits" / "best.yaml").read_text())
     assert best["model"]["init_args"]["optimizer"]["init_args"]["lr"] == 0.01
     assert best["model"]["init_args"]["estimator"]["init_args"]["k"] == 2
-    capsys.readouterr()
+    assert "; 2 of 2 trials have ended\n" in capsys.readouterr().out
     assert main([*words, "--", "--trainer.max_epochs=1"]) == 0
     printed = capsys.readouterr()
     assert "running with" not in printed.out, "no trial is run again"
     assert "| **" in printed.out
+    table = [line.split() for line in printed.out.splitlines() if line.startswith("|")]
+    assert table[0] == ["|", "trial", "|", "k", "|", "lr", "|", "val/nelbo", "|"], "short names of options"
+    assert f"best trial: trial_{table[2][1]}, with the least val/nelbo\n" in printed.out
+    (command,) = (line.partition(": lit-sparse ")[2] for line in printed.out.splitlines() if line.startswith("test with"))
+    assert main(command.split()) == 0
     assert main([*words, "--", "--trainer.max_epochs=2"]) == 2
     assert "was started with different extra" in capsys.readouterr().err
 

@@ -313,3 +313,9 @@ def test_resampled_scores_that_cannot_be_compared_are_refused(texts: tuple[str, 
 
 def test_names_do_not_end_a_cell() -> None:
     assert markdown([["a", "b | c\nd"]]) == ["| a | b \\| c d |", "| --- | ---: |"]
+
+
+def test_columns_are_aligned_in_a_terminal() -> None:
+    lines = markdown([["trial", "lr"], ["1", "**0.001**"]], aligned=True)
+    assert lines == ["| trial |        lr |", "| ----- | --------: |", "| 1     | **0.001** |"]
+    assert markdown([["", "a"]], aligned=True) == ["|     |    a |", "| --- | ---: |"]

@@ -225,7 +225,7 @@ def _describe(axis: Any, panel: Panel, title: str) -> None:
     if panel.log in ("x", "both"):
         axis.set_xscale("log")
     elif panel.x in ("epoch", "step"):
-        axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     if panel.limits is not None:
         axis.set_ylim(*panel.limits)
     axis.spines[["top", "right"]].set_visible(False)

@@ -58,17 +58,23 @@ def _by_size(values: Iterable[float], column: Column) -> pd.Series:
     return pd.Series([*values], dtype=float).fillna(-math.inf if column.best == "max" else math.inf)
 
 
-def markdown(lines: Sequence[Sequence[str]], left: int = 1) -> list[str]:
+def markdown(lines: Sequence[Sequence[str]], left: int = 1, *, aligned: bool = False) -> list[str]:
     """Return the lines of a markdown table; the first given line is the header.
 
     Args:
         lines: cells of each line.
         left: number of left-aligned columns.
+        aligned: whether the columns are as wide as their longest cells, as for a terminal.
     """
     shown = [[" ".join(cell.replace("|", r"\|").splitlines()) for cell in line] for line in lines]
-    texts = ["|" + "".join(f" {cell} |" if cell else " |" for cell in line) for line in shown]
-    texts.insert(1, "|" + " --- |" * left + " ---: |" * (len(lines[0]) - left))
-    return texts
+    rule = ["---"] * left + ["---:"] * (len(lines[0]) - left)
+    shown.insert(1, rule)
+    if aligned:
+        widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+        shown[1] = [mark.replace("---", "-" * (width - len(mark) + 3)) for mark, width in zip(rule, widths, strict=True)]
+        sides = ["<"] * left + [">"] * (len(rule) - left)
+        shown = [[f"{cell:{side}{width}}" for cell, side, width in zip(line, sides, widths, strict=True)] for line in shown]
+    return ["|" + "".join(f" {cell} |" if cell else " |" for cell in line) for line in shown]
 
 
 def machines(rows: Iterable[Row]) -> list[str]:

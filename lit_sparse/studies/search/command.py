@@ -16,7 +16,7 @@ from lit_sparse.errors import ConfigurationError, printable
 from lit_sparse.ground.files import replaced
 from lit_sparse.ground.stored import read_yaml
 from lit_sparse.runs.config_files import find_config
-from lit_sparse.runs.folders import experiment_name
+from lit_sparse.runs.folders import experiment_name, next_command
 from lit_sparse.studies.jobs.cluster import Cluster
 from lit_sparse.studies.jobs.logged import directions_of
 from lit_sparse.studies.pages.figures import draw_front
@@ -24,6 +24,7 @@ from lit_sparse.studies.pages.tables import markdown
 from lit_sparse.studies.plan.load import check_names, study_of
 from lit_sparse.studies.plan.study import Study
 from lit_sparse.studies.search.sweep import PROGRAM, Sweep
+from lit_sparse.studies.settings import setting_text, short_names
 
 __all__ = ["main", "parser"]
 
@@ -98,22 +99,31 @@ def _write(sweep: Sweep) -> list[Path]:
     best = {trial.number for trial in sweep.study.best_trials}
     sign = -1.0 if sweep.directions[0] == "maximize" else 1.0
     trials.sort(key=lambda trial: sign * trial.values[0])
-    lines = [["trial", *sweep.space, *sweep.metrics]]
+    whole = [["trial", *sweep.space, *sweep.metrics]]
+    lines = [["trial", *short_names([*sweep.space]).values(), *sweep.metrics]]
     for trial in trials:
         texts = [f"{value:.6g}" for value in trial.values]
         marked = [f"**{text}**" for text in texts] if trial.number in best else texts
-        lines.append([str(trial.number), *(str(value) for value in sweep.params(trial).values()), *marked])
+        values = sweep.params(trial).values()
+        whole.append([str(trial.number), *map(str, values), *texts])
+        lines.append([str(trial.number), *map(setting_text, values), *marked])
     files = [sweep.folder / "sweep.md", sweep.folder / "sweep.csv", sweep.folder / "best.yaml"]
     with replaced(files[0], "w") as file:
-        file.write("\n".join(markdown(lines)) + "\n")
+        file.write("\n".join(text := markdown(lines, aligned=True)) + "\n")
     with replaced(files[1], "w") as file:
-        csv.writer(file, lineterminator="\n").writerows([[text.strip("*") for text in line] for line in lines])
+        csv.writer(file, lineterminator="\n").writerows(whole)
     with replaced(files[2], "w") as file:
-        file.write(sweep.config(next(trial.number for trial in trials if trial.number in best)))
+        file.write(sweep.config(first := next(trial.number for trial in trials if trial.number in best)))
     if len(sweep.metrics) == 2:
         files.append(sweep.folder / "front.png")
         draw_front([trial.values for trial in trials], [t.number in best for t in trials], sweep.metrics, files[-1])
-    print("\n".join(markdown(lines)))
+    print("\n".join(text))
+    if len(sweep.metrics) == 1:
+        print(printable(f"best trial: trial_{first}, with the {'largest' if sign < 0 else 'least'} {sweep.metrics[0]}"))
+    else:
+        print("in bold: trials that no other trial beats in both")
+    if line := next_command(sweep.folder / f"trial_{first}/seed_0/0", "test", ("best", "last")):
+        print(printable(line))
     return files
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
+from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
@@ -32,11 +33,10 @@ from lit_sparse.studies.jobs.processes import (
     say,
     try_lock,
 )
-from lit_sparse.studies.jobs.rows import shown
 from lit_sparse.studies.plan.study import Cell, Study
 from lit_sparse.studies.search.space import distribution_of, import_optuna, matching, pruner_of, sampler_of
 from lit_sparse.studies.search.storage import JournalLock, check_database, read_journal
-from lit_sparse.studies.settings import short_name
+from lit_sparse.studies.settings import setting_text, short_name
 
 __all__ = ["Sweep"]
 
@@ -84,6 +84,8 @@ class Sweep:
     extra: Sequence[str] = ()
     base: Study = field(default_factory=Study)
     _killed: set[int] = field(default_factory=set, init=False)
+    #: Number of trials of the running command, of those that had ended before it, and the time of its start.
+    _asked: tuple[int, int, float] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         if self.folds < 1:
@@ -228,7 +230,8 @@ class Sweep:
         At the end, it waits for trials that other processes work on, such as a training run left by a killed sweep.
         """
         failed: list[str] = []
-        _ = self.study  # refused before anything runs
+        known = self.study.get_trials(deepcopy=False)  # refused before anything runs
+        self._asked = trials, sum(trial.state.is_finished() for trial in known), time.monotonic()
 
         def work(threads: int) -> None:
             while (taken := self._take(trials)) is not None:
@@ -338,7 +341,7 @@ class Sweep:
         if frozen.state != optuna.trial.TrialState.RUNNING:
             return  # another process has finished it
         trial = optuna.trial.Trial(self.study, frozen._trial_id)
-        drawn = ", ".join(f"{short_name(key)} {shown(value)}" for key, value in self.params(frozen).items())
+        drawn = ", ".join(f"{short_name(key)} {setting_text(value)}" for key, value in self.params(frozen).items())
         say(f"{name}: running with {drawn}; output in {runs[0].log}")
         reported = len(frozen.intermediate_values)
 
@@ -370,8 +373,19 @@ class Sweep:
             self._explain(found[0], values)
         else:
             self.study.tell(number, [value for value in values if value is not None])
-        texts = (f"{metric} = {shown(value) or 'nothing'}" for metric, value in zip(self.metrics, values, strict=True))
-        say(f"{name}: {', '.join(texts)}")
+        texts = ["nothing" if value is None else f"{value:.6g}" for value in values]
+        told = ", ".join(f"{metric} = {text}" for metric, text in zip(self.metrics, texts, strict=True))
+        say(f"{name}: {told}{self._progress()}")
+
+    def _progress(self) -> str:
+        """Return how many trials have ended, and the time left, told by the trials that this command has ended."""
+        if self._asked is None:
+            return ""
+        trials, before, start = self._asked
+        ended = sum(trial.state.is_finished() for trial in self.study.get_trials(deepcopy=False))
+        seconds = (time.monotonic() - start) * (trials - ended) / max(1, ended - before)
+        left = f", {timedelta(seconds=round(seconds))} left" if ended < trials else ""
+        return f"; {ended} of {trials} trials have ended{left}"
 
     def config(self, number: int) -> str:
         """Return the config of a trial, without a fold, from the sweep's configs rather than the trial's run folder."""
