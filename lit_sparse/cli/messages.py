@@ -254,7 +254,9 @@ def _unknown_option(parser: Any, name: str, owner: type | None) -> str:
     plain = name.lstrip("-").partition("=")[0]
     if owner is not None and options:
         listed = ", ".join(options)
-        return f"There is no option {plain!r} in {owner.__name__}.{did_you_mean(plain, options)} The options are: {listed}."
+        learning_rate = plain in ("lr", "learning_rate") and "optimizer" in options
+        meant = " Did you mean 'optimizer.lr'?" if learning_rate else did_you_mean(plain, options)
+        return f"There is no option {plain!r} in {owner.__name__}.{meant} The options are: {listed}."
     if not name.startswith("-") and (name.endswith(ENDINGS) or is_file(name)):
         return f"Expected options but got {name!r}. Give a config with -c: lit-sparse COMMAND -c {name}"
     commands = next((action.choices.values() for action in parser._actions if isinstance(action.choices, dict)), [parser])

@@ -87,6 +87,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["--trainer.callbacks=[CountLogger, Foo]"], "There is no class 'Foo' for `callbacks`."),
         (["--trainer=abc"], "Expected `trainer` to be a dict but got 'abc'."),
         (["--data.foo.bar=3"], "There is no option 'foo.bar' in DigitsDataModule."),
+        (["--model.lr=0.01"], "There is no option 'lr' in SemiSupervisedVAE. Did you mean 'optimizer.lr'?"),
         (["--modle.in_features=3"], "There is no option 'modle'. Did you mean 'model'?"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
