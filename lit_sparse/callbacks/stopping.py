@@ -1,4 +1,4 @@
-"""Ends training when the loss hardly changes any more."""
+"""Ends training once the loss hardly changes."""
 
 from __future__ import annotations
 

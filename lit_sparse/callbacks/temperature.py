@@ -1,4 +1,4 @@
-"""Lowers the temperature of relaxed samples while training goes on."""
+"""Lowers the temperature of relaxed samples during training."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _failure_of(stream: TextIO | None, text: str) -> OSError | None:
-    """Return why a stream does not take a text, as after ``head`` has ended, or None; what is left of it goes nowhere."""
+    """Return why a stream rejects a text, as after ``head`` has ended, or None; the rest of the output is then discarded."""
     if stream is None:
         return None
     try:
@@ -168,7 +168,7 @@ def _run(args: list[str], *, program: bool) -> int:
 
 @contextmanager
 def _help_is_written(args: Sequence[str]) -> Iterator[None]:
-    """Write help after it is made: argparse, which prints it, ignores that a disk is full."""
+    """Build the help first, then write it, because argparse ignores a full disk when it prints."""
     if not {"-h", "--help"} & {*args}:
         yield
         return
@@ -183,8 +183,8 @@ def _help_is_written(args: Sequence[str]) -> Iterator[None]:
 def _import_app(program: bool) -> ModuleType:
     """Return the module of the commands that run Lightning.
 
-    Its imports make objects that stay. In the program's own process the garbage collector leaves them out: the first step is
-    a quarter sooner.
+    The imported objects stay alive, so in the program's own process the garbage collector skips them, and the
+    first step comes a quarter sooner.
     """
     name = "lit_sparse.cli.app"
     if not program:

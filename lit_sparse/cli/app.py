@@ -221,7 +221,7 @@ class LitSparseCLI(CommandLine):
         return refusal(error, self.trainer.callback_metrics)
 
     def _is_ours(self, error: OSError) -> bool:
-        """Return whether the disk is full, or a file of the run folder cannot be written, as where a folder has its name."""
+        """Return whether the disk is full, or a file of the run folder cannot be written, as when a folder has its name."""
         if error.errno not in (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.EACCES, errno.EROFS):
             return error.errno in DISK_IS_FULL
         names = [name for name in (error.filename, error.filename2) if isinstance(name, str | Path)]

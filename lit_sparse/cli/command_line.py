@@ -109,7 +109,7 @@ class CommandLine(LightningCLI):
             default=None,
             help="Number of optimizer steps between two writes of the last checkpoint, in addition to each epoch.",
         )
-        group.add_argument("--compile", type=bool, default=False, help="Whether to compile the model's step by torch.compile.")
+        group.add_argument("--compile", type=bool, default=False, help="Whether to compile the model's step (torch.compile).")
         group.add_argument("--quiet", action="store_true", help="Print only results, warnings and errors.")
         group.add_argument(
             "--trust",
@@ -213,7 +213,7 @@ class CommandLine(LightningCLI):
     def _is_first(self) -> bool:
         """Return whether this is the first process, before a trainer exists.
 
-        Without a launcher, Lightning's rank is that within the machine until the trainer exists.
+        Without a launcher, Lightning's rank counts processes within the machine until the trainer exists.
         """
         machine = LightningEnvironment().node_rank() if self._options()["trainer"].get("num_nodes", 1) > 1 else 0
         return machine == 0 and not getattr(rank_zero_only, "rank", 0)

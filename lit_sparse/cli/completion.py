@@ -1,4 +1,4 @@
-"""The command ``lit-sparse completion``: the script by which a shell completes commands, options, configs and parts."""
+"""The command ``lit-sparse completion``: the script with which a shell completes commands, options, configs and parts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the argument parser of ``lit-sparse completion``."""
     found = argparse.ArgumentParser(
         prog="lit-sparse completion",
-        description="Print the script by which a shell completes the command line.",
+        description="Print the script with which a shell completes the command line.",
         allow_abbrev=False,
     )
     found.add_argument("shell", choices=list(CONFIGS))

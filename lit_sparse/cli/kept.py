@@ -1,4 +1,4 @@
-"""Notes on arguments that an option or a later config keeps of the class that it replaces."""
+"""Notes on arguments that are kept when an option or a later config replaces a class."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Explains what the parser refuses, with the next step: by an option's type, its value, and the causes of the error."""
+"""Explains what the parser refuses, and the next step, from an option's type, its value and the causes of the error."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def _is_of(origin: Any, kind: Any) -> bool:
 
 
 def _bases(members: Iterable[Any]) -> tuple[type, ...]:
-    """Return the classes that types name: themselves, or as what they return or hold."""
+    """Return the classes that types name, directly or as the type that they return or contain."""
     found: tuple[type, ...] = ()
     for member in members:
         origin, inner = get_origin(member), get_args(member)
@@ -179,7 +179,7 @@ def _word(member: Any) -> str:
 
 
 def _class_trouble(name: str, path: str, bases: tuple[type, ...], imports: bool) -> str | None:
-    """Return why a class cannot stand for an option, or None if it can; without bases, other values than classes can, too."""
+    """Return why a class cannot be the value of an option, or None if it can; without bases, other values are allowed too."""
     module, _, short = path.rpartition(".")
     parts: list[Any] = [] if module else [kind for kind in {*_subclasses(bases)} if kind.__name__ == short]
     if module and (imports or module in sys.modules) and all(part.isidentifier() for part in path.split(".")):

@@ -121,7 +121,7 @@ def _integers_first(hint: Any) -> Any:
 
 
 def _as_read(serialize: Callable[..., Any], value: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return what a config holds for a value, so that it is read as it was.
+    """Return the form of a value in a config from which the same value is read again.
 
     jsonargparse has no text for a device, and none for text where a function may stand, too; YAML has none for a text that is a
     member of an `Enum`.

@@ -205,7 +205,7 @@ class Watch(ProgressBar):
             self._bar.update(drawing, refresh=True)
 
     def _time(self) -> str:
-        """Return the time left, as far as what has been done since the start tells it, or the time that it took."""
+        """Return the time left, estimated from the progress since the start, or the time taken if the run has ended."""
         passed, done = time.monotonic() - self._started, self._share - self._first
         if self._ended:
             text = f"took {timedelta(seconds=round(passed))}"

@@ -135,7 +135,7 @@ def trainer_error(error: Exception, callbacks: Any) -> ConfigurationError | None
         return None
     return ConfigurationError(
         f"Expected different callbacks in `trainer.callbacks` but got two equal {twice}. To change the last callback of a"
-        " config, set its options by --trainer.callbacks.NAME VALUE, without `--trainer.callbacks+`."
+        " config, set its options with --trainer.callbacks.NAME VALUE, without `--trainer.callbacks+`."
     )
 
 

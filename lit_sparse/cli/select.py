@@ -1,4 +1,4 @@
-"""The command ``lit-sparse select``: a coreset of the training examples of any data module, and whether it pays."""
+"""The command ``lit-sparse select``: a coreset of the training examples of any data module, and whether it pays off."""
 
 from __future__ import annotations
 

@@ -69,6 +69,6 @@ def _copied(config: Path, path: Path) -> Path:
     except OSError as error:
         why = "it exists" if path.exists() else f"got: {error.strerror}"
         raise ConfigurationError(
-            f"Expected to write the new file {str(path)!r} but {why}. Give another path by --copy PATH."
+            f"Expected to write the new file {str(path)!r} but {why}. Give another path with --copy PATH."
         ) from error
     return path

@@ -162,9 +162,9 @@ def say_less() -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence, within a context, deprecation warnings and hints of dependencies.
+    """Silence, within a context, deprecation warnings and hints from dependencies.
 
-    Also errors of their threads on a full disk, which the run itself reports.
+    Errors in their threads on a full disk are silenced too, because the run itself reports them.
     """
     shown = threading.excepthook
 

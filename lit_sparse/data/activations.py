@@ -152,7 +152,7 @@ class ActivationDataModule(ResumableDataModule):
         return self._examples[split]
 
     def _place(self, *names: str) -> Path:
-        """Return a place in the folder, out of which no link leads."""
+        """Return a path in the folder after checking that no link leads out of it."""
         folder = Path(self.folder).expanduser()
         place_of(folder.joinpath(*names), folder)
         return folder.joinpath(*names)

@@ -164,7 +164,7 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
         return in_batches(share, self.batch_size)
 
     def _order(self, size: int, epoch: int, stream: int = 0) -> Tensor:
-        """Return the order of so many training examples in an epoch: the sampler's, or else a permutation."""
+        """Return the order of a number of training examples in an epoch: the sampler's, or else a permutation."""
         if self.sampler is None:
             return shuffled(size, self.seed, epoch, stream)
         with seeded(self.seed, epoch):
@@ -235,7 +235,7 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
         self._position = None if position is None else lambda: position
 
     def _rest_of_epoch(self, epoch: int, parts: list[list[int]], rank: int, processes: int) -> Sequence[Tensor]:
-        """Return the batches of a process after parts of an epoch: batch size, number of processes and of examples of each."""
+        """Return the batches of a process after parts of an epoch, each with its batch size, processes and examples."""
         own = [self.batch_size, processes]
         alike = all(division == own for *division, _ in parts)
         shares: list[Sequence[Tensor]] = []
@@ -340,8 +340,8 @@ class _TrainLoader(EpochLoader):
         *last, _ = parts[-1]
         if (*last,) != self.division:
             rank_zero_warn(
-                f"Epoch {epoch} began with a batch size of {last[0]} on {last[1]} processes, and is continued with"
-                f" {self.division[0]} on {self.division[1]}: its remaining examples are divided anew, and each occurs once."
+                f"Epoch {epoch} began with a batch size of {last[0]} on {last[1]} processes, and continues with"
+                f" {self.division[0]} on {self.division[1]}: its remaining examples are divided again, and each occurs once."
             )
         return self._joined(self.data._rest_of_epoch(self._order(epoch), parts, self.rank, self.processes))
 
@@ -357,10 +357,10 @@ class _TrainLoader(EpochLoader):
 
 
 def _after(batches: Sequence[Tensor], examples: int) -> Sequence[Tensor]:
-    """Return the batches after the first ones, which have so many examples.
+    """Return the batches after the first ones, which have a given number of examples.
 
     Raises:
-        CheckpointError: if no number of batches has.
+        CheckpointError: if no number of batches has that many.
     """
     ends = [0, *accumulate(len(indices) for indices in batches)]
     if examples not in ends:

@@ -368,7 +368,7 @@ class CoresetDataModule(ResumableDataModule):
         if bool((classes < 0).any()):
             raise DataError(
                 f"Expected a class for each example with `stratify` but got {int((classes < 0).sum())} unlabelled examples."
-                " With images, use all labels by `labelled: 1.0`."
+                " With images, set `labelled: 1.0` to use all labels."
             )
         return classes
 

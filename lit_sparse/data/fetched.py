@@ -1,4 +1,4 @@
-"""What subclasses of data modules return, checked."""
+"""Checks of what subclasses of data modules return."""
 
 from __future__ import annotations
 

@@ -111,8 +111,8 @@ class EpochLoader:
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last batch, as a dict.
 
-        It holds the ``epoch``, the number of its batches so far, ``batch``, and its ``parts``: one for each division into
-        batches in which the epoch was read, with the ``division`` and, last, the number of examples.
+        It holds the ``epoch``, the number of its batches so far, ``batch``, and its ``parts``: one for each way in
+        which the epoch was divided into batches, with the ``division`` and, last, the number of examples.
         """
         epoch, batch = self.position()
         if batch == 0:
@@ -156,7 +156,7 @@ class EpochLoader:
         if [[sum(len(indices) for indices in batches[:batch])]] != parts:
             raise CheckpointError(
                 f"Expected a position after {batch} batches of this loader but got one after {parts[0][-1]} examples. Use the"
-                " batch size of the run, or give the trainer the data module, which divides the rest of an epoch anew."
+                " batch size of the run, or give the trainer the data module, which divides the rest of an epoch again."
             )
         return batches[batch:]
 
@@ -225,7 +225,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _are_parts(found: Any, numbers: int) -> bool:
-    """Return whether a state has the parts of an epoch, each of so many positive numbers."""
+    """Return whether a state has the parts of an epoch, each with the expected number of positive integers."""
     return isinstance(found, list) and all(
         isinstance(part, list) and len(part) == numbers and all(_is_count(number) and number > 0 for number in part)
         for part in found
@@ -248,7 +248,7 @@ def _divided(batch: Batch, sizes: list[int]) -> Iterator[Batch]:
             )
 
     def rows(value: Any, first: int, last: int) -> Any:
-        """Return some rows, copied unless they are aligned as a new tensor: products may be rounded otherwise."""
+        """Return some rows, copied unless aligned like a new tensor, because products may otherwise be rounded differently."""
         if isinstance(value, tuple):
             return value
         part = value[first:last]
@@ -262,7 +262,7 @@ def _divided(batch: Batch, sizes: list[int]) -> Iterator[Batch]:
 class _Batches(Dataset[Batch | LitSparseError]):
     """Batches by their epochs and indices, fetched in worker processes, or errors of this package.
 
-    The indices are arrays: a tensor is sent as a file that the worker asks this process for, which may have been killed.
+    The indices are arrays, because the worker would have to ask this process for a tensor's file, and it may have been killed.
     """
 
     def __init__(self, fetch: Fetch) -> None:

@@ -32,7 +32,7 @@ class ReferentialGameDataModule(ResumableDataModule):
 
     In each epoch, every example of a split is the target of one game, with distractors from the same split.
 
-    Distractors and the target's position are sampled anew in each training epoch. In validation and test they are a
+    Distractors and the target's position are resampled in each training epoch. In validation and test they are a
     function of (seed, index). Batches are dicts of ``target`` (B, F) and ``candidates`` (B, N, F) float32, ``position``
     (B,) of the target among the candidates, and ``index`` (B,) within the split. If known, the target's ``label`` (B,)
     int64, an index into ``class_names``, and ``attributes`` (B, A) int64 are added.
@@ -46,7 +46,7 @@ class ReferentialGameDataModule(ResumableDataModule):
         attributes: name of an array (M, A) of integers in the file that describe the images, for analyses of the language;
             it may be the array of the features. None skips these analyses.
         parts: name of the array (M,) of splits: 0 for training and other numbers for the test, or the words ``train``,
-            ``val`` and ``test``. None for ``split`` if it exists, or else a random split by ``test_size``.
+            ``val`` and ``test``. None for ``split`` if it exists, or else a random split of ``test_size``.
         val_size: training vectors held out for validation: a fraction if below 1, else a number, unless ``parts`` marks
             some.
         test_size: vectors held out for the test: a fraction if below 1, else a number, unless ``parts`` marks some.
@@ -181,7 +181,7 @@ class ReferentialGameDataModule(ResumableDataModule):
             name = self.features if self.features in arrays else next(iter(arrays)) if len(arrays) == 1 else None
             if name is None:
                 raise DataError(
-                    f"Expected an array {self.features!r} in {str(path)!r} but got {', '.join(sorted(arrays))}. Name one by"
+                    f"Expected an array {self.features!r} in {str(path)!r} but got {', '.join(sorted(arrays))}. Name one with"
                     " --data.init_args.features."
                 )
             vectors = _vectors(arrays, name)
@@ -316,7 +316,7 @@ def _integers(arrays: Arrays, name: str, size: int) -> np.ndarray[Any, np.dtype[
     if array.ndim != 2 or len(array) != size or not _are_integers(array):
         raise DataError(
             f"Expected an array {name!r} of integers ({size}, A) in {str(arrays.path)!r} as `attributes` but got"
-            f" {arrays.shapes}{f', with {name!r} of type {array.dtype}' if name in arrays else ''}. Words can be numbered by"
+            f" {arrays.shapes}{f', with {name!r} of type {array.dtype}' if name in arrays else ''}. Words can be numbered with"
             " numpy.unique(..., return_inverse=True)."
         )
     return array.astype(np.int64)

@@ -19,7 +19,7 @@ Split = Literal["train", "val", "test", "predict"]
 
 
 class Splits(dict[Split, Any]):
-    """Dict from splits to what was read of them; a split that was not read yet raises an error that says to call ``setup``."""
+    """Dict from splits to their data; for a split that was not read yet, the error says to call ``setup``."""
 
     def __missing__(self, split: Split) -> Any:
         raise DataError(f"Expected the {split} split to be read before it is used. Call data.setup() first.")

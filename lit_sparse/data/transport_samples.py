@@ -29,7 +29,7 @@ STREAMS: dict[Split, int] = {"train": 0, "val": 2, "test": 4, "predict": 4}
 
 @ranges(samples=EXAMPLES, val_size=EXAMPLES, test_size=EXAMPLES)
 class TransportDataModule(ResumableDataModule):
-    """Data module of points sampled from two measures: anew in each training epoch, fixed for validation and test.
+    """Data module of points sampled from two measures, resampled in each training epoch, fixed for validation and test.
 
     Batches are dicts of ``source`` (B, d) float32, independent ``target`` (B, d) float32, and ``index`` (B,) within the
     split. Samples are a function of (seed, split, index), and of the epoch in training.
@@ -72,7 +72,7 @@ class TransportDataModule(ResumableDataModule):
             if not isinstance(measure, Measure):
                 raise ConfigurationError(
                     f"Expected argument `{name}` to be a Measure but got {type(measure).__name__}. Convert an array of points"
-                    " by Points.of(array)."
+                    " with Points.of(array)."
                 )
         self.source, self.target, self.samples, self.val_size = source, target, samples, val_size
         self.test_size = test_size

@@ -1,1 +1,1 @@
-"""What everything else stands on: options, files, processes, and the private parts of torch."""
+"""Foundations of the other subpackages: arguments, files, processes, and the private parts of torch."""

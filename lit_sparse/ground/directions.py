@@ -1,4 +1,4 @@
-"""Rows scaled to length 1, whatever their length."""
+"""Rows scaled to length 1, however long or short they are."""
 
 from __future__ import annotations
 

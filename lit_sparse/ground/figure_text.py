@@ -1,4 +1,4 @@
-"""Figures, and names and tokens as their text, whatever characters they have."""
+"""Figures, and the text in them: names and tokens with any characters."""
 
 from __future__ import annotations
 

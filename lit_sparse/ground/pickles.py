@@ -64,7 +64,7 @@ class _Node:
 def check_torch_file(file: IO[bytes]) -> None:
     """Check the pickle in a ``torch.save`` file, as :func:`check_pickle` does.
 
-    It may also call functions that the user has allowed by ``torch.serialization.add_safe_globals``.
+    It may also call functions that the user has allowed with ``torch.serialization.add_safe_globals``.
 
     Raises:
         pickle.UnpicklingError: see :func:`check_pickle`; also if the pickle exceeds 128 MiB.

@@ -1,8 +1,8 @@
 """Checks of stored states against examples of them, before anything is restored.
 
 An example of a dict, list or tuple has examples of its entries. One of a number, a text or a tensor stands for values of its
-type, and for tensors of its shape. Integers count something: they are at most ``MOST``, and not negative unless the example is.
-Those in tensors are not negative. Texts have printable characters, since some of them are printed.
+type, and for tensors of its shape. Integers are counts: at most ``MOST``, and not negative unless the example is.
+Integers in tensors are never negative. Texts have printable characters, since some of them are printed.
 """
 
 from __future__ import annotations

@@ -327,7 +327,7 @@ def check_members(archive: zipfile.ZipFile) -> None:
         raise zipfile.BadZipFile("two of its members have the same name")
     for member in archive.infolist():
         if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise zipfile.BadZipFile(f"{member.filename[:80]!r} in it is compressed by a method other than deflate")
+            raise zipfile.BadZipFile(f"{member.filename[:80]!r} in it is compressed with a method other than deflate")
 
 
 def refusal(path: Path, expected: str, got: str, step: str) -> ConfigurationError:

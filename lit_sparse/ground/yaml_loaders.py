@@ -60,7 +60,7 @@ class Loader(yaml.SafeLoader):
 
 
 def written_out(node: yaml.Node | None, known: dict[int, int] | None = None) -> int:
-    """Return how many values a node has with its aliases written out: some nested ones stand for billions."""
+    """Return how many values a node has with its aliases expanded, since nested aliases may stand for billions."""
     known = {} if known is None else known
     if id(node) not in known:
         inner = getattr(node, "value", ())
@@ -84,7 +84,7 @@ class StoredLoader(Loader):
         self.values = self.level = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """Read a YAML value with the values in it, and count them."""
+        """Read a YAML value, and count it and its nested values."""
         self.values, self.level = self.values + 1, self.level + 1
         if self.values > self.most[0] or self.level > self.most[1]:
             raise yaml.composer.ComposerError(None, None, self.refusal, self.peek_event().start_mark)  # type: ignore[no-untyped-call]

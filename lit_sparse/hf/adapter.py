@@ -63,7 +63,7 @@ def attend(
     sinks: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention function for layers of transformers models, by any mapping.
+    """Attention function for layers of transformers models, with any mapping.
 
     Args:
         module: attention layer.

@@ -204,8 +204,8 @@ def _started(mapping: object, start: str) -> SparseMapping:
         same = False
     if not same:
         raise ConfigurationError(
-            f"Expected a mapping whose arguments can be saved in a config but got {mapping!r}. Give numbers, or learn alpha by"
-            " LearnableEntmax."
+            f"Expected a mapping whose arguments can be saved in a config but got {mapping!r}. Give numbers, or learn alpha"
+            " with LearnableEntmax."
         )
     return mapping
 

@@ -31,7 +31,7 @@ class _Callback:
 
 
 def _ignore(*_args: Any, **_options: Any) -> None:
-    """Handle an event by nothing."""
+    """Do nothing at an event."""
 
 
 @ranges(every=Count())
@@ -185,7 +185,7 @@ class AlphaAnnealing(_Callback):
         if reached < 1.0:
             warnings.warn(
                 f"AlphaAnnealing has completed {reached:.0%} of its schedule, because training stopped after"
-                f" {state.global_step} of {state.max_steps} steps. Attention is less sparse than asked for. Train longer, or"
+                f" {state.global_step} of {state.max_steps} steps. Attention is less sparse than requested. Train longer, or"
                 " decrease `share`.",
                 stacklevel=2,
             )

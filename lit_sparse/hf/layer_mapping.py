@@ -117,6 +117,6 @@ def attend_by_layer(
     if part is None:
         raise ConfigurationError(
             f"Expected the layer {type(module).__name__} to have a mapping but it has none. Call `lit_sparse.hf.sparsify(model,"
-            " mapping)`, or load a saved model by `lit_sparse.hf.from_pretrained`."
+            " mapping)`, or load a saved model with `lit_sparse.hf.from_pretrained`."
         )
     return attend(module, query, key, value, attention_mask, part.current(), **options)

@@ -1,4 +1,4 @@
-"""Masks of transformers: what its models pass to an attention function, as this package's masks and biases."""
+"""Converts the masks that transformers models pass to an attention function into this package's masks and biases."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def split_mask(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         got = str(mask.dtype) if isinstance(mask, Tensor) else full_name(mask)
         raise ConfigurationError(
             "Expected an attention mask that is boolean, True at allowed positions, or floating, added to the scores, but got"
-            f" {got}. Convert a mask of zeros and ones by `mask.bool()`."
+            f" {got}. Convert a mask of zeros and ones with `mask.bool()`."
         )
     if mask.dtype == torch.bool:
         return mask, None

@@ -78,7 +78,7 @@ class SavedFiles:
         """
         if self._file("adapter_config.json") is not None:
             raise CheckpointError(
-                f"{self.path!r} holds an adapter, whose config names the model to load. Load that model, then the adapter by"
+                f"{self.path!r} holds an adapter, whose config names the model to load. Load that model, then the adapter with"
                 " peft."
             )
         self._json("generation_config.json")

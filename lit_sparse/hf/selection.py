@@ -1,4 +1,4 @@
-"""Examples for fine-tuning: their gradients as vectors of a selector, and the weights of those it chooses in the Trainer."""
+"""Examples for fine-tuning: their gradients as vectors for a selector, and the weights of the chosen ones in the Trainer."""
 
 from __future__ import annotations
 
@@ -117,10 +117,11 @@ def weighted_dataset(dataset: Any, coreset: Coreset) -> Any:
         coreset: the selector's result.
 
     Raises:
-        ConfigurationError: for another data set, one with such a column, or a coreset of another number of examples.
+        ConfigurationError: for another kind of data set, one with such a column, or a coreset from a different number
+            of examples.
     """
     if not hasattr(dataset, "add_column"):
-        raise ConfigurationError(f"Expected a datasets.Dataset but got {full_name(dataset)}. Make one by Dataset.from_list.")
+        raise ConfigurationError(f"Expected a datasets.Dataset but got {full_name(dataset)}. Make one with Dataset.from_list.")
     if len(dataset) != coreset.size:
         raise ConfigurationError(f"Expected a coreset of {len(dataset)} examples but got one of {coreset.size}. Select again.")
     if WEIGHT in dataset.column_names:

@@ -1,7 +1,7 @@
 """Reads and writes Lightning's internal state; tests fail when Lightning renames it.
 
-Most of it records in checkpoints where in training they were written, so that a run resumes exactly there, however often it is
-interrupted.
+Most of it records in checkpoints at which point of training they were written, so that a run resumes exactly there,
+however often it is interrupted.
 
 Lightning counts epochs and batches as ready, started, processed and completed, and writes a checkpoint between two of these.
 On a restart Lightning guesses the remaining work from the differences. It mistakes the last batch of an epoch for the epoch's

@@ -1,4 +1,4 @@
-"""States that each process of a run has for itself: sums of metrics and logged values, and savers of checkpoints."""
+"""States that each process of a run has of its own: sums of metrics and logged values, and savers of checkpoints."""
 
 from __future__ import annotations
 

@@ -273,7 +273,7 @@ class LitSparseModule(ObjectiveModule):
             self.initialize(getattr(self.trainer, "datamodule", None))
 
     def initialize(self, data: Any) -> None:
-        """Initialize weights from the training data in a new run without ``initial_weights``; by default none.
+        """Initialize weights from the training data in a new run without ``initial_weights``; by default do nothing.
 
         Args:
             data: data module of the training, or None.

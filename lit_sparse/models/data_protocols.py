@@ -52,7 +52,7 @@ def has_rows(data: object) -> TypeGuard[HasRows]:
 
 
 def check_keys(batch: Any, names: Sequence[str], remedy: str) -> None:
-    """Check that a batch is a dict with some entries.
+    """Check that a batch is a dict with the named entries.
 
     Args:
         batch: the batch.

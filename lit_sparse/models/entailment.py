@@ -1,4 +1,4 @@
-"""Entailment classifier that attends to the premise by any mapping."""
+"""Entailment classifier that attends to the premise with any mapping."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _HasVectors(Protocol):
 
 @ranges(vector_size=FEATURES)
 class EntailmentClassifier(TextModule):
-    """Model that classifies whether a hypothesis follows from a premise, with attention to the premise by any mapping.
+    """Model that classifies whether a hypothesis follows from a premise, attending to the premise with any mapping.
 
     The network is :class:`lit_sparse.nn.EntailmentNetwork`. If the data have word vectors, a new model uses them as fixed
     embeddings; words without a vector get small fixed random vectors, a function of their id. All vectors are in the

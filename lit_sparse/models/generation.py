@@ -1,4 +1,4 @@
-"""Base class of models that generate text: reads what a search finds as text, scores it, and reports on the scores."""
+"""Base class of models that generate text: it converts the outputs of a search to text, scores them, and reports the scores."""
 
 from __future__ import annotations
 

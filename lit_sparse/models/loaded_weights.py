@@ -1,4 +1,4 @@
-"""What of a checkpoint a model takes: the initial weights of a run, the state of its risk, and parts that it must be given."""
+"""What a model takes from a checkpoint: initial weights and its risk's state, and errors for parts that it must be given."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class ObjectiveModule(KeepsArguments, pl.LightningModule, ABC):
 
     @override
     def compile(self, *args: Any, **options: Any) -> None:
-        """Compile :meth:`step` by ``torch.compile`` with these arguments; Lightning's own code is not compiled."""
+        """Compile :meth:`step` with ``torch.compile`` and these arguments; Lightning's own code is not compiled."""
         self._compiled_step = torch.compile(self.step, *args, **options)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -76,7 +76,7 @@ def check_optimizers(source: str, trainer: pl.Trainer, checkpoint: State) -> Non
         if absent and not state["state"]:
             check_state(source, f"{place}.state", None, DictOf(ANY))
         if absent:  # a weight without gradient has no entry either
-            rank_zero_warn(f"`{place}.state` has no entry {absent[0]} in {source}. The optimizer starts anew for that weight.")
+            rank_zero_warn(f"`{place}.state` has no entry {absent[0]} in {source}. The optimizer starts again for that weight.")
 
 
 def _check_group(source: str, place: str, group: State, fresh: State, scheduled: bool) -> None:

@@ -1,8 +1,8 @@
 """Checks that a checkpoint fits a run, state by state, just before Lightning restores each of them.
 
 A state is compared with the state of the new object in its place. Progress is restored; what the config determines is not:
-options of a scheduler must be equal, and options of an optimizer that no scheduler changes are the config's. Whatever else
-fails while a state is restored is one CheckpointError that names it.
+options of a scheduler must be equal, and options of an optimizer that no scheduler changes are the config's. Any other
+failure while a state is restored becomes one CheckpointError that names it.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def _guarded(trainer: pl.Trainer, name: str, what: str, check: Callable[[str, pl
 
 
 def _check_model(source: str, trainer: pl.Trainer, checkpoint: State) -> None:
-    """Check what needs no part of the run besides the model."""
+    """Check the entries that concern only the model."""
     check_resumable(source, checkpoint)
     if "state_dict" in checkpoint:  # else a strategy that shards models has restored it
         check_finite(source, checkpoint)

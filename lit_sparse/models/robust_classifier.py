@@ -1,4 +1,4 @@
-"""A classifier of images by any risk, for example a risk that is robust to wrong labels."""
+"""Image classifier that minimizes any risk, for example one that is robust to wrong labels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Regression by a risk of squared errors, such as a worst case over weights of the data."""
+"""Regression that minimizes a risk of squared errors, such as a worst case over weights of the data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["RobustRegressor"]
 
 @ranges(in_features=INPUTS, lam=POSITIVE)
 class RobustRegressor(LitSparseModule):
-    """Regression model that minimizes a risk of squared errors, linear or any network.
+    """Regression model, linear or any network, that minimizes a risk of squared errors.
 
     The loss of an example is the squared error. Logged are ``loss``, its mean, and ``log_mean_exp``, the value
     ``lam log mean exp(loss / lam)`` over all validation or test examples. The latter is the objective of robust training

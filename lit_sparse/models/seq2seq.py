@@ -1,4 +1,4 @@
-"""Sequence to sequence models with attention by any mapping, for translation and summarization."""
+"""Sequence-to-sequence models with any mapping in their attention, for translation and summarization."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = ["Seq2Seq"]
     validation_beam_size=Count(0, MOST_FEATURES),
 )
 class Seq2Seq(GeneratingModule):
-    """Sequence-to-sequence model with attention by any mapping, for translation and summarization.
+    """Sequence-to-sequence model with any mapping in its attention, for translation and summarization.
 
     Logged are per token ``loss``, the minimized loss, ``nll``, the negative log-likelihood, ``perplexity``, and
     ``accuracy``, the fraction of tokens that are the most probable ones given their predecessors. ``zeros`` is the fraction
@@ -46,7 +46,7 @@ class Seq2Seq(GeneratingModule):
     Args:
         mapping: mapping from attention scores to weights.
         body: encoder and decoder; None for :class:`lit_sparse.nn.RecurrentBody`, as in the paper.
-        output_mapping: mapping to the probabilities of the next token, trained by its Fenchel-Young loss; None for softmax
+        output_mapping: mapping to the probabilities of the next token, trained with its Fenchel-Young loss; None for softmax
             and cross-entropy.
         tied_embeddings: whether the output layer shares the weights of the target embeddings.
         label_smoothing: probability mass that ``loss`` (but not ``nll``) moves from the target token to all tokens.

@@ -1,4 +1,4 @@
-"""Signaling game: a sender describes an image by a symbol, and a receiver picks the image (Lazaridou et al. 2017)."""
+"""Signaling game: a sender describes an image with a symbol, and a receiver picks the image (Lazaridou et al. 2017)."""
 
 from __future__ import annotations
 

@@ -291,7 +291,7 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
         if stage == "train" and missing and self.current_epoch == 0:
             rank_zero_info(
                 f"note: {missing} of the {len(label)} images of the first batch have no label. They train the reconstruction"
-                " but not the classifier; use all labels by the data's `labelled: 1.0`."
+                " but not the classifier; set the data's `labelled: 1.0` to use all labels."
             )
 
     def _evaluate(self, pixels: Tensor, label: Tensor) -> _Evaluation:

@@ -24,7 +24,7 @@ def mean_metrics(*names: str) -> dict[str, Metric]:
     """Return a metric of the mean over examples for each name, for :meth:`LitSparseModule.configure_metrics`.
 
     Raises:
-        ConfigurationError: for a name that is not a text, or stands there twice.
+        ConfigurationError: for a name that is not a text, or occurs twice.
     """
     if len({*names}) < len(names) or not all(isinstance(name, str) for name in names):
         raise ConfigurationError(f"Expected metrics with different names but got {names}.")
@@ -32,7 +32,7 @@ def mean_metrics(*names: str) -> dict[str, Metric]:
 
 
 def group_metrics(declared: Mapping[str, Metric]) -> dict[str, Metric]:
-    """Return metrics of the means by group of loss and accuracy, for those among the declared metrics."""
+    """Return metrics of the mean loss and accuracy of each group, if these two are among the declared metrics."""
     found: dict[str, Metric] = {"group_loss": GroupMeans("loss", "max"), "group_accuracy": GroupMeans("accuracy", "min")}
     return {name: metric for name, metric in found.items() if isinstance(declared.get(name[6:]), MeanOverExamples)}
 

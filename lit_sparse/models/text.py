@@ -39,7 +39,7 @@ class TextModule(LitSparseModule):
 
     A subclass creates the layers that depend on the vocabularies in :meth:`make_layers`. A new model uses the vocabularies
     of its data module, built from the training text. They are stored in all checkpoints and never change: the data of a
-    loaded model use the model's vocabularies. Without a data module, set them by ``model.build({"source":
+    loaded model use the model's vocabularies. Without a data module, set them with ``model.build({"source":
     Vocabulary.build(lines), ...})``.
 
     Args:

@@ -1,4 +1,4 @@
-"""Entropic optimal transport between continuous measures, by potentials that are trained on samples."""
+"""Entropic optimal transport between continuous measures, with potentials that are trained on samples."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OBJECTIVES = ("safe", "dual")
 
 @ranges(dim=FEATURES, eps=POSITIVE, rho=Number(0.0, 1.0, open_low=True))
 class EntropicTransport(LitSparseModule):
-    """Model of the entropic optimal transport plan between two continuous measures, by potentials trained on samples.
+    """Model of the entropic optimal transport plan between two continuous measures, with potentials trained on samples.
 
     The plan minimizes the expected squared distance plus eps times a divergence from the product of the measures.
 
@@ -47,7 +47,7 @@ class EntropicTransport(LitSparseModule):
       Training then ends with an error, after the last valid checkpoint.
 
     The optimizer trains :class:`lit_sparse.transport.MLPPotentials` over all pairs of a batch.
-    :class:`lit_sparse.transport.KernelPotentials` are trained by kernel SGD without the optimizer, on one process: a
+    :class:`lit_sparse.transport.KernelPotentials` are trained with kernel SGD, without the optimizer, on one process: a
     training step is a sequence of iterations, one per pair of the batch.
 
     Logged are ``train/loss``, the negative objective before each step, and in validation and test ``loss``, the same over

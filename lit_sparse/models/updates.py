@@ -1,4 +1,4 @@
-"""Several updates in one step of Lightning, whose own work takes as long as an update on one example."""
+"""Several updates in one Lightning step, because the overhead of a step equals an update on one example."""
 
 from __future__ import annotations
 

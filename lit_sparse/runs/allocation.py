@@ -1,4 +1,4 @@
-"""Limits what is allocated while a model is built from a checkpoint, whose sizes and numbers of layers come from the file."""
+"""Limits on what is allocated while a model is built from a checkpoint, because its sizes come from the file."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Limits(NamedTuple):
 
     @classmethod
     def of(cls, source: str, state: Mapping[str, Any]) -> Self:
-        """Return limits that a model with given weights keeps: about twice their number, and twice their size.
+        """Return limits for a model with given weights: about twice their number, and twice their size.
 
         Args:
             source: name of the file in messages.
@@ -92,7 +92,7 @@ class Limits(NamedTuple):
 
 
 class _Limited(TorchFunctionMode):
-    """Refuses to make tensors that are too large, and counts the copies of parameters, by which layers are repeated."""
+    """Refuses to make tensors that are too large, and counts the copies of parameters that repeated layers make."""
 
     def __init__(self, limits: Limits, built: list[int]) -> None:
         super().__init__()

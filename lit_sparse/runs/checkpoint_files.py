@@ -1,4 +1,4 @@
-"""Reads checkpoint files that are complete and hold only plain data, and builds the modules that they describe."""
+"""Reads checkpoint files, which must be complete and hold only plain data, and builds the modules that they describe."""
 
 from __future__ import annotations
 

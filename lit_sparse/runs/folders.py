@@ -154,8 +154,8 @@ def find_checkpoint(
                     f" Give --ckpt_path {other}."
                 )
         raise CheckpointError(
-            f"--ckpt_path {wanted}: no run in {str(parent)!r} holds a {wanted} checkpoint. Start a run by `fit` without"
-            " --ckpt_path, or give the folder of the run by --output_dir and --name."
+            f"--ckpt_path {wanted}: no run in {str(parent)!r} holds a {wanted} checkpoint. Start a run with `fit`, without"
+            " --ckpt_path, or give the folder of the run with --output_dir and --name."
         )
     path = Path(wanted)
     try:

@@ -1,4 +1,4 @@
-"""What runs have logged and drawn: their metrics, attention and pictures, whose content is checked before it is used."""
+"""Readers of what runs have logged and drawn (metrics, attention, pictures), which check the content before it is used."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ Fields = dict[str, Any]
 
 @checked
 def read_status(folder: Path) -> Fields | None:
-    """Return the status of a run, or None if it has none; a run whose process was killed is interrupted.
+    """Return the status of a run, or None if it has none; a run whose process was killed counts as interrupted.
 
     A process on another machine cannot be checked, so its run counts as running.
 
@@ -221,7 +221,7 @@ def _check_ended(folder: Path, status: Fields) -> None:
 
 
 def _is_here(status: Fields) -> bool:
-    """Return whether the process of a status can be looked for."""
+    """Return whether this machine can check the process of a status."""
     return bool(status["host"] == socket.gethostname() and status["started"])
 
 
@@ -248,7 +248,7 @@ def _start_of(process: int) -> str | None:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, where the system and the file system have locks."""
+    """Hold the lock of a folder, if the system and the file system support locks."""
     with ExitStack() as stack:
         if fcntl is not None:
             descriptor = os.open(folder, os.O_RDONLY)

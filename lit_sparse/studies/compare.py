@@ -128,8 +128,9 @@ def comparison(
     Args:
         runs: the runs.
         asked: metric of the curves; None for the models' own.
-        monitor: function from the drawn metric and the names of all logged values to the value that tells which run is
-            best, such as ``max(val/accuracy)``, and ``"min"`` or ``"max"``, or None. That value becomes the first column.
+        monitor: function from the drawn metric and the names of all logged values to the value by which the best run is
+            chosen, such as ``max(val/accuracy)``, and ``"min"`` or ``"max"``, or None. That value becomes the first
+            column.
 
     Raises:
         ConfigurationError: if a folder is not a run folder, or the metric was not logged.

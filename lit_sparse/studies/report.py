@@ -209,7 +209,7 @@ def page_of(
 
 
 def _best(study: Study, rows: Sequence[Row]) -> tuple[list[str], str, str]:
-    """Return the cells from the best one on by the first column that has a best end, the best one, and why it is the best.
+    """Return the cells, best first by the first column that declares what is best, the best cell, and why it is best.
 
     Without such a column there are none. If several tie, there is no best one.
     """
@@ -232,7 +232,7 @@ def _best(study: Study, rows: Sequence[Row]) -> tuple[list[str], str, str]:
 def _monitor(
     search: Search | None, configs: Iterable[dict[Any, Any]], asked: str | None, metric: str, logged: Collection[str]
 ) -> tuple[str, str] | None:
-    """Return the value that tells which run is best, and its mode: a sweep's, the models' own, or the drawn metric."""
+    """Return the value by which the best run is chosen, and its mode: a sweep's, the models' own, or the drawn metric."""
     if search is not None:
         return search.metric, search.mode
     from lit_sparse import models
@@ -248,7 +248,7 @@ def _monitor(
 
 
 def _search(folder: Path, storage: str | None) -> Search | None:
-    """Return what the database of a sweep says, or the journal in its folder; None without both, or without Optuna.
+    """Return the content of a sweep's database, or of the journal in its folder; None without either, or without Optuna.
 
     Raises:
         ConfigurationError: if it is none of a sweep.

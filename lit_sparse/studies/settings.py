@@ -61,7 +61,7 @@ def settings_of(configs: Mapping[str, dict[Any, Any]]) -> dict[str, dict[str, st
 
 
 def short_name(key: str) -> str:
-    """Return the last part of an option's name that tells what it sets."""
+    """Return the last part of an option's name that says what it sets."""
     return key.replace(".init_args", "").removesuffix(".class_path").rpartition(".")[2][:LONGEST]
 
 

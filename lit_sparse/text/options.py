@@ -20,8 +20,8 @@ class VocabularyOptions:
 
     Attributes:
         kind: kind of tokens. ``"words"``: words and punctuation marks. ``"spaces"``: strings between spaces, for tokenized
-            text. ``"moses"``: tokens of the Moses tokenizer (extra ``text``). ``"bpe"``: subwords by byte-pair encoding,
-            the only kind that restores every text exactly; the others infer spaces from punctuation.
+            text. ``"moses"``: tokens of the Moses tokenizer (extra ``text``). ``"bpe"``: subwords from byte-pair
+            encoding, the only kind that restores every text exactly; the others infer spaces from punctuation.
         lowercase: whether to lower-case text.
         max_size: maximum number of tokens, including special ones, at most 10,000,000.
         min_count: minimum count of a token in the text; for ``"bpe"``, of a pair of subwords.

@@ -1,7 +1,8 @@
 """Checks the description of a tokenizer before the ``tokenizers`` package builds it.
 
-A component may multiply the text, search for any regular expression, or panic. Therefore only the components of common
-tokenizers are allowed, with parameters of bounded size, so that encoding takes time and memory proportional to the text.
+A component may multiply the text, search for any regular expression, or panic. So only the components of common
+tokenizers are allowed, with parameters of bounded size, so that encoding takes time and memory proportional to the
+text.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ def _check_step(step: str, key: str, allowed: list[str], described: Any) -> None
         if kind not in allowed:
             raise DataError(f"Expected {where} to be one of {', '.join(allowed)}. Use another tokenizer.")
         if len(found) > MOST or (kind in found[:-1] and kind not in REPEATED):
-            raise DataError(f"Expected {where} once, and at most {MOST} components. Use another tokenizer.")
+            raise DataError(f"Expected {where} only once, among at most {MOST} components. Use another tokenizer.")
         for name, value in component.items():
             if name != "type" and not _is_bounded(component, name, value):
                 raise DataError(

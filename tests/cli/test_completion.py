@@ -1,4 +1,4 @@
-"""The script by which a shell completes the command line."""
+"""The script with which a shell completes the command line."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def test_a_config_is_copied_once(words: list[str], path: str, capsys: pytest.Cap
     copy = Path(path)
     assert copy.read_text() == (CONFIGS / f"{words[0]}.yaml").read_text()
     copy.write_text("changed: 1\n")
-    assert f"Expected to write the new file {path!r} but it exists. Give another path by --copy PATH" in refused(
+    assert f"Expected to write the new file {path!r} but it exists. Give another path with --copy PATH" in refused(
         capsys, "configs", *words
     )
     assert copy.read_text() == "changed: 1\n"

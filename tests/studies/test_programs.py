@@ -219,7 +219,7 @@ def test_a_sweep_of_a_program(sampler: str, program: Callable[..., Path], capsys
     [
         ({"program": ["python"], "space": 3}, [], "Expected `space` of"),
         ({"program": ["python"], "spaces": {"lr": [1]}}, [], "Expected the keys of rates.yaml besides `space`"),
-        ({"lr": [1]}, [], "Expected a config by -c, or a `program`"),
+        ({"lr": [1]}, [], "Expected a config with -c, or a `program`"),
         ({"program": ["python"], "space": {"lr": [1]}}, ["--folds", "2"], "either a program or --folds"),
         ({"program": ["python"], "space": {"lr": [1]}}, ["--sampler", "tpee"], "Expected --sampler to be tpe, random"),
         (

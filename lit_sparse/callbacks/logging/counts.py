@@ -1,4 +1,4 @@
-"""Logs how large the supports are, how often the decoder ran and so on, exactly, over any number of processes."""
+"""Logs support sizes, decoder calls and similar counts, exactly, over any number of processes."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def _images(axes: Axes, artifact: Artifact) -> None:
 
 
 def _bases(axes: Axes, artifact: Artifact) -> None:
-    """Draw bases as images, each by its own largest magnitude.
+    """Draw bases as images, each scaled by its largest magnitude.
 
     Args:
         axes: one axis.
@@ -194,7 +194,7 @@ def _top_tokens(axes: Axes, artifact: Artifact) -> None:
 
 
 def _describe(axis: Any, x: str, y: str, *, whole: bool = False) -> None:
-    """Name the axes, and put a legend above, where it lies on nothing.
+    """Label the axes, and put a legend above, where it covers nothing.
 
     Args:
         axis: a matplotlib axis.

@@ -89,9 +89,9 @@ def draw_attention(
 
     Exact zeros are grey. Other weights are darker the closer they are to the largest weight of their row. A border
     separates neighbours in a row unless their weights are exactly equal. NaN and negative numbers are shown as crosses on
-    white. All artists are vector graphics. The size of the axis at the time of the call sets the size of markers, and how
-    many tokens are named. Tokens are shown literally, including dollar signs. Long tokens are truncated, line breaks are
-    escaped, and characters that no font in matplotlib's ``font.family`` has are replaced.
+    white. All artists are vector graphics. The size of the axis at the time of the call determines the size of the
+    markers, and how many tokens are labelled. Tokens are shown literally, including dollar signs. Long tokens are
+    truncated, line breaks are escaped, and characters that no font in matplotlib's ``font.family`` has are replaced.
 
     The artists have names (``get_gid``): ``zeros`` and ``weights`` hold one polygon for each run of cells without a border,
     ``borders`` and ``rows`` one line each, and ``group_0``, ``group_1``, ... one marker per cell.
@@ -124,7 +124,7 @@ def draw_attention(
 
     check_choice("groups", groups, ("none", "neighbours", "tied"))
     if not hasattr(axis, "add_collection"):
-        raise ConfigurationError(f"Expected a matplotlib axis but got {full_name(axis)}. Create one by plt.subplots().")
+        raise ConfigurationError(f"Expected a matplotlib axis but got {full_name(axis)}. Create one with plt.subplots().")
     given = weights.detach().to("cpu", torch.float64) if isinstance(weights, Tensor) else weights
     try:
         table = np.asarray(given, dtype=np.float64)

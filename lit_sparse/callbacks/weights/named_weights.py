@@ -1,4 +1,4 @@
-"""Finds the weights of a model that a callback is to act on, by their path."""
+"""Finds the weights that a callback acts on by their path in the model."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ class OptimalBrainDamage(pl.Callback):
 
 
 def _summed(squares: Tensor | None) -> Tensor | None:
-    """Return the sum over processes; each of them has measured as often."""
+    """Return the sum over processes, which have all measured equally often."""
     return None if squares is None else reduce(squares)
 
 

@@ -102,13 +102,13 @@ class ImageDataModule(ResumableDataModule):
         validation: path of a file of indices of the validation images, in place of the default ones; all other training and
             validation images are for training.
         labelled_only: whether to drop the unlabelled images, as for a warm start.
-        binarize: whether to sample each pixel from a Bernoulli distribution with its intensity as mean: anew in each
+        binarize: whether to sample each pixel from a Bernoulli distribution with its intensity as mean: resampled in each
             training epoch, as a function of (seed, index) in validation and test.
         shift_augmentation: whether to also train on images shifted by one pixel, nine per image.
         normalize: mean and standard deviation of the intensities; ``pixels`` are then ``(intensity - mean) / deviation``.
-            Shifts are padded, and label noise is computed, before. None for intensities.
+            Shifts are padded and label noise is computed before this. None to keep the intensities.
         label_noise: noise in the labels of the training and validation images, taken together; None for no noise.
-        epoch_size: number of images per epoch, sampled anew each time; None for all. If only some images are labelled, it
+        epoch_size: number of images per epoch, drawn again for each epoch; None for all. If only some images are labelled, it
             is the number of unlabelled images.
         options: batch sizes, workers and seed; see :class:`~lit_sparse.data.ResumableDataModule`.
 

@@ -1,4 +1,4 @@
-"""Digits whose color tells their class in training, and nothing in the test."""
+"""Digits whose color predicts their class in training, but not in the test."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ class MNISTDataModule(ImageDataModule):
         folder, package = DEBIAN[str(self.name)]
         if not Path(folder).is_dir():
             raise DataError(
-                f"Expected Debian's files in {folder!r} but the folder does not exist. Install them by apt-get install"
+                f"Expected Debian's files in {folder!r} but the folder does not exist. Install them with apt-get install"
                 f" {package}, or use --data.init_args.source=folder or --data.init_args.source=hub."
             )
         return self._from_folder(Path(folder))

@@ -29,7 +29,7 @@ PIECE = 2**22
 #: Largest ratio of deflate, and bytes that a checksum adds to a chunk of HDF5.
 DEFLATED, CHECKSUM = 1032, 4
 #: Remedy for a valid array with too high a compression ratio.
-UNCOMPRESSED = "save it uncompressed, by numpy.savez"
+UNCOMPRESSED = "save it uncompressed, with numpy.savez"
 
 
 class _Entry(NamedTuple):
@@ -115,7 +115,7 @@ def _reading(path: Place) -> Iterator[None]:
     except LitSparseError:
         raise
     except Exception as error:  # a truncated or forged file may raise anything
-        raise DataError(f"{str(path)!r} cannot be read as an array: {error}. Save it again by numpy.save or h5py.") from error
+        raise DataError(f"{str(path)!r} cannot be read as an array: {error}. Save it again with numpy.save or h5py.") from error
 
 
 def read_npy(path: Place, *, memory_mapped: bool = False) -> Array:

@@ -47,7 +47,7 @@ def parquet_batches(path: Place, columns: Mapping[str, str]) -> Iterator[Any]:
 
 
 def _unpacked(path: Place, file: IO[bytes], table: Any, kept: Sequence[str]) -> int:
-    """Return the largest number of bytes that columns may take: a text is stored once for all entries that have it."""
+    """Return the largest number of bytes of columns when unpacked, since a text is stored once for all of its entries."""
     parquet, size = import_module("pyarrow.parquet"), 8 * int(table.metadata.num_rows) * len(kept)
     kinds = [table.schema.column(number) for number in range(table.metadata.num_columns)]
     leaves = [(place, kind) for place, kind in enumerate(kinds) if any(f"{kind.path}.".startswith(f"{it}.") for it in kept)]
@@ -114,7 +114,7 @@ def arrow_batches(path: Place, _: Mapping[str, str]) -> Iterator[Any]:
 
 
 def _is_compressed(metadata: bytes) -> bool:
-    """Return whether a message of Arrow has compressed values, by the vtables of its flatbuffer."""
+    """Return whether an Arrow message has compressed values, according to the vtables of its flatbuffer."""
 
     def field(table: int, number: int) -> int:
         """Return the place of a field of a table; 0 if it is left out."""

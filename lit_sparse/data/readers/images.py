@@ -1,4 +1,4 @@
-"""Reads PNG and JPEG images by Pillow."""
+"""Reads PNG and JPEG images with Pillow."""
 
 from __future__ import annotations
 

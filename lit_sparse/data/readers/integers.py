@@ -46,7 +46,7 @@ def read_indices(path: Path) -> Tensor:
     """
     if path.suffix not in (".npy", ".txt"):
         raise DataError(
-            f"Expected a .npy or .txt file of indices but got {str(path)!r}. Save them by numpy.save; pickles are not read,"
+            f"Expected a .npy or .txt file of indices but got {str(path)!r}. Save them with numpy.save; pickles are not read,"
             " because unpickling can run code."
         )
     if not path.is_file():

@@ -1,4 +1,4 @@
-"""Pages of a Parquet file by their own headers, which are what is decompressed; the footer of the file may say less."""
+"""Sizes of a Parquet file's pages from their own headers, which decide what is decompressed; the footer may claim less."""
 
 from __future__ import annotations
 

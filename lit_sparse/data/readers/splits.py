@@ -41,7 +41,7 @@ def read_split(
 
     - a table ``{split}.jsonl``, ``.json`` (an array of objects, or one object per line), ``.csv``, ``.tsv``, ``.parquet`` or
       ``.arrow``, or its parts in the hub's naming, ``{split}-00000-of-00002.parquet``, also in a folder ``data``; or a folder
-      ``{split}`` by ``save_to_disk`` of ``datasets``;
+      ``{split}`` written by ``save_to_disk`` of ``datasets``;
     - parallel text ``{split}.{column}`` with one file per column, such as ``train.de`` and ``train.en``;
     - test sets in SGML, ``{split}-src.{column}.sgm`` for the role ``source`` and ``{split}-ref.{column}.sgm`` for others.
 

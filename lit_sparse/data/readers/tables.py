@@ -1,8 +1,8 @@
 """Reads tables in JSON, CSV, TSV, Parquet and Arrow, a chunk of rows at a time.
 
-The loaders of ``datasets`` turn NA into a missing value and 007 into 7, fill up short rows, leave out the second of two columns
-of one name, unpack without a bound, and copy files to a cache. These readers keep the values unchanged, name the line of an
-error, and need no cache or home folder.
+The loaders of ``datasets`` turn NA into a missing value and 007 into 7, fill up short rows, drop the second of two
+columns with the same name, decompress without a limit, and copy files to a cache. These readers keep the values
+unchanged, name the line of an error, and need no cache or home folder.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class _Format(NamedTuple):
 
     Attributes:
         chunks: function from a file, and the column of each role, to the file's chunks.
-        rows: function from the same to its rows, which is slower and tells what is wrong in which line.
+        rows: function from the same to its rows, which is slower but finds the line and the cause of an error.
         decode: function from a value of a chunk to a value of a column; None for the same value.
     """
 

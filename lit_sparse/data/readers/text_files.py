@@ -1,4 +1,4 @@
-"""Opens text files, plain or compressed by gzip or bzip2, and reads their lines."""
+"""Opens text files, plain or compressed with gzip or bzip2, and reads their lines."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ENTITY = re.compile(r"&(?:#0*[0-9]{1,7}|#[xX]0*[0-9a-fA-F]{1,6}|\w+);")
 
 
 def read_lines(path: Place | str) -> list[str]:
-    r"""Return the lines of a text file in UTF-8, plain or compressed by gzip or bzip2.
+    r"""Return the lines of a text file in UTF-8, plain or compressed with gzip or bzip2.
 
     Lines end only at ``\n``, so that parallel files stay aligned. ``str.splitlines`` would also split at a form feed or
     U+2028. A ``\r`` before the end and a byte-order mark at the start of the file are dropped; all other characters are
@@ -73,7 +73,7 @@ def segment_names(path: Place) -> list[tuple[str, str]]:
 
 
 class _Bzip2(io.RawIOBase):
-    """Bytes of the streams in a bzip2 file; what follows one has to be another, whereas ``bz2.BZ2File`` would end there."""
+    """Bytes of the streams in a bzip2 file; anything after one must be another stream, while ``bz2.BZ2File`` would stop."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self._stream, self._place = file, bz2.BZ2Decompressor(), 0
@@ -178,7 +178,7 @@ def numbered_lines(path: Place) -> Generator[tuple[int, str], None, None]:
             except UnicodeDecodeError as error:
                 raise DataError(
                     f"{str(path)!r} is not in UTF-8: line {number} has the byte 0x{line[error.start]:02x} at position"
-                    f" {error.start + 1}. Convert it, for example by iconv -t UTF-8."
+                    f" {error.start + 1}. Convert it, for example with iconv -t UTF-8."
                 ) from error
             yield number, text.removesuffix("\n").removesuffix("\r")
 

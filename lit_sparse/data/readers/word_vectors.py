@@ -43,8 +43,8 @@ def read_vectors(path: str, tokens: Sequence[str], width: int | None = None) -> 
     Args:
         path: the vectors, as one of
 
-            - text with a word and its D numbers per line, separated by single spaces, as GloVe's (whose words may contain
-              spaces) and word2vec's (which begins with a line of two counts). It is plain, ``.gz``, or the ``.txt`` or
+            - text with a word and its D numbers per line, separated by single spaces, as in GloVe (whose words may contain
+              spaces) and word2vec (which begins with a line of two counts). It is plain, ``.gz``, or the ``.txt`` or
               ``.vec`` file in a ``.zip``; among several, the file with the width in its name, as in ``glove.6B.50d.txt``;
             - a ``.pt`` file of torchtext's ``.vector_cache``;
             - the name of an installed distribution with an array ``.npy`` (N, D) and an index of words ``.parquet``, such
@@ -311,7 +311,7 @@ def _from_arrays(array: Path, index: Path, wanted: _Wanted) -> None:
 def _fill(
     words: list[str], vectors: np.ndarray[Any, Any], path: Path, wanted: _Wanted, index: dict[str, int] | None = None
 ) -> None:
-    """Take the needed ones of the vectors (N, D) of words; with an index, those at the places that it names."""
+    """Take the needed vectors among the vectors (N, D) of words; with an index, those at the positions that it lists."""
     where = repr(str(path))
     if vectors.ndim != 2 or len(vectors) != len(words):
         raise DataError(f"Expected a vector for each of {len(words)} words in {where} but got {vectors.shape}. Check the file.")

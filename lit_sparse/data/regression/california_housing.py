@@ -119,7 +119,7 @@ class CaliforniaHousingDataModule(RegressionDataModule):
         return _prepared(from_chunks(chunks_of([path], columns), path, columns), names, repr(str(path)))
 
     def prepare_data(self) -> None:
-        """Download the rows once, by scikit-learn or from the hub, if the source is one of these."""
+        """Download the rows once, with scikit-learn or from the hub, if the source is one of these."""
         if self.source == "hub":
             self._from_hub()
         elif self.source == "sklearn" and not (file := self._kept_by_sklearn()).is_file():
@@ -173,7 +173,7 @@ class CaliforniaHousingDataModule(RegressionDataModule):
 
 
 def _numbers_of_joblib(path: Path) -> np.ndarray:
-    """Return the table (N, 9) of a file by ``joblib.dump(table, path, compress=...)``, whose pickle is read but not run.
+    """Return the table (N, 9) in a file of ``joblib.dump(table, path, compress=...)``, whose pickle is read but not run.
 
     Raises:
         ValueError: if the file holds anything else.

@@ -39,7 +39,7 @@ class TableDataModule(RegressionDataModule):
     """Data module for regression on a file of your own: arrays, CSV columns, or LIBSVM's sparse rows.
 
     A ``.npz`` file holds the arrays that ``features`` and ``target`` name; optional arrays ``{features}t`` and
-    ``{target}t`` are the test rows. In a ``.csv`` file, which may be compressed by gzip or bzip2, ``features`` is a
+    ``{target}t`` are the test rows. In a ``.csv`` file, which may be compressed with gzip or bzip2, ``features`` is a
     comma-separated list of columns and ``target`` a column. Any other file is read as LIBSVM's sparse rows, which have no
     names.
 
@@ -50,11 +50,11 @@ class TableDataModule(RegressionDataModule):
         path: path of the file.
         features: name of the array (N, D), or comma-separated names of columns.
         target: name of the array (N,), or name of the column.
-        group: name of the array (N,), or name of the column, of any values; None for no groups.
+        group: name of the array (N,) or of the column, with any values; None for no groups.
         log_target: whether to take the logarithm of the targets; ``standardize_target`` applies to it.
         drop_last: whether to drop the last feature, for a file that already has an intercept.
-        streaming: whether to read the training rows from the file in each epoch, in its order, without a copy in memory or
-            on disk. Rows for validation and test are held out as without streaming.
+        streaming: whether to read the training rows from the file in each epoch, in file order, without a copy in
+            memory or on disk. Rows for validation and test are held out as without streaming.
         shuffle_buffer: number of successive rows that are shuffled together with ``streaming``, and kept in memory. A
             resumed run is exact with it, too.
         options: options of :class:`~lit_sparse.data.RegressionDataModule`.

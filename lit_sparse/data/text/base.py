@@ -45,8 +45,8 @@ class TextDataModule(ResumableDataModule):
     Args:
         path: a local folder or the name of a data set of the Hugging Face hub; None if the splits are paths of files.
         config: name of the hub data set's configuration.
-        train: name of the training split, for a table ``{train}.jsonl``, ``.csv`` or ``.parquet``, parallel files, or a
-            split of the hub; or the path of a file.
+        train: name of the training split: a table such as ``{train}.jsonl``, parallel files, or a split on the hub; or
+            the path of a file.
         val: name of the validation split.
         test: name of the test split.
         predict: inputs for ``predict``, a file with one per line or a table of the same columns; None for the inputs of the
@@ -55,8 +55,8 @@ class TextDataModule(ResumableDataModule):
         max_test_length: number of tokens after which a sequence is truncated in validation, test and prediction.
         train_size: number of training examples, the first of the file; None for all.
         streaming: whether to read the training examples from their files in each epoch, in the order of the files, without
-            a copy in memory or on disk. Examples longer than ``max_length`` are truncated. They are counted once, unless
-            ``train_size`` is given.
+            a copy in memory or on disk. Examples longer than ``max_length`` are truncated. Without ``train_size``, one
+            pass over the files counts them.
         shuffle_buffer: number of successive examples that are shuffled together with ``streaming``, and kept in memory. A
             resumed run is exact with it, too.
         eval_batch_size: examples per batch in validation, test and prediction.
@@ -123,7 +123,7 @@ class TextDataModule(ResumableDataModule):
         """Return a dict from names of vocabularies to their options, or to vocabularies that were given."""
 
     def read(self, split: Split) -> dict[str, Any]:
-        """Return a dict from roles, such as ``source``, to the values of a split; override it for data not in files."""
+        """Return a dict from roles, such as ``source``, to the values of a split; override it for data outside files."""
         return read_split(self.path, self.names[split], self.columns(split), config=self.config, optional=self.optional)
 
     def check_test(self) -> None:
@@ -335,7 +335,7 @@ class TextDataModule(ResumableDataModule):
         return {role: self._framed(role, sequences) for role, sequences in ragged.items()}
 
     def _framed(self, role: str, sequences: Ragged) -> Ragged:
-        """Return sequences that a model writes enclosed by ``<bos>`` and ``<eos>``, and others as they are."""
+        """Return sequences that a model generates with ``<bos>`` and ``<eos>`` around them, and others unchanged."""
         vocabulary = self.vocabularies[self.roles[role]]
         return sequences.framed(vocabulary.bos, vocabulary.eos) if role in self.written else sequences
 

@@ -50,7 +50,7 @@ class EntailmentDataModule(TextDataModule):
       first words of that file, usually the most frequent ones, are added up to its ``max_size``. The model stores their
       vectors, so that it can use words that are not in the training pairs. A given vocabulary stays unchanged.
     - By default tokens are lower-cased words and punctuation marks; nearly all have a vector in GloVe. The tokens of SNLI's
-      own files are the leaves of its trees. Read them by ``premise: sentence1_binary_parse``,
+      own files are the leaves of its trees. Read them with ``premise: sentence1_binary_parse``,
       ``hypothesis: sentence2_binary_parse``, ``label: gold_label`` and ``vocabulary: {kind: spaces}``.
 
     Args:

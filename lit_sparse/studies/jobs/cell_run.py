@@ -90,7 +90,7 @@ class RunOf:
         return self.folder / CHECKPOINTS / f"{which}.ckpt"
 
     def continued(self) -> list[str]:
-        """Return the command-line options that resume an interrupted training; none if it starts anew."""
+        """Return the command-line options that resume an interrupted training run; none if it starts again."""
         return ["--ckpt_path", "last"] if self.checkpoint().is_file() else []
 
     def logged(self, folder: Path | None = None) -> list[dict[str, float]]:
@@ -143,7 +143,7 @@ class RunOf:
                 json.dump(self.settings, file)
 
     def run(self, threads: int, held: Sequence[int]) -> None:
-        """Train and test the run, or call its function, as far as that is not done."""
+        """Train and test the run, or call its function, unless that is already done."""
         if self.cell.function is not None:
             self._call(threads, held)
             return
@@ -289,7 +289,7 @@ class RunOf:
         if len({tuple(str(row.get(key)) for key in keys) for row in rows}) < len(rows):
             raise ConfigurationError(
                 f"Expected {self.cell.function} to return rows that differ in {', '.join(keys)} but got two with the same."
-                f" Name what tells them apart in `series` of {study.path}."
+                f" Name what distinguishes them in `series` of {study.path}."
             )
         self.workspace.rows.append([{**row, **made} for row in rows], keys)
 

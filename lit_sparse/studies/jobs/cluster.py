@@ -1,4 +1,4 @@
-"""Commands as jobs of a cluster such as SLURM, by submitit."""
+"""Commands as jobs on a cluster such as SLURM, submitted with submitit."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _execute(arguments: list[str], log: str, ticket: str, folder: str) -> int:
 
 
 def forget_job(log: Path) -> None:
-    """Wait for a job that an interrupted command has left, and cancel it if it has not started."""
+    """Cancel a job that an interrupted command left behind if it has not started, and wait for it otherwise."""
     if _lock(log).is_file() or _ticket(log).is_file():
         _ticket(log).unlink(missing_ok=True)
         with locked(_lock(log)):

@@ -66,7 +66,7 @@ class Runner(Workspace):
         if len(pending) < len(runs):
             say(f"{len(runs) - len(pending)} of {len(runs)} runs have rows in {self.rows.path}")
         if not pending:
-            say("Give --results and --output with other folders to run them anew.")
+            say("Give --results and --output with other folders to run them again.")
         failed: list[str] = []
         for level in levels:
             failed += self._run_each(level, source=True)
@@ -139,12 +139,12 @@ class Runner(Workspace):
         which = f": {'; '.join(changes(begun, asked))}" if begun and begun != asked else ""
         return (
             f"{self.rows.path} has rows of cell {name!r} that were made with other settings{which}. Remove these rows and"
-            f" {self.folder / name} to run it again, or give other folders by --results and --output."
+            f" {self.folder / name} to run it again, or give other folders with --results and --output."
         )
 
 
 def call_in_process(described: str, name: str, seed: int) -> None:
-    """Call the functions of a cell as the command of a process, which ends with a message if it fails.
+    """Call the functions of a cell in this process, which ends with a message if one fails.
 
     Raises:
         SystemExit: with the message of an error of this package.

@@ -1,4 +1,4 @@
-"""What runs have logged: the files of a program, and summaries of the values over a training."""
+"""What runs have logged: the files of a program, and summaries of the values over a training run."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def kind_and_name(value: str) -> tuple[str, str]:
 
 
 def directions_of(metric: str) -> list[str]:
-    """Return the directions that words of a metric's name tell.
+    """Return the directions that the words of a metric's name imply.
 
     Example:
         >>> [directions_of(f"val/{name}") for name in ("accuracy", "rate", "hit_rate", "recalls")]

@@ -1,4 +1,4 @@
-"""Commands in processes of their own: one at a time for each cell, some cells at a time, their output in log files."""
+"""Commands in separate processes: one at a time for each cell, several cells at a time, with their output in log files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The statistics by which several classifiers are compared over many runs each.
+"""Statistics that compare several classifiers over many runs each.
 
 The procedure follows Thom & Palm (2013), section 5: samples are trimmed, tested for normality (Shapiro & Wilk) and equal
 variances (Levene), and, where these are not equal, compared by ranks (Kruskal & Wallis). Two classifiers differ where

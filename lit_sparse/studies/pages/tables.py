@@ -20,7 +20,7 @@ __all__ = ["head", "least", "markdown", "numbers", "page", "selected"]
 MISSING = "-"
 BOOTSTRAP = (
     "Differences by a paired bootstrap over the test sentences (Koehn, 2004) of one trained model each, of the seed of median"
-    " value, the lower one of two: they tell nothing of other seeds. The interval is two-sided. The last column is the share of"
+    " value, the lower one of two: they say nothing of other seeds. The interval is two-sided. The last column is the share of"
     " resamples in which a model is at least as good as the best."
 )
 
@@ -226,7 +226,7 @@ def pivot(study: Study, rows: Sequence[Row], table: Table, column: Column) -> li
 
 
 def page(study: Study, rows: Sequence[Row], samples: Sequence[Row] = (), ranks: Sequence[str] = ()) -> list[str]:
-    """Return the lines of a study's page of results in markdown: its tables and notes.
+    """Return the lines of a study's results page in markdown: its tables and notes.
 
     Args:
         study: the study.

@@ -151,7 +151,7 @@ def _check(study: Study) -> None:
 
 
 def _check_values(study: Study) -> None:
-    """Refuse values that would fail, or be ignored, only once everything has run, and names that lead out of a folder.
+    """Refuse values that would fail or be ignored only after everything has run, and names that lead out of a folder.
 
     Raises:
         ConfigurationError: naming the value.

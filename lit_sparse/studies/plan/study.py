@@ -111,7 +111,7 @@ class Study(Change):
             are relative to the study file.
         metric_files: pattern of the ``metrics.csv`` files in a program's folder.
         checkpoint_files: pattern of the checkpoints in a program's folder, from whose newest file an interrupted training
-            is resumed; None to start anew.
+            is resumed; None to start again.
         seed_options: options that are set to the seed; for a program, by default ``seed_everything`` alone.
         schedules: schedule -> changes of all runs; the first one is the default. Files for the schedule "" have no suffix.
         inputs: name -> description of a path that ``--input NAME=PATH`` gives; options refer to it as ``{NAME}``.

@@ -89,7 +89,7 @@ class GaussianMean(Problem):
 
     def resample(self) -> Resample:
         def vectors(indices: Tensor, weights: Tensor, generator: torch.Generator) -> Tensor:
-            """Exact too: nothing is drawn."""
+            """The same exact vectors, because nothing is sampled."""
             posterior = gaussian_mean_posterior(self.x[indices], weights)
             values, turns = torch.linalg.eigh(posterior.covariance)
             moved = (self.x - posterior.mean) @ (turns * values.clamp_min(0).sqrt())

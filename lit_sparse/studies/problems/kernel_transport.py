@@ -1,4 +1,4 @@
-"""Entropic transport between two measures on the real line, by kernel SGD."""
+"""Entropic transport between two measures on the real line, with kernel SGD."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Linear regression by KL-DRO in a loop of its own, faster than ``lit-sparse fit`` and to equal numbers."""
+"""Linear regression with KL-DRO in a loop of its own, which is faster than ``lit-sparse fit`` and gives equal numbers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RHO, LAM, MOMENTUM = 1e-3, 1.0, 0.9
 def california(
     seed: int, *, path: str, link: str | None, batch_size: int, lr: float, epochs: int = 50, every: int = 10
 ) -> list[dict[str, float]]:
-    """Train linear regression by KL-DRO on California housing, and return its objective after some epochs.
+    """Train linear regression with KL-DRO on California housing, and return its objective after some epochs.
 
     The order of the data is as in ``CaliforniaHousingDataModule(seed=seed)``.
 

@@ -49,10 +49,10 @@ def parser() -> argparse.ArgumentParser:
     """Return the argument parser of ``lit-sparse sweep``."""
     found = argparse.ArgumentParser(
         prog="lit-sparse sweep",
-        description="Search over the values of a config, or over the options of a program, by Optuna.",
+        description="Search over the values of a config, or over the options of a program, with Optuna.",
         allow_abbrev=False,
     )
-    found.add_argument("-c", "--config", action="append", default=[], help="file or name of a config; overlays follow it")
+    found.add_argument("-c", "--config", action="append", default=[], help="file or name of a config, followed by its overlays")
     found.add_argument(
         "-s",
         "--space",
@@ -134,7 +134,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser().parse_args(words[:place])
     configs = [str(find_config(name)) for name in options.config]
     if not options.space.is_file():
-        raise ConfigurationError(f"There is no file {str(options.space)!r}. Give a file of options and their values by -s.")
+        raise ConfigurationError(f"There is no file {str(options.space)!r}. Give a file of options and their values with -s.")
     given = read_yaml(options.space)
     if not given:
         raise ConfigurationError(f"Expected options and their values in {options.space} but got {given!r}.")
@@ -146,7 +146,7 @@ def main(arguments: Sequence[str]) -> int:
             raise ConfigurationError(f"Expected `space` of {options.space} to be options and their values but got {space!r}.")
         base = study_of({"cells": {"trial": {}}, "tests": {}} | given, options.space)
     elif not configs:
-        raise ConfigurationError(f"Expected a config by -c, or a `program` in {options.space}, but got none.")
+        raise ConfigurationError(f"Expected a config with -c, or a `program` in {options.space}, but got none.")
     if len(options.mode or []) > len(options.metric):
         raise ConfigurationError(f"Expected at most one --mode per --metric but got {len(options.mode)} modes.")
     modes = [*(options.mode or []), *[None] * len(options.metric)]
@@ -176,7 +176,7 @@ def main(arguments: Sequence[str]) -> int:
         print(printable(f"see all trials side by side with: lit-sparse report {sweep.folder}{more}"))
     elif not failed and any(trial.state.name == "FAIL" for trial in sweep.study.get_trials(deepcopy=False)):
         failed = [
-            f"No trial has a value: all that ended have failed, as their logs in {sweep.folder} tell. Raise --trials to run"
+            f"No trial has a value: all that ended have failed; see their logs in {sweep.folder}. Raise --trials to run"
             " others, or remove the folder to begin again."
         ]
     for message in failed:

@@ -206,7 +206,7 @@ def _check_beside(path: Path) -> None:
 
 @contextmanager
 def _limited(database: sqlite3.Connection) -> Iterator[None]:
-    """Interrupt what takes longer than the checks of any database of Optuna."""
+    """Interrupt checks that take longer than those of any genuine Optuna database."""
     timer = Timer(LONGEST_CHECK, database.interrupt)
     timer.start()
     try:

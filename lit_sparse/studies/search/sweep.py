@@ -1,4 +1,4 @@
-"""The command ``lit-sparse sweep``: a search over the values of a config, by Optuna."""
+"""The command ``lit-sparse sweep``: a search over the values of a config, with Optuna."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ PROGRAM = ("program", "metric_files", "checkpoint_files", "options")
 
 @dataclass
 class Sweep:
-    """Hyperparameter search by Optuna over values of a config, or over the options of a program.
+    """Hyperparameter search with Optuna over values of a config, or over the options of a program.
 
     The storage is opened when :attr:`study` is first accessed.
 
     Args:
         configs: paths of a config and its overlays.
-        space: option -> list of values, or a range by ``low`` and ``high``, with ``log`` or ``step``.
+        space: option -> list of values, or a range with ``low`` and ``high``, and ``log`` or ``step``.
         metrics: one or two logged values to optimize, such as ``val/nelbo`` or ``min(val/nelbo)``.
         directions: ``minimize`` or ``maximize`` for each.
         folder: folder of the sweep.
@@ -378,7 +378,7 @@ class Sweep:
         say(f"{name}: {told}{self._progress()}")
 
     def _progress(self) -> str:
-        """Return how many trials have ended, and the time left, told by the trials that this command has ended."""
+        """Return how many trials have ended, and the time left, estimated from the trials that this command has finished."""
         if self._asked is None:
             return ""
         trials, before, start = self._asked

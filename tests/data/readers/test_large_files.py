@@ -239,7 +239,7 @@ def test_the_parts_of_a_file_are_counted(
 def test_a_table_that_is_compressed_too_well_can_be_saved_otherwise(tmp_path: Path, small: None) -> None:
     x, y = np.eye(1000)[np.arange(2000) % 1000], np.ones(2000)
     np.savez_compressed(tmp_path / "a.npz", X=x, y=y)
-    with pytest.raises(DataError, match=r"or save it uncompressed, by numpy\.savez\."):
+    with pytest.raises(DataError, match=r"or save it uncompressed, with numpy\.savez\."):
         table(tmp_path / "a.npz")
     np.savez(tmp_path / "a.npz", X=x, y=y)
     table(tmp_path / "a.npz")
