@@ -16,7 +16,7 @@ Described = Mapping[str, Any]
 
 
 def kept_arguments(contents: Sequence[Described], options: Sequence[str], parsed: Described) -> list[str]:
-    """Return a note for each class of a config that was replaced by another, which takes over arguments of the config.
+    """Return a note for each class in a config that was replaced by another one, which keeps some of the config's arguments.
 
     Arguments that the options or a later config give, and defaults of the new class, are not named.
 

@@ -51,7 +51,7 @@ class ActivationDataModule(ResumableDataModule):
     Batches are dicts of ``features`` (B, D) float32, ``token`` (B,), the ids of the tokens, and ``index`` (B,).
 
     Args:
-        model: folder or name of a model of Hugging Face, with its tokenizer and weights in safetensors.
+        model: folder or name of a Hugging Face model, with its tokenizer and weights in safetensors.
         layer: name of the module, as in ``named_modules``, e.g. ``encoder.layer.3``.
         folder: folder of the shards.
         path: folder or hub data set of the texts; None if the splits are paths of files.

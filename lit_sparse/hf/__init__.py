@@ -1,4 +1,4 @@
-"""Exact sparse attention in models of Hugging Face transformers, with losses and callbacks for their Trainer.
+"""Exact sparse attention in Hugging Face transformers models, with losses and callbacks for their Trainer.
 
 It needs the extra ``hf``. Transformers is imported when a function is called.
 

@@ -1,4 +1,4 @@
-"""The attention function that a model of transformers calls, on top of :func:`lit_sparse.nn.attention`."""
+"""The attention function that transformers models call, on top of :func:`lit_sparse.nn.attention`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gives a model of transformers another mapping in its attention, and reports the layers."""
+"""Gives the attention of a transformers model another mapping, and reports the layers."""
 
 from __future__ import annotations
 

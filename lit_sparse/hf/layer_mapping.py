@@ -55,7 +55,7 @@ class LayerMapping(nn.Module):
 
 
 class _TorchLayer(MultiheadAttention):
-    """A layer of torch inside a model of transformers, which attends by the mapping of its child.
+    """A torch layer inside a transformers model, which attends with the mapping of its child.
 
     It is made by changing the class of ``torch.nn.MultiheadAttention``, so that its parameters and their names stay.
     """

@@ -1,4 +1,4 @@
-"""Checks the files of a saved model of transformers before they are loaded: they may come from anyone.
+"""Checks the files of a saved transformers model before they are loaded, because they may come from anyone.
 
 A config of transformers holds more than sizes: some keys choose code, kernels or files from elsewhere.
 """
@@ -62,9 +62,7 @@ class SavedFiles:
             return transformers.AutoConfig.from_pretrained(self.path, **self.shared, trust_remote_code=True)
         kind = content.get("model_type")
         if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
-            raise CheckpointError(
-                f"Expected {source} to name a model of transformers but got {kind!r:.80}. Update transformers."
-            )
+            raise CheckpointError(f"Expected {source} to name a transformers model but got {kind!r:.80}. Update transformers.")
         try:
             return transformers.CONFIG_MAPPING[kind].from_dict(content)
         except Exception as error:  # its constructor raises anything

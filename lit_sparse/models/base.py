@@ -276,7 +276,7 @@ class LitSparseModule(ObjectiveModule):
         """Initialize weights from the training data in a new run without ``initial_weights``; by default do nothing.
 
         Args:
-            data: data module of the training, or None.
+            data: the training data module, or None.
         """
 
     @property
