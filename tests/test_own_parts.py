@@ -49,7 +49,15 @@ from lit_sparse.models import (
 )
 from lit_sparse.nn import InitialBases, RecurrentBody, attention
 from lit_sparse.risks import Risk
-from lit_sparse.testing import check_risk
+from lit_sparse.structures import Structure
+from lit_sparse.testing import (
+    ESTIMATOR_CHECKS,
+    MAPPING_CHECKS,
+    RISK_CHECKS,
+    SELECTOR_CHECKS,
+    STRUCTURE_CHECKS,
+    check_risk,
+)
 from lit_sparse.text import Vocabulary
 from lit_sparse.transport import Measure, MLPPotentials
 
@@ -126,6 +134,50 @@ def test_a_risk() -> None:
     check_risk(TrimmedMean())
     with pytest.raises(ConfigurationError, match=r"`measure` of .*Nothing.* to return a floating scalar tensor but got None"):
         Nothing()(torch.ones(3))
+
+
+class Renamed:
+    """A part that keeps its argument under another name."""
+
+    def __init__(self, strength: float = 0.1) -> None:
+        super().__init__()
+        self.factor = strength
+
+
+class RenamedMapping(Renamed, Sparsemax):
+    pass
+
+
+class RenamedEstimator(Renamed, Marginalize):
+    pass
+
+
+class RenamedRisk(Renamed, TrimmedMean):
+    pass
+
+
+class RenamedSelector(Renamed, GIGA):
+    pass
+
+
+class RenamedStructure(Renamed, Structure):
+    def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
+        return (scores > 0).to(scores.dtype)
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        lambda: MAPPING_CHECKS["objects"](RenamedMapping()),
+        lambda: ESTIMATOR_CHECKS["objects"](RenamedEstimator()),
+        lambda: RISK_CHECKS["module"](RenamedRisk()),
+        lambda: SELECTOR_CHECKS["module"](RenamedSelector()),
+        lambda: STRUCTURE_CHECKS["persistence"](RenamedStructure()),
+    ],
+)
+def test_arguments_are_kept_by_their_names(check: Any) -> None:
+    with pytest.raises(AssertionError, match=r"Renamed.* to keep the argument `strength` of its constructor"):
+        check()
 
 
 def test_a_model() -> None:

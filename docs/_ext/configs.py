@@ -83,8 +83,11 @@ def page(configs: Path) -> str:
     ]
     lines += ["the comments of the files.", ""]
     found = {folder.name for folder in configs.iterdir() if folder.is_dir() and any(folder.rglob("*.yaml"))}
-    for folder in [*FOLDERS, *sorted(found - FOLDERS.keys())]:
-        title, about = FOLDERS[folder]  # a new folder needs its line above
+    if missing := found - FOLDERS.keys():
+        raise LookupError(
+            f"Expected a title and a sentence for {', '.join(sorted(missing))} in FOLDERS of docs/_ext/configs.py."
+        )
+    for folder, (title, about) in FOLDERS.items():
         lines += ["", title, "-" * len(title), "", about, ""]
         lines += [
             ".. list-table::",

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.ground.arguments import constructor_parameters
 
-__all__ = ["Checks", "copies_of", "refuses"]
+__all__ = ["Checks", "copies_of", "keeps_arguments", "refuses"]
 
 Part = TypeVar("Part")
 
@@ -50,6 +52,21 @@ class Checks(dict[str, Callable[[Part], None]], Generic[Part]):
 def copies_of(part: Part) -> tuple[Part, Part]:
     """Return copies of a part: from its own pickle, and a deep copy."""
     return pickle.loads(pickle.dumps(part)), copy.deepcopy(part)
+
+
+def keeps_arguments(part: object) -> None:
+    """Check that each argument of a part's constructor is an attribute of the same name.
+
+    Raises:
+        AssertionError: if one is not; the message names it.
+    """
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    for name, parameter in constructor_parameters(type(part)).items():
+        if parameter.kind not in several and not hasattr(part, name):
+            raise AssertionError(
+                f"expected {type(part).__name__} to keep the argument `{name}` of its constructor as the attribute `{name}`,"
+                " which checkpoints and configs read"
+            )
 
 
 def refuses(call: Callable[[], object], words: str, kind: type[Exception] = ConfigurationError) -> None:

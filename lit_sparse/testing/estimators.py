@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lit_sparse.estimators import Estimator, Expectation, LatentBatch
 from lit_sparse.mappings import Softmax, Sparsemax
-from lit_sparse.testing.checks import Checks, copies_of, refuses
+from lit_sparse.testing.checks import Checks, copies_of, keeps_arguments, refuses
 
 __all__ = ["ESTIMATOR_CHECKS", "check_estimator"]
 
@@ -84,6 +84,16 @@ def _run(estimator: Estimator, scores: Tensor, decoder: Decoder) -> Expectation:
     return out
 
 
+def _source(estimator: Estimator) -> str:
+    """Return where the probabilities come from, for messages."""
+    return "the probabilities of its mapping" if estimator.latent == "categorical" else "its probabilities"
+
+
+def _same(actual: Tensor | None, expected: Tensor | None, what: str) -> None:
+    """Check that two results are close; a failure begins with what was expected."""
+    torch.testing.assert_close(actual, expected, msg=lambda detail: f"{what}: {detail}")
+
+
 def _context(size: int) -> Tensor:
     """Return context features (B, 3) for a learnt baseline."""
     return torch.linspace(-1.0, 1.0, 3 * size, dtype=torch.float64).reshape(size, 3).float()
@@ -135,7 +145,8 @@ def _interface(estimator: Estimator) -> None:
         decoded = torch.bincount(out.example_index, minlength=EXAMPLES)
         assert torch.equal(decoded, out.decoder_calls), "rows belong to their examples"
         shape = out.example_index.shape if ready.latent == "bits" else (EXAMPLES, VALUES)
-        assert out.probs.shape == shape, f"probabilities have shape {tuple(out.probs.shape)} instead of {tuple(shape)}"
+        hint = "" if ready.latent == "bits" else "; for categories, call `over_support` without values: None"
+        assert out.probs.shape == shape, f"probabilities have shape {tuple(out.probs.shape)} instead of {tuple(shape)}{hint}"
 
 
 @ESTIMATOR_CHECKS.add
@@ -147,16 +158,16 @@ def _value_and_gradient(estimator: Estimator) -> None:
         decoder, scores = Decoder(), _scores()
         out = _run(ready, scores, decoder)
         expected = _dense(ready, scores, Decoder())
-        torch.testing.assert_close(out.loss, expected)
-        torch.testing.assert_close(_table(ready, scores).sum(-1), torch.ones(EXAMPLES, dtype=scores.dtype))
+        _same(out.loss, expected, f"the loss is the sum over all values, weighted by {_source(ready)}")
+        _same(_table(ready, scores).sum(-1), torch.ones(EXAMPLES, dtype=scores.dtype), "probabilities sum to one")
         weights = torch.arange(1.0, EXAMPLES + 1, dtype=torch.float64)
         got = torch.autograd.grad((out.loss * weights).sum(), [scores, decoder.weight], allow_unused=True)
         decoder, scores = Decoder(), _scores()
         loop = torch.autograd.grad(
             (_dense(ready, scores, decoder) * weights).sum(), [scores, decoder.weight], allow_unused=True
         )
-        for ours, theirs in zip(got, loop, strict=True):
-            torch.testing.assert_close(ours, theirs)
+        for ours, theirs, of in zip(got, loop, ("scores", "decoder"), strict=True):
+            _same(ours, theirs, f"the sum over all values has the gradient in the {of}")
         assert _is_its_own_gradient(ready), "the gradient in scores is not the gradient of the loss"
 
 
@@ -282,13 +293,13 @@ def _entropy(estimator: Estimator) -> None:
         inside = torch.where(probs > 0, probs, 1.0)
         expected = -(inside * inside.log()).sum(-1)
         got = _run(ready, scores, Decoder()).entropy()
-        torch.testing.assert_close(got, expected)
+        _same(got, expected, f"the entropy belongs to {_source(ready)}")
         generic = torch.arange(EXAMPLES) > 1  # in the others scores are equal, or a probability at its end
         ours, theirs = (  # a distribution over one value has no gradient of its own
             torch.autograd.grad(value[generic].sum() + 0 * scores.sum(), scores, retain_graph=True)[0]
             for value in (got, expected)
         )
-        torch.testing.assert_close(ours, theirs)
+        _same(ours, theirs, "the gradient of the entropy")
 
 
 @ESTIMATOR_CHECKS.add
@@ -344,6 +355,7 @@ def _invalid_scores(estimator: Estimator) -> None:
 @ESTIMATOR_CHECKS.add
 def _objects(estimator: Estimator) -> None:
     """Pickled and deep-copied estimators give the same results in evaluation; an empty batch is allowed."""
+    keeps_arguments(estimator)
     ready = _ready(estimator)[0].eval()
     losses = []
     for copied in (ready, *copies_of(ready)):

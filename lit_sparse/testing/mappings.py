@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lit_sparse.mappings import FenchelYoungLoss, SparseMapping
-from lit_sparse.testing.checks import Checks, copies_of, refuses
+from lit_sparse.testing.checks import Checks, copies_of, keeps_arguments, refuses
 from lit_sparse.testing.mapping_transforms import (
     compiles,
     constructor_arguments,
@@ -236,6 +236,7 @@ def _devices(mapping: SparseMapping) -> None:
 @MAPPING_CHECKS.add
 def _objects(mapping: SparseMapping) -> None:
     """Copies give the same results, ``state_dict`` holds only parameters, and ``repr`` shows the arguments."""
+    keeps_arguments(mapping)
     x = random_scores(4, 6)
     for copied in copies_of(mapping):
         same(copied(x), mapping(x), mapping, "a copy does the same", 0.0)

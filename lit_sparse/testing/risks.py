@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lit_sparse.errors import DataError
 from lit_sparse.risks import DualRisk, Risk
-from lit_sparse.testing.checks import Checks, copies_of, refuses
+from lit_sparse.testing.checks import Checks, copies_of, keeps_arguments, refuses
 
 __all__ = ["RISK_CHECKS", "check_risk"]
 
@@ -73,11 +73,13 @@ def _scalar(risk: Risk) -> None:
 
 @RISK_CHECKS.add
 def _monotone(risk: Risk) -> None:
-    """No example counts negatively, and the order of examples does not matter."""
+    """No example counts negatively, also where losses are negative, and the order of examples does not matter."""
     settled, losses = _settled(risk), _losses()
     slope = _gradient(settled, losses)
-    assert bool((slope >= 0).all()), "a larger loss must not lower the objective"
-    assert float(slope.sum()) > 0, "some example counts"
+    negative = losses - 1.5
+    for given in (slope, _gradient(_settled(risk, negative), negative)):
+        assert bool((given >= 0).all()), "a larger loss must not lower the objective, also among negative losses"
+        assert float(given.sum()) > 0, "some example counts"
     order = torch.randperm(SIZE, generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(_value(settled, losses[order], rows=order), _value(settled, losses))
     torch.testing.assert_close(_gradient(settled, losses[order], rows=order), slope[order])
@@ -246,6 +248,7 @@ def _refuses(risk: Risk) -> None:
 @RISK_CHECKS.add
 def _module(risk: Risk) -> None:
     """It can be pickled, copied and printed."""
+    keeps_arguments(risk)
     losses = _losses()
     for other in copies_of(risk):
         assert repr(other) == repr(risk)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lit_sparse.coresets import BlockVectors, Coreset, CoresetSelector, FileVectors, SelectionState, Vectors
 from lit_sparse.errors import DataError
-from lit_sparse.testing.checks import Checks, copies_of, refuses
+from lit_sparse.testing.checks import Checks, copies_of, keeps_arguments, refuses
 
 __all__ = ["SELECTOR_CHECKS", "check_selector"]
 
@@ -213,6 +213,7 @@ def _refuses(selector: CoresetSelector) -> None:
 @SELECTOR_CHECKS.add
 def _module(selector: CoresetSelector) -> None:
     """It can be pickled, copied and printed, and has no state."""
+    keeps_arguments(selector)
     for other in copies_of(selector):
         assert repr(other) == repr(selector)
         assert torch.equal(_select(other, _vectors(), 9).indices, _select(selector, _vectors(), 9).indices)

@@ -12,7 +12,7 @@ from torch import Tensor
 from lit_sparse.mappings import SparseMAP
 from lit_sparse.mappings import functional as F
 from lit_sparse.structures import Structure
-from lit_sparse.testing.checks import Checks, copies_of, refuses
+from lit_sparse.testing.checks import Checks, copies_of, keeps_arguments, refuses
 
 __all__ = ["STRUCTURE_CHECKS", "check_structure"]
 
@@ -227,6 +227,7 @@ def _shortcuts(structure: Structure) -> None:
 @STRUCTURE_CHECKS.add
 def _persistence(structure: Structure) -> None:
     """Pickles and copies are the same structure."""
+    keeps_arguments(structure)
     for again in copies_of(structure):
         assert repr(again) == repr(structure), "a copy shows the same arguments"
         for x, potentials in _problems(structure):

@@ -106,6 +106,13 @@ def test_the_page_of_configs_lists_each(configs: types.ModuleType) -> None:
     assert set(configs.FOLDERS) == {folder.name for folder in CONFIGS.iterdir() if folder.is_dir()}
 
 
+def test_a_folder_of_configs_needs_a_title(configs: types.ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "base.yaml").write_text("# A base.\na: 1\n")
+    with pytest.raises(LookupError, match="a title and a sentence for own in FOLDERS"):
+        configs.page(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("text", "kind", "description", "command"),
     [

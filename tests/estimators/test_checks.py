@@ -94,6 +94,22 @@ class _IgnoresNaN(TopKMarginalize):
         return super().expect(scores.nan_to_num(), loss_fn, context)
 
 
+class _ListsCategories(Marginalize):
+    """Lists one-hot values, as an estimator of bits lists its vectors."""
+
+    def expect(self, scores: Tensor, loss_fn: LossFunction, context: Tensor | None) -> Expectation:
+        values = torch.eye(scores.shape[1], dtype=scores.dtype).expand(len(scores), -1, -1)
+        return self.over_support(self.probabilities(scores), values, loss_fn)
+
+
+class _Squares(Marginalize):
+    """Its distribution is another than its mapping's."""
+
+    def expect(self, scores: Tensor, loss_fn: LossFunction, context: Tensor | None) -> Expectation:
+        squares = self.probabilities(scores).square()
+        return self.over_support(squares / squares.sum(-1, keepdim=True), None, loss_fn)
+
+
 class _DecodesTwice(TopKMarginalize):
     """Each vector is listed twice, with half of its probability."""
 
@@ -216,6 +232,19 @@ def test_the_tester_finds_what_is_broken(broken: Estimator, check: str) -> None:
 def test_the_tester_says_what_state_is_lost(broken: Estimator, words: str) -> None:
     with pytest.raises(AssertionError, match=words):
         ESTIMATOR_CHECKS["state"](broken)
+
+
+@pytest.mark.parametrize(
+    ("broken", "check", "words"),
+    [
+        (_ListsCategories(), "interface", "call `over_support` without values"),
+        (_Squares(), "value_and_gradient", "weighted by the probabilities of its mapping: "),
+        (_Squares(), "entropy", "the entropy belongs to the probabilities of its mapping: "),
+    ],
+)
+def test_the_tester_says_which_distribution_counts(broken: Estimator, check: str, words: str) -> None:
+    with pytest.raises(AssertionError, match=words):
+        ESTIMATOR_CHECKS[check](broken)
 
 
 def test_an_estimator_that_draws_in_evaluation_as_asked_is_not_broken() -> None:

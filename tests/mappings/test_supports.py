@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from lit_sparse.ground.arguments import constructor_parameters
 from lit_sparse.kernels import RowKernel, project_simplex
-from lit_sparse.mappings import HardThreshold, SoftSort, SparseMapping
+from lit_sparse.mappings import BatchTopK, HardThreshold, HoyerProjection, SoftRank, SparseMapping
 from lit_sparse.mappings import functional as F
 from lit_sparse.mappings.entmax.kernel import map_entmax_root
 from lit_sparse.mappings.fusedmax.kernel import map_fused
@@ -123,8 +124,13 @@ def test_the_operations_that_are_exported_have_the_same_support(
         assert not bool(wrong.any()), (x[wrong][0].tolist(), y[wrong][0].tolist(), other[wrong][0].tolist())
 
 
-#: Soft sorting scales along with its values, and against its strength.
-CLASSES = [cls for cls in concrete_subclasses(SparseMapping) if not cls.iterative and cls is not SoftSort]
+#: Mappings without gamma that scale along with their scores, or not at all. Others have a threshold of their own.
+WITHOUT_GAMMA = (BatchTopK, HardThreshold, HoyerProjection, SoftRank)
+CLASSES = [
+    cls
+    for cls in concrete_subclasses(SparseMapping)
+    if not cls.iterative and (cls in WITHOUT_GAMMA or "gamma" in constructor_parameters(cls))
+]
 EXAMPLES = [example for cls in CLASSES for example in cls.examples()]
 
 
@@ -143,4 +149,4 @@ def test_powers_of_two_change_no_digit(mapping: SparseMapping, dtype: torch.dtyp
                 scaled = copy.deepcopy(mapping)
                 scaled.gamma = mapping.gamma * 2.0**power
                 y = scaled(x * 2.0**power)
-                assert torch.equal(y / 2.0**power if isinstance(mapping, HardThreshold) else y, expected), power
+                assert torch.equal(y / 2.0**power if mapping.keeps_scores else y, expected), power

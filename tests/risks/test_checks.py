@@ -29,6 +29,13 @@ class Rewarding(Mean):
         return losses.mean() - 3 * losses.min()
 
 
+class OfSizes(Mean):
+    """Right only where losses are not negative."""
+
+    def measure(self, losses: Tensor, weights: Tensor | None) -> Tensor:
+        return super().measure(losses.abs(), weights)
+
+
 class Halved(Mean):
     def measure(self, losses: Tensor, weights: Tensor | None) -> Tensor:
         found = super().measure(losses, weights)
@@ -59,6 +66,7 @@ class Restless(Mean):
     [
         (Unweighted(), "weights"),
         (Rewarding(), "monotone"),
+        (OfSizes(), "monotone"),
         (Halved(), "derivatives"),
         (Boastful(1.0), "unbiased"),
         (Trusting(0.5), "refuses"),
