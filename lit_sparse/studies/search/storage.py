@@ -206,7 +206,7 @@ def _check_beside(path: Path) -> None:
 
 @contextmanager
 def _limited(database: sqlite3.Connection) -> Iterator[None]:
-    """Interrupt checks that take longer than those of any genuine Optuna database."""
+    """Interrupt checks that take longer than any genuine Optuna database needs."""
     timer = Timer(LONGEST_CHECK, database.interrupt)
     timer.start()
     try:
