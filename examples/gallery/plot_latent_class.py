@@ -59,7 +59,9 @@ for mapping in (Softmax(), Sparsemax()):
     name = type(mapping).__name__
     calls[name], models[name] = counted.means, model
     accuracy, mean = scores["test/accuracy"], scores["test/decoder_calls_mean"]
-    print(f"{name}: accuracy {accuracy:.3f}, {mean:.1f} decoder calls per image")
+    print(
+        f"{name}: accuracy {accuracy:.3f}, {mean:.1f} decoder calls per image"
+    )
 
 # %%
 # Decoder calls in training, and images that the model draws for each class.

@@ -189,7 +189,7 @@ class Structure(ABC):
             self.check_potentials(potentials)
 
     def initial_potentials(self) -> Tensor:
-        """Return initial values of learnt potentials.
+        """Return initial values of learned potentials.
 
         Raises:
             ConfigurationError: if the structure has none.
