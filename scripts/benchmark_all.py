@@ -1,12 +1,14 @@
-"""Time the package's operations against other packages: one table of ratios, and one chart.
+"""Time the package's operations against those of other packages, and what each part costs.
 
 Usage:
-    python scripts/benchmark_all.py [measure] [draw] [--threads 2] [--rounds 5] [--rows results/benchmarks.csv]
+    python scripts/benchmark_all.py [measure] [draw] [costs] [--threads 2] [--rounds 5] [--rows results/benchmarks.csv]
         [--lengths 2048 4096 8192] [--classes 50000 256000]
 
-``measure`` writes a row per comparison. A ratio is our time over the peer's, and their calls take turns in one
-process: below 1 ours is faster. The rows have the median of the ratios of all rounds, the least and the largest. ``draw`` makes
-the table (.md) and the chart (.png) next to the rows, from the rows alone. Both are done by default, in some 10 minutes.
+``measure`` writes a row per comparison. A speed-up is the time of the peer over that of ours, and their calls take turns in one
+process: above 1 ours is faster. The rows have the median of the speed-ups of all rounds, the least and the largest, with the
+date, the commit and the machine. ``draw`` makes the table (.md) and the chart (.png) of twelve of them next to the rows, from
+the rows alone. Both are done by default, in some 10 minutes. ``costs`` runs the scripts that time single parts, in some 15
+minutes, and writes their tables to ``benchmark_costs.md`` beside the rows.
 
 Peers are torch (``scaled_dot_product_attention``, ``linear`` with ``cross_entropy``, ``softmax``), and the packages ``entmax``
 and POT, if they are installed. Scores are from N(0, 1) in float32, supports thus small.
@@ -19,9 +21,14 @@ from timing import ratios  # isort: skip
 import argparse
 import contextlib
 import csv
+import datetime
 import io
 import platform
+import re
+import shlex
 import statistics
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -32,8 +39,52 @@ import benchmark_mappings
 import benchmark_output_layer
 import torch
 
-COLUMNS = ("topic", "case", "ours", "peer", "threads", "median", "least", "largest")
+COLUMNS = ("topic", "case", "ours", "peer", "threads", "median", "least", "largest", "date", "commit", "machine")
 SHAPE = (4096, 256)
+#: Rows of the table and the chart: topic, case and ours -> what a reader calls it, and the peer.
+SHOWN = {
+    ("attention, training", "4096 keys", "sparsemax", "SDPA, softmax"): "Sparsemax attention, 4,096 keys, training",
+    ("attention, training", "4096 keys", "entmax 1.5", "SDPA, softmax"): "Entmax 1.5 attention, 4,096 keys, training",
+    ("attention, training", "4096 keys, causal", "entmax 1.5", "SDPA, softmax"): "The same, causal",
+    (
+        "attention, training",
+        "4096 keys, deviation 0.3",
+        "entmax 1.5",
+        "SDPA, softmax",
+    ): "The same, with nearly equal scores (deviation 0.3)",
+    ("attention, forward", "4096 keys", "entmax 1.5", "SDPA, softmax"): "Entmax 1.5 attention, 4,096 keys, forward alone",
+    ("attention, forward", "4096 keys, causal", "entmax 1.5", "SDPA, softmax"): "The same, causal, forward alone",
+    (
+        "output layer, training",
+        "50000 classes",
+        "entmax 1.5",
+        "linear + cross_entropy",
+    ): "Entmax 1.5 output layer, 50,000 classes",
+    ("output layer, training", "256000 classes", "entmax 1.5", "linear + cross_entropy"): "The same, 256,000 classes",
+    ("mapping, training", "(4096, 256)", "sparsemax", "package entmax"): "Sparsemax of (4096, 256)",
+    ("mapping, training", "(4096, 256)", "entmax(1.5)", "package entmax"): "Entmax 1.5 of (4096, 256)",
+    ("mapping, forward", "(4096, 256)", "sparsemax", "POT"): "Sparsemax of (4096, 256), forward alone",
+    ("mapping, training", "(4096, 256)", "sparsemax", "torch.softmax"): "Sparsemax of (4096, 256)",
+}
+PEERS = {
+    "SDPA, softmax": "PyTorch's softmax attention",
+    "linear + cross_entropy": "`linear` and `cross_entropy`",
+    "package entmax": "package `entmax`",
+    "POT": "package POT",
+    "torch.softmax": "`torch.softmax`",
+}
+#: Title -> command, in the order of the page.
+COSTS = {
+    "Mappings": "benchmark_mappings.py --wide --shapes 4096x256 512x1024 --threads 2",
+    "SparseMAP": "benchmark_sparsemap.py",
+    "Factor graphs": "benchmark_factor_graphs.py --rounds 3",
+    "Estimators": "benchmark_training.py --rounds 3",
+    "Coresets": "benchmark_coresets.py sizes --rounds 3",
+    "Risks": "benchmark_risks.py --repeats 25",
+    "Auto-encoder": "benchmark_soae.py steps --rounds 5 --steps 100",
+    "Translation model": "benchmark_attention.py mappings --steps 100",
+    "Start, import and first call": "benchmark_start.py start layer --rounds 3",
+}
 
 
 class Comparison(NamedTuple):
@@ -46,24 +97,24 @@ class Comparison(NamedTuple):
 
 
 def of_attention(options: argparse.Namespace) -> Iterator[Comparison]:
-    """Attention with 4 heads of dimension 64, as benchmark_attention.py times it."""
+    """Attention of 4 heads of 64 numbers, as benchmark_attention.py times it."""
     inner = argparse.Namespace(heads=4, device="cpu", dtype="float32")
-    for length in options.lengths:
-        for is_causal in (False, True):
-            functions, inputs, _ = benchmark_attention.contestants(length, 1.0, is_causal, ("sparse",), inner)
-            slope = torch.randn_like(inputs[0])
+    cases = [(length, 1.0, is_causal) for length in options.lengths for is_causal in (False, True)]
+    for length, deviation, is_causal in [*cases, (4096, 0.3, False)]:
+        functions, inputs, _ = benchmark_attention.contestants(length, deviation, is_causal, ("sparse",), inner)
+        slope = torch.randn_like(inputs[0])
 
-            def infer(function: Callable[[], Any]) -> None:
-                with torch.no_grad():
-                    function()
+        def infer(function: Callable[[], Any]) -> None:
+            with torch.no_grad():
+                function()
 
-            def train(function: Callable[[], Any], inputs: Any = inputs, slope: Any = slope) -> None:
-                torch.autograd.grad(function(), inputs, slope)
+        def train(function: Callable[[], Any], inputs: Any = inputs, slope: Any = slope) -> None:
+            torch.autograd.grad(function(), inputs, slope)
 
-            case = f"{length} keys" + (", causal" if is_causal else "")
-            for kind, call in (("forward", infer), ("training", train)):
-                calls = {name.removesuffix(", sparse"): partial(call, function) for name, function in functions.items()}
-                yield Comparison(f"attention, {kind}", case, calls, "SDPA, softmax")
+        case = f"{length} keys" + (", causal" if is_causal else "") + (f", deviation {deviation}" if deviation != 1 else "")
+        for kind, call in (("forward", infer), ("training", train)):
+            calls = {name.removesuffix(", sparse"): partial(call, function) for name, function in functions.items()}
+            yield Comparison(f"attention, {kind}", case, calls, "SDPA, softmax")
 
 
 def of_output_layers(options: argparse.Namespace) -> Iterator[Comparison]:
@@ -107,6 +158,14 @@ def of_mappings(options: argparse.Namespace) -> Iterator[Comparison]:
         yield Comparison("mapping, forward", case, {name: partial(functions[name], x.detach()), "POT": call}, "POT")
 
 
+def where() -> list[str]:
+    """Return the date, the commit, and the machine with the version of torch."""
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    model = re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text()) if Path("/proc/cpuinfo").exists() else None
+    machine = model[1] if model else platform.machine()
+    return [datetime.date.today().isoformat(), commit, f"{machine}, torch {torch.__version__}"]
+
+
 def measure(options: argparse.Namespace) -> None:
     """Write a row per comparison."""
     torch.set_num_threads(options.threads)
@@ -118,54 +177,71 @@ def measure(options: argparse.Namespace) -> None:
             for one in topic(options):
                 found = ratios(one.calls, one.peer, options.rounds)
                 for name in one.calls.keys() - {one.peer}:
-                    values = [f"{f(found[name]):.3f}" for f in (statistics.median, min, max)]
-                    writer.writerow([one.topic, one.case, name, one.peer, options.threads, *values])
+                    speeds = [1 / ratio for ratio in found[name]]
+                    values = [f"{f(speeds):.3f}" for f in (statistics.median, min, max)]
+                    writer.writerow([one.topic, one.case, name, one.peer, options.threads, *values, *where()])
                 file.flush()
 
 
 def draw(options: argparse.Namespace) -> None:
-    """Make a table and a chart of the rows."""
+    """Make a table and a chart of the rows that are shown."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     with options.rows.open(encoding="utf-8", newline="") as file:
-        rows = sorted(csv.DictReader(file), key=lambda row: (row["topic"], row["peer"], row["ours"]))
-    lines = ["| topic | case | ours | peer | time, ours over the peer (least to largest) |", "| --- | --- | --- | --- | ---: |"]
-    for row in rows:
-        ratio = f"{float(row['median']):.2f} ({float(row['least']):.2f} to {float(row['largest']):.2f})"
-        lines.append(f"| {row['topic']} | {row['case']} | {row['ours']} | {row['peer']} | {ratio} |")
+        found = {(row["topic"], row["case"], row["ours"], row["peer"]): row for row in csv.DictReader(file)}
+    rows = {key: row for key in SHOWN if (row := found.get(key))}
+    lines = ["| operation | compared with | speed-up | least to most |", "| --- | --- | ---: | ---: |"]
+    for key, row in rows.items():
+        median, least, largest = (f"{float(f'{float(row[name]):.2g}'):g}" for name in ("median", "least", "largest"))
+        lines.append(f"| {SHOWN[key]} | {PEERS[key[3]]} | {median}\u00d7 | {least} to {largest} |")
+    row = next(iter(rows.values()))
+    lines += ["", f"{row['date']}, commit {row['commit']}, {row['machine']}, {row['threads']} threads."]
     options.rows.with_suffix(".md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     print("\n".join(lines))
-    figure = Figure(figsize=(8, 1 + 0.22 * len(rows)), layout="constrained")
+    figure = Figure(figsize=(9, 1.2 + 0.42 * len(rows)), layout="constrained")
     FigureCanvasAgg(figure)
     axis = figure.subplots()
-    for place, row in enumerate(rows):
+    for place, row in enumerate(rows.values()):
         median, least, largest = (float(row[name]) for name in ("median", "least", "largest"))
-        color = "#0072B2" if median <= 1 else "#D55E00"
-        axis.plot([least, largest], [place, place], color=color, linewidth=1)
-        axis.plot([median], [place], "o", color=color, markersize=5)
-    axis.axvline(1.0, color="#7F7F7F", linewidth=1)
-    labels = [f"{row['topic']}, {row['case']}: {row['ours']} / {row['peer']}" for row in rows]
-    axis.set(xscale="log", xlabel="our time over the peer's (left of 1: ours is faster)")
-    axis.set_yticks(range(len(rows)), labels, fontsize=7)
+        color = "#0072B2" if median >= 1 else "#D55E00"
+        axis.barh(place, median - 1, left=1, color=color, height=0.6)
+        axis.plot([least, largest], [place, place], color="black", linewidth=1)
+    axis.axvline(1.0, color="black", linewidth=1)
+    axis.set(xscale="log", xlabel="speed-up (right of 1: this package is faster)")
+    axis.set_xticks([0.5, 1, 2, 5, 10, 20, 50, 100], ["0.5", "1", "2", "5", "10", "20", "50", "100"])
+    labels = [f"{SHOWN[key]}\nagainst {PEERS[key[3]]}" for key in rows]
+    axis.set_yticks(range(len(rows)), labels, fontsize=9)
     axis.invert_yaxis()
     figure.savefig(options.rows.with_suffix(".png"), dpi=120)
+
+
+def costs(options: argparse.Namespace) -> None:
+    """Run the scripts of single parts, and write what they print to one file."""
+    date, commit, machine = where()
+    parts = [f"{date}, commit {commit}, {machine}."]
+    for title, command in COSTS.items():
+        print(command, flush=True)
+        script, *rest = shlex.split(command)
+        call = [sys.executable, str(Path(__file__).with_name(script)), *rest]
+        printed = subprocess.run(call, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+        parts += [f"## {title}", f"`python scripts/{command}`", printed]
+    path = options.rows.with_name("benchmark_costs.md")
+    path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure, then draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", choices=["measure", "draw", []], default=[])
+    parser.add_argument("parts", nargs="*", choices=["measure", "draw", "costs", []], default=[])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--lengths", type=int, nargs="*", default=[2048, 4096, 8192])
     parser.add_argument("--classes", type=int, nargs="*", default=[50_000, 256_000])
     parser.add_argument("--rows", type=Path, default=Path("results/benchmarks.csv"))
     options = parser.parse_args(arguments)
-    print(f"{platform.machine()}, torch {torch.__version__}, {options.threads} threads")
-    for part in ("measure", "draw"):
-        if part in options.parts or not options.parts:
-            {"measure": measure, "draw": draw}[part](options)
+    for part in options.parts or ["measure", "draw"]:
+        {"measure": measure, "draw": draw, "costs": costs}[part](options)
 
 
 if __name__ == "__main__":

@@ -59,15 +59,9 @@ def test_modules_that_are_named_exist() -> None:
 
 def test_numbers_of_speed_are_in_the_benchmarks() -> None:
     table = (ROOT / "results" / "benchmarks.md").read_text(encoding="utf-8")
-    cases = [
-        "attention, training | 4096 keys | sparsemax | SDPA, softmax",
-        "output layer, training | 50000 classes | entmax 1.5 | linear + cross_entropy",
-        "mapping, training | (4096, 256) | sparsemax | package entmax",
-        "mapping, training | (4096, 256) | sparsemax | torch.softmax",
-    ]
-    ratios = [re.findall(rf"^\| {re.escape(case)} \| ([\d.]+) ", table, re.MULTILINE) for case in cases]
-    speeds = re.findall(r"\| ([\d.]+)\u00d7 \|$", TEXT, re.MULTILINE)
-    assert speeds == [f"{1 / float(ratio):.2g}" for (ratio,) in ratios]
+    rows = re.findall(r"^(\| .+ \| [\d.]+\u00d7) \|", TEXT, re.MULTILINE)
+    assert len(rows) >= 4
+    assert not [row for row in rows if f"{row} |" not in table]
 
 
 def test_recipes_of_estimators_keep_their_promises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

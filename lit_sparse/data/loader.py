@@ -280,6 +280,6 @@ class _Batches(Dataset[Batch | LitSparseError]):
                 value.share_memory_()  # type: ignore[no-untyped-call]
         except RuntimeError as error:
             return LitSparseError(
-                f"Expected room for a batch in shared memory but got: {error}. Make room, or set `num_workers` to 0."
+                f"Expected to put a batch into shared memory but got: {error}. Free space there, or set `num_workers` to 0."
             )
         return batch

@@ -89,7 +89,7 @@ def test_an_error_in_a_worker_has_its_own_message(monkeypatch: pytest.MonkeyPatc
         list(EpochLoader(batches, fails, num_workers=1))
     monkeypatch.setattr(torch.UntypedStorage, "_share_fd_cpu_", full)
     with pytest.raises(
-        LitSparseError, match=r"^Expected room for a batch in shared memory but got: File too large \(27\)\. Make"
+        LitSparseError, match=r"^Expected to put a batch into shared memory but got: File too large \(27\)\. Free"
     ):
         list(EpochLoader(batches, lambda *_: {"x": torch.zeros(4)}, num_workers=1))
 

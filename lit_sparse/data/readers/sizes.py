@@ -17,6 +17,8 @@ __all__ = ["BoundedReader", "bytes_of", "check_rows", "check_unpacked"]
 
 #: Number of lines or rows that any file may hold, and their maximal number per byte beyond that.
 ROWS, ROWS_PER_BYTE = 2**22, 4
+#: Number of bytes that a line of any file may have, and their maximal number per byte of the file beyond that.
+LINE, LINE_PER_BYTE = 2**28, 16
 
 
 def check_unpacked(
@@ -91,6 +93,7 @@ class BoundedReader(io.RawIOBase):
         self._packed = path.stat().st_size if packed is None else packed
         self._left = largest_unpacked(self._packed)
         self._lines = 0 if lines else None
+        self._line = 0  # bytes of the line so far
 
     def readable(self) -> bool:
         """Return whether bytes can be read, which is always True."""
@@ -106,6 +109,13 @@ class BoundedReader(io.RawIOBase):
             piece = bytes(memoryview(buffer)[:count])
             self._lines += sum(map(piece.count, (b"\n", b"\t", b",", b"<", b":")))
             check_rows(self._path, self._lines, self._packed)
+            end = piece.rfind(b"\n")
+            self._line = count - end - 1 + (self._line if end < 0 else 0)
+            if self._line > (most := max(LINE, LINE_PER_BYTE * self._packed)):
+                raise DataError(
+                    f"Expected lines of at most {_readable(most)} in {str(self._path)!r} but got a longer one. Check the source"
+                    " of the file."
+                )
         return count
 
     def seekable(self) -> bool:
@@ -117,6 +127,7 @@ class BoundedReader(io.RawIOBase):
         place = self._stream.seek(offset, whence)
         self._left = largest_unpacked(self._packed) - place
         self._lines = 0 if self._lines is not None and place == 0 else self._lines
+        self._line = 0
         return place
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from lit_sparse.data.readers import text_tables
 from lit_sparse.data.readers.splits import read_split
+from lit_sparse.data.readers.text_files import numbered_lines
 from lit_sparse.errors import DataError
 
 from .test_text_files import AB, write
@@ -200,3 +202,12 @@ def test_missing_values_of_parquet(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no value in column 'a' in row 3"):
         read_split(str(tmp_path), "t", AB)
     assert read_split(str(tmp_path), "t", {"n": "b"}) == {"n": [1, 2, 3]}
+
+
+@pytest.mark.parametrize("name", ["a.csv.gz", "a.txt.gz"])
+def test_a_line_without_end_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lit_sparse.data.readers.sizes.LINE", 2**20)
+    (tmp_path / name).write_bytes(gzip.compress(b"a\n" + b"1" * 2**23))
+    with pytest.raises(DataError, match=r"lines of at most 1 MiB"):
+        for _ in text_tables.cell_chunks(tmp_path / name, {"a": "a"}) if "csv" in name else numbered_lines(tmp_path / name):
+            pass
