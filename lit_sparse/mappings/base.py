@@ -199,7 +199,7 @@ class SparseMapping(nn.Module, ABC):
             )
 
     def value_along(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
-        """Return the attained maximum, as :meth:`value` does, along ``dim`` instead of ``self.dim``, which it removes."""
+        """Return the attained maximum, as :meth:`value` does, along ``dim`` instead of ``self.dim``; ``dim`` is removed."""
         self.check_value()
         return self.value_of(allowed_scores(scores, mask, dim), dim)
 
