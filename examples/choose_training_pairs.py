@@ -1,11 +1,11 @@
-"""Choose 5 % of a pool of SNLI pairs to train a classifier on MiniLM by: at random, by k-center, NN-OMP and A-IHT II.
+"""Choose 5 % of a pool of SNLI pairs to train a classifier on MiniLM: at random, by k-center, by NN-OMP and by A-IHT II.
 
 Usage:
     python examples/choose_training_pairs.py --data FOLDER_OF_SNLI [--model FOLDER] [--pool 4000] [--test 2000] [--share 0.05]
 
 The weights are those of all-MiniLM-L6-v2, from the extra ``demo``. They are frozen, and a network of one hidden layer reads
-the vectors of premise and hypothesis. The vectors of the selectors are gradients of its loss, after a warm-up on 100 random
-pairs, and projected to 512 numbers. Seconds are of the selection, warm-up and gradients included.
+the vectors of premise and hypothesis. The selectors' vectors are gradients of its loss after a warm-up on 100 random
+pairs, projected to 512 dimensions. The seconds include the warm-up, the gradients and the selection.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """
-Align two sequences by SparseMAP
-================================
+Align two sequences with SparseMAP
+==================================
 
 An alignment gives each row one column and each column one row. SparseMAP over
-alignments maps scores to a mean of a few of them: a sparse, doubly stochastic
-matrix that can be trained through. Softmax of each row lets several rows
-choose the same column.
+alignments maps scores to a weighted mean of a few of them: a sparse, doubly
+stochastic matrix that gradients flow through. Softmax of each row lets several
+rows choose the same column.
 """
 
 import matplotlib.pyplot as plt
@@ -39,8 +39,8 @@ for name, weights in found.items():
     print(f"{name}: {count} weights, columns sum to {low:.2f} .. {high:.2f}")
 
 # %%
-# Crosses are exact zeros. Only SparseMAP uses each column as often as each
-# row.
+# Crosses are exact zeros. Only SparseMAP gives the columns the same total
+# weight as the rows.
 figure, axes = plt.subplots(1, 3, figsize=(9, 3.2), layout="constrained")
 for axis, (name, weights) in zip(axes, found.items(), strict=True):
     image = axis.imshow(weights, cmap="Blues", vmin=0, vmax=1)

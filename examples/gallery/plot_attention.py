@@ -1,6 +1,6 @@
 """
-Attention that can be read
-==========================
+Attention that you can read
+===========================
 
 A small translation model writes each word backwards, and the words of a
 sentence in reverse order. Its attention is sparsemax in one run and softmax in

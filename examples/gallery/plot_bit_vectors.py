@@ -4,7 +4,7 @@ Images from sixteen bits
 
 The latent variable of this VAE is a vector of sixteen bits, which has 65,536
 values. SparseMAP gives only a few of them a probability above zero, so the
-expected loss is summed out exactly over these few.
+expected loss is an exact sum over these few.
 """
 
 import matplotlib.pyplot as plt

@@ -4,8 +4,8 @@ A coreset for a posterior
 
 Thirty weighted rows stand for 3,000 in Bayesian logistic regression. A row's
 vector is its log-likelihood under parameters that are drawn from a rough
-posterior, and the selector makes the weighted sum of few vectors nearly equal
-to the sum of all.
+posterior, and the selector makes the weighted sum of a few vectors nearly
+equal to the sum of all.
 """
 
 import matplotlib.pyplot as plt

@@ -1,6 +1,6 @@
 """
-Choose regions by a factor graph
-================================
+Choose regions with a factor graph
+==================================
 
 LP-SparseMAP maps scores of binary variables to sparse marginals that obey
 rules: here, at most a third of the positions may be chosen, and neighbours

@@ -3,8 +3,8 @@ Accuracy of the worst group
 ===========================
 
 In training, nearly all digits below five are red and nearly all others green;
-in the test, color says nothing. The mean of the losses is lowest for a model
-that looks at the color. ``GroupDRO`` minimizes the loss of the worst of the
+in the test, color says nothing. The mean loss is lowest for a model that
+looks at the color. ``GroupDRO`` minimizes the loss of the worst of the
 four groups.
 """
 

@@ -4,8 +4,8 @@ A latent class without sampling
 
 A semi-supervised VAE of digits decodes each image once for each class that has
 a probability above zero. With sparsemax these are ten classes at first, and
-about one after a short training: the expectation over the class stays exact,
-and costs little.
+about one after a short training run: the expectation over the class stays
+exact, and costs little.
 """
 
 import matplotlib.pyplot as plt
@@ -59,7 +59,9 @@ for mapping in (Softmax(), Sparsemax()):
     name = type(mapping).__name__
     calls[name], models[name] = counted.means, model
     accuracy, mean = scores["test/accuracy"], scores["test/decoder_calls_mean"]
-    print(f"{name}: accuracy {accuracy:.3f}, {mean:.1f} decoder calls an image")
+    print(
+        f"{name}: accuracy {accuracy:.3f}, {mean:.1f} decoder calls per image"
+    )
 
 # %%
 # Decoder calls in training, and images that the model draws for each class.

@@ -2,9 +2,9 @@
 A risk in place of the mean
 ===========================
 
-One row in ten follows another rule than the rest. The mean of the losses
-ignores these rows; a robust risk is a trade between them and the others, and
-its parameter says how far.
+One row in ten follows a different rule from the rest. The mean loss ignores
+these rows; a robust risk balances them against the others, to a degree that its
+parameter controls.
 """
 
 import matplotlib.pyplot as plt
@@ -50,7 +50,7 @@ losses = torch.stack([(model(x)[:, 0] - y).square() for model in models])
 means, worst = losses.mean(1), losses[:, group].mean(1)
 
 # %%
-# With a smaller ``lam``, the group counts more, and the others pay for it.
+# With a smaller ``lam``, the group counts more, at the expense of the others.
 names = ["mean", "lam = 4", "lam = 2", "lam = 1", "CVaR(0.2)"]
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4), layout="constrained")
 left.scatter(x[~group], y[~group], s=3, color="0.6")

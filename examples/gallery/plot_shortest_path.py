@@ -4,8 +4,8 @@ Learn the costs of shortest paths
 
 A solver as a layer: a network predicts the costs of a grid from a picture of
 the terrain, and is trained only on the shortest paths of maps, not on their
-costs. SparseMAP's loss compares the best path with the path of the map, and
-its gradient is a sparse mean of paths.
+costs. SparseMAP's loss compares the predicted costs with the path of the map,
+and its gradient is the difference between a sparse mean of paths and that path.
 """
 
 import matplotlib.pyplot as plt
@@ -52,8 +52,8 @@ best = paths.maximize(
 )  # the shortest path of each map, as zeros and ones of the edges
 
 # %%
-# The loss is zero where the path of the predicted costs is that of the map
-# with some margin.
+# The loss is zero where the path of the map is cheaper than all others by a
+# margin.
 network = torch.nn.Sequential(
     torch.nn.Linear(3, 16),
     torch.nn.ReLU(),

@@ -44,7 +44,7 @@ print(f"it is asked about {calls:.1f} of 32 symbols for an image")
 
 # %%
 # How often each symbol is sent for the images of a class. The classes are not
-# known in training: they are groups that help to tell images apart.
+# known in training: they emerge as groups that help to tell images apart.
 batch = data.fetch("test", 0, torch.arange(data.size("test")))
 with torch.no_grad():
     symbols = model(batch["target"]).argmax(-1)

@@ -4,8 +4,8 @@ Train on ranks
 
 Ranks of predictions have no gradient. Soft ranks have one, and equal the ranks
 once scores are far enough apart. Here a linear model is trained to put
-examples in order, where a few targets are far off: the squared error chases
-these, a loss of ranks does not.
+examples in order, although a few targets are far off: the squared error chases
+these outliers, while a loss on ranks ignores them.
 """
 
 import matplotlib.pyplot as plt

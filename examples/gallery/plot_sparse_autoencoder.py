@@ -2,7 +2,7 @@
 Sparse auto-encoders at equal sparsity
 ======================================
 
-A dictionary of 128 units explains vectors by a few units each. The mapping
+A dictionary of 128 units explains each vector with a few units. The mapping
 decides which: the largest k of each vector, the largest of a batch, or a
 sparse projection. Here the vectors are sums of a few of 100 true directions,
 so that a good dictionary exists.

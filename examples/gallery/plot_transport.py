@@ -3,7 +3,7 @@ A plan between two distributions
 ================================
 
 Entropic optimal transport from samples: two networks are trained on pairs of
-points, and give a plan, its density and a map for any points, also new ones.
+points, and give a plan, its density and a map for any points, even new ones.
 """
 
 import matplotlib.pyplot as plt
@@ -40,7 +40,7 @@ trainer = pl.Trainer(max_epochs=8, accelerator="cpu", **quiet)
 trainer.fit(model, data)
 
 # %%
-# The map sends a point to the mean of where the plan sends it; samples of the
+# The map sends a point to the mean of its conditional plan; samples of the
 # plan are points of the target.
 generator = torch.Generator().manual_seed(0)
 starts, pool = (

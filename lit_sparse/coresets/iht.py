@@ -158,7 +158,7 @@ class IHT(CoresetSelector):
 
     @staticmethod
     def _floor(vectors: Vectors) -> float:
-        """Return an objective that consists of rounding errors only."""
+        """Return the objective below which only rounding errors remain."""
         return (16 * torch.finfo(vectors.dtype).eps) ** 2 * float(vectors.total.square().sum())
 
     def _polished(self, vectors: Vectors, k: int, search: _Search) -> None:

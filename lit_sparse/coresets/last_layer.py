@@ -106,7 +106,7 @@ class LastLayerGradients(Projection):
         if bool(wrong.any()):
             raise DataError(
                 f"Expected a label in 0 .. {scores.shape[1] - 1} for each example but got {int(label[wrong][0])}."
-                " Gradients of a classifier need all labels: with images, `labelled: 1.0`."
+                " These gradients require a label for every example; for images, set `labelled: 1.0`."
             )
         if self._whitening is not None:
             hidden = hidden @ self._whitening

@@ -43,7 +43,7 @@ class Expectation:
     """Estimate of the expected loss of each example, with statistics of the latent distribution.
 
     Attributes:
-        loss: (B,) the estimate; ``loss.sum().backward()`` gives the estimator's gradient in scores and decoder.
+        loss: (B,) the estimate; ``loss.sum().backward()`` gives the estimator's gradient for scores and decoder.
         probs: (B, K) probabilities; for bit vectors (R,), aligned with ``example_index``.
         example_index: (R,) int64: the example of each decoded row.
         support_size: (B,) int64, number of values with probability above zero; None if the support is not enumerated.
@@ -146,7 +146,7 @@ class Estimator(nn.Module, ABC):
         Args:
             scores: (B, K) scores of the K values of the latent variable, or (B, D) of its bits.
             loss_fn: function from a :class:`LatentBatch` of R values to their losses (R,).
-            context: (B, C) input of a learnt baseline.
+            context: (B, C) input of a learned baseline.
 
         Raises:
             ConfigurationError: if a required mapping is missing, the scores are not (B, K) or (B, D), or the losses are

@@ -34,7 +34,7 @@ class LatentDistribution(ABC):
 
     @abstractmethod
     def log_prob(self, values: Tensor) -> Tensor:
-        """Return the log-probabilities (B, n) of values of the support, with a gradient in the scores."""
+        """Return the log-probabilities (B, n) of values of the support, differentiable in the scores."""
 
     @abstractmethod
     def sample(self, count: int) -> Tensor:
@@ -69,7 +69,7 @@ class LatentDistribution(ABC):
 
     @abstractmethod
     def entropy(self) -> Tensor:
-        """Return the entropy (B,) in nats, with a gradient in the scores."""
+        """Return the entropy (B,) in nats, differentiable in the scores."""
 
     @abstractmethod
     def reported(self, values: Tensor, there: Tensor) -> Tensor:

@@ -37,13 +37,13 @@ class ScoreFunction(Sampler):
             call. ``"learnt"`` adds to the mean a network's output for the example's context, fitted to the loss by squared
             error (NVIL). That error's gradient reaches only the network, and its value is not part of the loss.
         latent: ``"categorical"`` or ``"bits"``; see :class:`~lit_sparse.estimators.Sampler`.
-        context_features: size of the learnt baseline's context; None if a model sets it.
-        hidden: widths of the hidden layers of a learnt baseline.
+        context_features: size of the learned baseline's context; None if a model sets it.
+        hidden: widths of the hidden layers of a learned baseline.
         mapping: mapping from scores to probabilities of categories; None if a model gives its own.
         evaluation: ``"most_probable"`` or ``"sample"``.
 
     Raises:
-        ConfigurationError: if an argument is not allowed, or a learnt baseline gets no context.
+        ConfigurationError: if an argument is not allowed, or a learned baseline gets no context.
 
     Source: Williams (1992), Simple Statistical Gradient-Following Algorithms, doi:10.1007/BF00992696. Rennie et al. (2017),
     Self-critical Sequence Training, arXiv:1612.00563, for the two samples. Mnih & Gregor (2014), Neural Variational
@@ -125,12 +125,12 @@ class ScoreFunction(Sampler):
     def _network_of(self, context: Tensor | None, size: int) -> Tensor:
         if self.network is None or context is None:
             raise ConfigurationError(
-                "Expected a `context` (B, C) in each call for the learnt baseline but got none. Give its size, as in"
+                "Expected a `context` (B, C) in each call for the learned baseline but got none. Give its size, as in"
                 " ScoreFunction('learnt', context_features=C)."
             )
         if context.shape != (size, self.context_features):
             raise ConfigurationError(
-                f"Expected a context of shape {(size, self.context_features)} for the learnt baseline but got"
+                f"Expected a context of shape {(size, self.context_features)} for the learned baseline but got"
                 f" {tuple(context.shape)}."
             )
         guess: Tensor = self.network(context.detach())

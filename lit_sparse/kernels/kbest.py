@@ -1,4 +1,4 @@
-"""The k best bit vectors of a row of scores, exactly, by the smallest sums of what changing a bit costs.
+"""The exact k best bit vectors of a row of scores, by the smallest sums of the costs of changing bits.
 
 The best vector sets the bits of positive score. Any other vector changes some of them, and each change costs |score|. So the k
 best vectors correspond to the k subsets of the magnitudes with the smallest sums. Only the k - 1 smallest magnitudes can be in

@@ -15,7 +15,7 @@ Tensors = tuple[Tensor, ...]
 
 
 def repeat(body: Callable[..., Tensors], carried: Tensors, constants: Tensors, passes: int) -> Tensors:
-    """Return the tensors ``carried`` after a fixed number of passes of ``carried = body(*carried, *constants)``.
+    """Repeat ``carried = body(*carried, *constants)`` a fixed number of times, and return the tensors ``carried``.
 
     Args:
         body: function of tensors that returns as many new tensors as are carried, of the same shapes and dtypes.
@@ -40,7 +40,7 @@ def repeat(body: Callable[..., Tensors], carried: Tensors, constants: Tensors, p
 def repeat_while(
     condition: Callable[..., Tensor], body: Callable[..., Tensors], carried: Tensors, constants: Tensors
 ) -> Tensors:
-    """Return the tensors ``carried`` after passes of ``carried = body(*carried, *constants)`` while a condition holds.
+    """Repeat ``carried = body(*carried, *constants)`` while a condition holds, and return the tensors ``carried``.
 
     Args:
         condition: function of the same tensors that returns booleans; the loop goes on while any is True.

@@ -91,7 +91,7 @@ class SparseMapping(nn.Module, ABC):
             ConfigurationError: for a mapping that maximizes no objective.
         """
         raise ConfigurationError(
-            f"Expected {type(self).__name__} to have a `regularizer`, the Omega of what it maximizes. Write it, or set"
+            f"Expected {type(self).__name__} to have a `regularizer`, the Omega of its objective. Define it, or set"
             " `has_value = False`."
         )
 
@@ -175,7 +175,7 @@ class SparseMapping(nn.Module, ABC):
         return self.map(scores, mask, -1)
 
     def value(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return the maximum ``<y, x> - gamma * Omega(y)`` that the mapping attains; its gradient in x is the mapping itself.
+        """Return the maximum ``<y, x> - gamma * Omega(y)`` that the mapping attains; its gradient is the mapping itself.
 
         Args:
             scores: floating tensor; length d along ``self.dim``.
@@ -199,7 +199,7 @@ class SparseMapping(nn.Module, ABC):
             )
 
     def value_along(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
-        """Return the attained maximum, as :meth:`value` does, along ``dim`` instead of ``self.dim``, which it removes."""
+        """Return the attained maximum, as :meth:`value` does, along ``dim`` instead of ``self.dim``; ``dim`` is removed."""
         self.check_value()
         return self.value_of(allowed_scores(scores, mask, dim), dim)
 
@@ -270,7 +270,7 @@ def with_slope(parameter: Tensor, slope: Tensor) -> Tensor:
 
 
 class _Sloped(torch.autograd.Function):
-    """A value whose derivative in x is given: entry by entry, or summed along a dimension."""
+    """A value with a given derivative with respect to x: entry by entry, or summed along a dimension."""
 
     @staticmethod
     def forward(x: Tensor, slope: Tensor, value: Tensor, dim: int | None) -> Tensor:

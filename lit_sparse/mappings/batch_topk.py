@@ -133,7 +133,7 @@ class BatchTopK(KeepsDtype, SparseMapping):
         return along_last(scores, mask, dim, of_rows)
 
     def _share(self, x: Tensor, rows: int) -> int:
-        """Return how many of the largest scores of all processes are of this one."""
+        """Return how many of the largest scores over all processes belong to this one."""
         if world_size() == 1:
             return self.k * rows
         number = self.k * int(torch.stack(gather(torch.tensor(rows, device=x.device))).sum())

@@ -1,4 +1,4 @@
-"""Minimization of a convex function less a linear one over the simplex, for many rows at once, and derivatives of the solution.
+"""Minimization of a convex function minus a linear one over the simplex, for many rows at once, and the solution's derivatives.
 
 Every row takes accelerated projected gradient steps (FISTA), which find the support, and Newton steps on it, which are exact
 in the end. The derivative is the solution of one linear system, the optimality conditions.

@@ -1,4 +1,4 @@
-"""JumpReLU (Rajamanoharan et al. 2024): scores above a learnt threshold, unchanged."""
+"""JumpReLU (Rajamanoharan et al. 2024): scores above a learned threshold, unchanged."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def _cut(x: Tensor, threshold: float | Tensor) -> Tensor:
 class JumpReLU(SparseMapping):
     """Layer that keeps scores above learned thresholds and sets the others to zero.
 
-    The derivative in a threshold t, which is zero almost everywhere, is replaced in training by its average over a band
-    of scores around the threshold: ``-t / bandwidth`` where ``|x - t| < bandwidth / 2``. Derivatives in the scores are
-    exact.
+    The derivative with respect to a threshold t, which is zero almost everywhere, is replaced in training by its
+    average over a band of scores around the threshold: ``-t / bandwidth`` where ``|x - t| < bandwidth / 2``. Derivatives
+    with respect to the scores are exact.
 
     Args:
         k: mean number of entries above their thresholds that :meth:`penalty` aims at.
@@ -109,7 +109,7 @@ class JumpReLU(SparseMapping):
     def penalty(self, scores: Tensor) -> Tensor:
         """Return the sparsity penalty ``(n / k - 1)^2``, n the mean number of scores above threshold over all processes.
 
-        In training, it has a gradient in the thresholds, averaged over the same band of scores as the layer's.
+        In training, it has a gradient with respect to the thresholds, averaged over the same band as the layer's.
 
         Args:
             scores: (..., d).
@@ -127,7 +127,7 @@ class JumpReLU(SparseMapping):
         return self.training and self.weight.requires_grad and torch.is_grad_enabled()
 
     def _slope(self, scores: Tensor, thresholds: Tensor, jump: Tensor | float, dim: int) -> Tensor:
-        """Return zeros whose derivative in the thresholds is the slope of a jump at each of them, averaged over the band."""
+        """Return zeros whose derivative with respect to each threshold is the slope of a jump there, averaged over the band."""
         x = scores.detach().movedim(dim, -1)
         near = (x - thresholds.detach()).abs() < self.bandwidth / 2
         slope = torch.where(near, -jump / self.bandwidth, 0.0).to(scores.dtype)

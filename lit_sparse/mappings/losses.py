@@ -131,7 +131,7 @@ class FenchelYoungLoss(nn.Module):
         return torch.where(known, losses, torch.nan)
 
     def _cross_entropy(self, rows: Tensor, labels: Tensor) -> Tensor:
-        """Return the losses (...) by softmax in one operation, in a tenth of the time for a small batch."""
+        """Return the losses (...) for softmax in one operation, which takes a tenth of the time for a small batch."""
         gamma = self.mapping.gamma
         if gamma != 1.0:  # the other order could overflow
             top = rows.detach().amax(-1, keepdim=True)
@@ -158,7 +158,7 @@ class FenchelYoungLoss(nn.Module):
         return losses.sum() / sizes.masked_fill(ignored, 0.0).sum()
 
     def _losses(self, rows: Tensor, q: Tensor, soft: bool) -> Tensor:
-        """Return one loss a row, for scores and targets (..., C)."""
+        """Return one loss per row, for scores and targets (..., C)."""
         if self.label_smoothing > 0:
             q = (1 - self.label_smoothing) * q + self.label_smoothing / rows.shape[-1]
         if self.weight is not None:

@@ -1,4 +1,4 @@
-"""Mappings onto structures, which may have potentials, which are scores of several entries together."""
+"""Mappings onto structures, with optional potentials: scores of several entries together."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class PotentialMapping(SparseMapping):
 
     @abstractmethod
     def _attained(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return what maximizes for scores (..., d) in float64, and the maximum.
+        """Return the maximizer for scores (..., d) in float64, and the maximum.
 
         Returns:
             Marginals (..., d); how much each potential counts (B, ...); the potentials in that shape; and the maximum (...).

@@ -177,7 +177,7 @@ class RegularizedArgmax(SparseMapping):
 
     Args:
         omega: convex function of points (..., d) that returns (...) and can be differentiated twice, as
-            :func:`regularized_argmax` describes it. A module's parameters are learnt with the layer.
+            :func:`regularized_argmax` describes it. A module's parameters are learned with the layer.
         gamma: strength of the regularizer, > 0.
         dim: dimension along which to map.
         max_iter: maximum number of steps for a row; if it is reached, there is a warning.

@@ -29,7 +29,7 @@ class RowFunction:
     A subclass implements ``jvp`` and ``kernel``, which computes ``y`` from ``(x, *args)``, or ``(y, *auxiliary)`` with
     facts about ``y`` that its derivative needs, such as its runs. Call it by :meth:`along`.
 
-    There is a derivative in ``x``, and in ``args[0]`` if it is a tensor and the subclass implements
+    There is a derivative with respect to ``x``, and to ``args[0]`` if it is a tensor and the subclass implements
     :meth:`parameter_jvp`. All other arguments are numbers.
     """
 
@@ -39,7 +39,7 @@ class RowFunction:
     saves_input: ClassVar[bool] = False
     #: The function is affine wherever it is differentiable.
     piecewise_linear: ClassVar[bool] = True
-    #: The derivative in ``args[0]`` is given.
+    #: The derivative with respect to ``args[0]`` is given.
     has_parameter_gradient: ClassVar[bool] = False
     #: Kernel of J v with a differentiable reference; it takes ``v``, ``y`` and :meth:`product_arguments`.
     product: ClassVar[Any] = None
@@ -78,7 +78,7 @@ class RowFunction:
 
     @staticmethod
     def parameter_jvp(y: Tensor, *args: Any) -> Tensor:
-        """Return the derivative (..., d) of ``y`` in ``args[0]``, a tensor (..., 1); arguments as for :meth:`jvp`."""
+        """Return the derivative (..., d) of ``y`` by ``args[0]``, a tensor (..., 1); arguments as for :meth:`jvp`."""
         raise NotImplementedError
 
     @classmethod

@@ -189,7 +189,7 @@ def paired_bootstrap(
     once. With d the difference and d_s the difference in sample s, ``p = (1 + number of s with |d_s| - mean |d_s| >= |d|) /
     (1 + samples)``. This is sacrebleu's p-value except that ties count as evidence for chance, so a system compared with
     itself is never significant. It is smaller than the one-sided share ``(1 + number of s with d d_s <= 0) / (1 +
-    samples)`` if the resampled differences vary little beside their mean. The interval leaves out the ``samples // 40``
+    samples)`` if the resampled differences vary little relative to their mean. The interval leaves out the ``samples // 40``
     lowest and highest d_s. These numbers describe the variation over test inputs, not over training seeds.
 
     Args:

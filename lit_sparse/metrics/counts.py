@@ -81,7 +81,7 @@ class CountHistogram(ExactMetric):
 
 
 class SupportSize(CountHistogram):
-    """Metric: statistics of the number of values that a decision gives a probability above zero."""
+    """Metric: statistics of the support size of each decision, the number of values with a probability above zero."""
 
 
 class DecoderCalls(CountHistogram):

@@ -1,4 +1,4 @@
-"""Means over examples, all together or by group, that do not depend on batches or processes but for rounding."""
+"""Means over examples, all together or by group, that do not depend on batches or processes, apart from rounding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Word vectors: learnt ones, or fixed ones that travel with the weights."""
+"""Word vectors: learned ones, or fixed ones that travel with the weights."""
 
 from __future__ import annotations
 

@@ -40,8 +40,8 @@ class BrokenLossError(DataError):
     def _message(self, where: str) -> str:
         return (
             f"Expected finite losses but the loss of example {self.row} of the batch{where} is {self.value} ({self.broken} of"
-            f" {self.losses} are NaN or infinite). Nothing was learnt from this batch. If training diverged, lower the learning"
-            f" rate.{self.hint}"
+            f" {self.losses} are NaN or infinite). Nothing was learned from this batch. If training diverged, lower the"
+            f" learning rate.{self.hint}"
         )
 
     def located(self, row: int, where: str) -> BrokenLossError:

@@ -1,4 +1,4 @@
-"""The worst group of examples, by weights of groups that are learnt online."""
+"""The worst group of examples, with group weights that are learned online."""
 
 from __future__ import annotations
 

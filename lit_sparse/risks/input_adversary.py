@@ -79,7 +79,7 @@ class InputAdversary:
                     )
                 if not losses.requires_grad:
                     raise ConfigurationError(
-                        "Expected losses with a gradient in the inputs but got none. Leave out detach() and no_grad()."
+                        "Expected losses with a gradient for the inputs but got none. Leave out detach() and no_grad()."
                     )
                 (slope,) = torch.autograd.grad((losses - self.transport_cost * _squared_distance(ahead, start)).sum(), ahead)
             velocity = self.momentum * velocity + self.lr * slope

@@ -71,8 +71,8 @@ class Structure(ABC):
         """Return a structure with the largest total score for each row (MAP inference, maximum a posteriori).
 
         Args:
-            scores: (B, d), finite or -inf. If possible, treat a score of size 1e-9 or less as zero, and zero as no gain:
-                the solver's residuals are rounding errors of that size.
+            scores: (B, d), finite or -inf. If possible, treat a score of magnitude 1e-9 or less as zero, and do not
+                count zero as a gain, because the solver's residuals have rounding errors of that size.
             potentials: scores of several entries together, as given or as :meth:`batch_potentials` returns them; None for
                 none.
 
@@ -189,7 +189,7 @@ class Structure(ABC):
             self.check_potentials(potentials)
 
     def initial_potentials(self) -> Tensor:
-        """Return initial values of learnt potentials.
+        """Return initial values of learned potentials.
 
         Raises:
             ConfigurationError: if the structure has none.

@@ -28,7 +28,7 @@ DRAWS = 20_000  # of samplers, to tell their mean
 def check_estimator(estimator: Estimator) -> None:
     """Run every shared check on an estimator that was built without a mapping.
 
-    It is called with 5 categories, or over vectors of 5 bits.
+    The estimator is called with scores of 5 categories, or of 5 bits if it is over bit vectors.
 
     Raises:
         AssertionError: if a check fails; the message names it.
@@ -95,7 +95,7 @@ def _same(actual: Tensor | None, expected: Tensor | None, what: str) -> None:
 
 
 def _context(size: int) -> Tensor:
-    """Return context features (B, 3) for a learnt baseline."""
+    """Return context features (B, 3) for a learned baseline."""
     return torch.linspace(-1.0, 1.0, 3 * size, dtype=torch.float64).reshape(size, 3).float()
 
 

@@ -247,4 +247,4 @@ def _refusals(structure: Structure) -> None:
         except ValueError:
             pass
         else:
-            raise AssertionError("scores of another length are refused")
+            raise AssertionError("expected scores of another length to be refused")

@@ -62,7 +62,7 @@ class _Job:
                 self.ended.append(None)
 
     def wait(self) -> None:
-        """Return when every block has ended. At most one block a thread is still running when this is called."""
+        """Return when every block has ended. At most one block per thread is still running when this is called."""
         blocks = len(self.edges) - 1
         looks = 0
         while len(self.ended) < blocks:
@@ -74,7 +74,7 @@ class _Job:
         self.tell()
 
     def tell(self) -> None:
-        """Raise what went wrong in a block."""
+        """Raise the error of a block, if any."""
         for error in self.ended:
             if error is not None:
                 raise error
@@ -165,7 +165,7 @@ def over_rows(block: Callable[..., None], shape: tuple[int, ...], cost: float, *
 
 
 def over_blocks(function: Callable[[int], None], count: int) -> None:
-    """Call ``function(0) .. function(count - 1)``, several at a time if torch's own threads can be used.
+    """Call ``function(0) .. function(count - 1)``, several at a time if torch's own threads are available.
 
     On these threads, each torch operation within ``function`` is single-threaded, so that threads need not synchronize
     after each operation. Modes such as ``torch.no_grad`` are as in a new thread.

@@ -1,4 +1,4 @@
-"""Row functions on NVIDIA GPUs, one thread a row, from the source that also serves the CPU.
+"""Row functions on NVIDIA GPUs, one thread per row, from the source that also serves the CPU.
 
 A function that :func:`~lit_sparse.kernels.cpu.compile.compile_rows` compiled is translated by numba-cuda together with the
 functions it calls. Such a function works on scalars and given arrays. It neither allocates nor reads bits of floats. The first

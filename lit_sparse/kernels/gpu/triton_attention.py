@@ -105,10 +105,10 @@ def differentiate(
     mask: Tensor | None,
     options: BlockOptions,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of blockwise attention in query, key and value.
+    """Return the gradients of query, key and value in blockwise attention.
 
     Args:
-        slope: (N, L, W) contiguous, the gradient in the output.
+        slope: (N, L, W) contiguous, the gradient of the output.
         attended: results of :func:`attend`.
         query: argument of :func:`attend`.
         key: argument of :func:`attend`.
@@ -125,7 +125,7 @@ def differentiate(
 
 
 def _launch(name: str, grid: int, tensors: tuple[Tensor, ...], given: Given) -> None:
-    """Run so many instances of a program, whose first arguments are these tensors, on what :func:`attend` was given."""
+    """Run a number of instances of a program, with these tensors as its first arguments, on the inputs of :func:`attend`."""
     query, key, value, mask, options = given
     device, eps = query.device, options.alpha - 1
     places, row_step, column_step = (query, 0, 0) if mask is None else (places_of(mask), *mask.stride()[-2:])

@@ -264,7 +264,7 @@ def programs_on(device: torch.device) -> ModuleType | None:
         with torch.cuda.device(device):
             triton.runtime.driver.active.get_current_target()
     except RuntimeError as error:  # without a C compiler, say
-        warnings.warn(f"Triton does not start, so slower operations stand in for its kernels: {error}", stacklevel=2)
+        warnings.warn(f"Triton cannot start, so slower operations replace its kernels: {error}", stacklevel=2)
         return None
     return triton_programs
 

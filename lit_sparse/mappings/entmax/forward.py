@@ -187,7 +187,7 @@ def solve(z: Any, n: Any, eps: Any, work: Any, bits: Any) -> Any:
 
 @compile_rows(inline="source")
 def write_normalized(row: Any, work: Any, n: Any, padded: Any, places: Any, out: Any) -> None:
-    """Write the first n entries of ``work[0]`` to their places, divided by the sum of all.
+    """Write the first n entries of ``work[0]``, normalized to sum to one, to their places in the row.
 
     The row is zero elsewhere; ``padded``, at least n, is how many entries are summed, those after the n-th being zero.
     """

@@ -1,4 +1,4 @@
-"""alpha-entmax (Peters, Niculae & Martins 2019): softmax at alpha = 1, sparsemax at alpha = 2, and what lies around them."""
+"""alpha-entmax (Peters, Niculae & Martins 2019): softmax at alpha = 1, sparsemax at alpha = 2, and all other alpha > 0."""
 
 from __future__ import annotations
 
@@ -107,8 +107,8 @@ def entmax(
         ConfigurationError: if ``alpha`` or ``gamma`` is out of its range, the scores are not floating, or the mask or
             alpha does not fit.
 
-    Source: Peters, Niculae & Martins (2019), Sparse Sequence-to-Sequence Models, eq. (10); the derivative in alpha:
-    Correia, Niculae & Martins (2019), Adaptively Sparse Transformers, proposition 1.
+    Source: Peters, Niculae & Martins (2019), Sparse Sequence-to-Sequence Models, eq. (10); the derivative with
+    respect to alpha: Correia, Niculae & Martins (2019), Adaptively Sparse Transformers, proposition 1.
     """
     gamma = check_positive("gamma", gamma)
     alpha = check_parameter("alpha", alpha, LEAST, LARGEST)
@@ -128,7 +128,7 @@ class Entmax(SparseMapping):
 
     Args:
         alpha: 1e-6 <= alpha <= 100, or a tensor of such values that broadcasts to the scores with size 1 along ``dim``.
-            A ``nn.Parameter`` is learnt; see :class:`LearnableEntmax` for one that stays in a range.
+            A ``nn.Parameter`` is learned; see :class:`LearnableEntmax` for one that stays in a range.
         gamma: strength of the regularizer ``(sum y^alpha - 1) / (alpha (alpha - 1))``, > 0.
         dim: dimension along which to map.
 
@@ -265,7 +265,7 @@ def tsallis(y: Tensor, alpha: float | Tensor, dim: int) -> Tensor:
 
 
 def _tsallis_slope(y: Tensor, alpha: Tensor, dim: int) -> Tensor:
-    """Return the derivative of the negative Tsallis entropy in alpha, ``dim`` kept.
+    """Return the derivative of the negative Tsallis entropy with respect to alpha, with ``dim`` kept.
 
     With u = (alpha - 1) log y, f = (exp(u) - 1) / u and r = (f - 1) / u, whose derivative f' is f - r, the entropy is
     sum y log y f / alpha.

@@ -51,7 +51,7 @@ def total_variation_prox(z: Tensor, lam: Tensor, allowed: Tensor) -> tuple[Tenso
     """Return the total-variation proximal point ``argmin_w 1/2 ||w - z||^2 + lam sum |w_(i+1) - w_i|`` and labels of its runs.
 
     Runs are maximal stretches of allowed entries with equal values. As lam grows from zero they only ever merge; this
-    follows the values from merger to merger, one per row at a time, in at most d steps.
+    function follows the values from merger to merger, one per row at a time, in at most d steps.
 
     Args:
         z: (..., d) numbers, finite.

@@ -87,7 +87,7 @@ class Fusedmax(SparseMapping):
 
     Args:
         lam: strength of the fusion penalty, >= 0, or a tensor of such values that broadcasts to the scores with size 1
-            along ``dim``. A ``nn.Parameter`` is learnt; see :class:`LearnableFusedmax` for one that stays positive.
+            along ``dim``. A ``nn.Parameter`` is learned; see :class:`LearnableFusedmax` for one that stays positive.
         gamma: strength of the regularizer ``1/2 ||y||^2 + lam sum |y_(i+1) - y_i|``, > 0.
         dim: dimension along which to map.
 

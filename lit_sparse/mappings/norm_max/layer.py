@@ -86,7 +86,7 @@ class NormMax(SparseMapping):
 
     Args:
         alpha: 1 < alpha <= 1000, or a tensor of such values that broadcasts to the scores with size 1 along ``dim``. A
-            ``nn.Parameter`` is learnt.
+            ``nn.Parameter`` is learned.
         gamma: strength of the regularizer ``||y||_alpha``, > 0.
         dim: dimension along which to map.
 

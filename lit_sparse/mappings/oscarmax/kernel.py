@@ -161,7 +161,7 @@ def is_enough(x: Any, row: Any, top: Any, gamma: Any, lam: Any, n: Any, d: Any, 
 
 @compile_rows()
 def is_uniform(x: Any, row: Any, top: Any, gamma: Any, lam: Any, d: Any, floats: Any, ints: Any) -> Any:
-    """Return whether all of a row is certainly one block, without sorting it: no prefix has a mean above the row's.
+    """Return whether a whole row is certainly one block, without sorting it: no prefix has a mean above the row's.
 
     Within a bucket, sums over a prefix have two bounds: from its start with all entries at its upper edge, or from its
     end with all entries at its lower edge. Both bounds are extreme at the ends of the bucket.

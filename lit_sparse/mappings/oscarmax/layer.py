@@ -136,7 +136,7 @@ class Oscarmax(SparseMapping):
         """
         if not self.exact:
             raise ConfigurationError(
-                "Expected Oscarmax(exact=True): the published composition maximizes nothing, so it has no value."
+                "Expected Oscarmax(exact=True): the published composition maximizes no objective, so it has no value."
             )
         size = y.shape[dim] if allowed is None else allowed.sum(dim, keepdim=True)
         ranked = y.sort(dim=dim, descending=True).values.movedim(dim, -1)

@@ -84,8 +84,8 @@ def soft_sort(
         regularization: ``"quadratic"`` (piecewise linear, preserves the sum) or ``"entropic"`` (smooth within blocks of
             values that are near each other).
         dim: dimension along which to sort.
-        mask: boolean, broadcastable to ``values``; True where a value takes part. Those values are sorted among their
-            places; the others are zero.
+        mask: boolean, broadcastable to ``values``; True where a value takes part. These values are
+            sorted among themselves; the results at other places are zero.
 
     Returns:
         Tensor of the values' shape and dtype.

@@ -1,4 +1,4 @@
-"""Lists of the keys that may have weight for each query: scores are computed for a block of queries at a time and forgotten."""
+"""Lists of the keys that may have weight for each query: scores are computed for a block of queries at a time and discarded."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ EARLIER = 0.75
 FEW = 64
 #: Cost of a key of a query that attends to all keys, against a place in all lists.
 LONG = 4
-#: Cost per query of attending from a few of them to all keys, likewise.
+#: Cost per query of attending from a few queries to all keys, in the same unit.
 COPIES = 16
 
 

@@ -40,7 +40,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         num_heads: number of heads; divides ``embed_dim``.
         dropout: probability with which a weight is dropped in training.
         bias: whether the projections have a bias.
-        add_bias_kv: whether to append a learnt key and value to every sequence.
+        add_bias_kv: whether to append a learned key and value to every sequence.
         add_zero_attn: whether to append a zero key and value to every sequence.
         kdim: width of the keys; None means ``embed_dim``.
         vdim: width of the values; None means ``embed_dim``.
@@ -124,7 +124,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             key_padding_mask: (N, S), or (S,) for an unbatched query. Boolean, True for keys to ignore; or floating, added
                 to the scores, where -inf means ignore.
             need_weights: whether to return the weights.
-            attn_mask: (L, S) or (N * num_heads, L, S), likewise boolean or floating.
+            attn_mask: (L, S) or (N * num_heads, L, S), boolean or floating.
             average_attn_weights: whether to average the weights over heads; a mean is zero only if all heads have a zero.
             is_causal: a hint that ``attn_mask`` is causal, which must be given along with it. It changes nothing.
 
@@ -278,7 +278,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             )
         if is_causal and attn_mask is None:
             raise ConfigurationError(
-                "Expected `attn_mask` together with `is_causal=True`, which only tells that the mask is causal, but got None."
+                "Expected `attn_mask` together with `is_causal=True`, which only states that the mask is causal, but got None."
                 " Make one with `torch.nn.Transformer.generate_square_subsequent_mask(L)`."
             )
         batched = query.dim() == 3

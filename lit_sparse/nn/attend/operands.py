@@ -94,7 +94,7 @@ class Operands(NamedTuple):
         return _leading(self.query, self.key, self.value, self.groups())
 
     def number_of_scores(self) -> int:
-        """Return a lower bound on the number of scores, by the larger leading dimensions of queries and keys."""
+        """Return a lower bound on the number of scores, from the larger leading dimensions of queries and keys."""
         heads = max(self.query.shape[:-2].numel(), self.key.shape[:-2].numel())
         return heads * self.query.shape[-2] * self.key.shape[-2]
 

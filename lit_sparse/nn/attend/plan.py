@@ -29,8 +29,8 @@ class Plan(NamedTuple):
     """Plan of how attention is computed, and why.
 
     Attributes:
-        way: ``"dense"``, by all weights; ``"listed"``, by the candidates of each query; ``"blocks"``, by GPU programs;
-            ``"traced"``, by an operator of a compiled graph, which chooses between the latter two.
+        way: ``"dense"``, with all weights; ``"listed"``, with the candidates of each query; ``"blocks"``, with GPU programs;
+            ``"traced"``, with an operator of a compiled graph, which chooses between the latter two.
         reason: why this way was chosen.
         threshold: threshold of the mapping, for the sparse ways.
         otherwise: the way to use instead of lists if there are many candidates; None to keep lists.

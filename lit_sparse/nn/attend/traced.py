@@ -121,7 +121,7 @@ def _forward_like(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[T
 
 
 def _backward(slope: Tensor, places: Tensor, long: Tensor, *args: Any) -> tuple[Tensor, ...]:
-    """Return the gradients in query, key, value, alpha and bias, which have no entries where there is none."""
+    """Return the gradients of query, key, value, alpha and bias, empty for those that are absent."""
     learned = (0, 1, 2, 3, 5)
     leaves = {i: args[i].detach().requires_grad_() for i in learned if args[i] is not None}
     with torch.enable_grad(), autograd_in_operator():

@@ -52,7 +52,7 @@ def length_mask(lengths: Tensor, size: int) -> Tensor:
 
 @ranges(width=FEATURES, layers=Count(most=MOST_LAYERS), dropout=DROPOUT)
 class EncoderDecoder(nn.Module, ABC):
-    """Base class of the encoder and decoder of a sequence-to-sequence model, with attention by any mapping.
+    """Base class of the encoder and decoder of a sequence-to-sequence model, whose attention uses any mapping.
 
     It maps embedded sources and target prefixes to hidden vectors.
 

@@ -1,7 +1,7 @@
 """Fenchel-Young losses of linear scores, without the matrix of all scores.
 
 A row whose support is listed has its loss and gradients from the scores of the support and of its label. Softmax keeps one
-number per row. The scores of other rows are computed for some rows at a time, forgotten, and computed again for the gradients.
+number per row. The scores of other rows are computed for some rows at a time, discarded, and recomputed for gradients.
 """
 
 from __future__ import annotations

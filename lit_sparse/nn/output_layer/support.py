@@ -1,6 +1,6 @@
 """The support of a mapping of linear scores, found without the matrix of all scores.
 
-Scores are computed for a range of classes at a time and forgotten. Each row keeps a list of candidates, the classes whose
+Scores are computed for a range of classes at a time and discarded. Each row keeps a list of candidates, the classes whose
 scores are above a bound of the threshold, which rises with each range. The mapping of the candidates then gives the support.
 """
 

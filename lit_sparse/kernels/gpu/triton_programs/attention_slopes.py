@@ -63,7 +63,7 @@ def differentiate_queries(
     operand: tl.constexpr,
     precision: tl.constexpr,
 ) -> None:
-    """Triton program that computes the gradient in a block of queries, and the mean slope of each query.
+    """Triton program that computes the gradient of a block of queries, and the mean slope of each query.
 
     With the derivatives s of the weights and their slopes d, the gradient in the scores is ``s (d - mean) / gamma`` with
     the mean ``sum s d / sum s``. Both sums are computed in one pass, with d relative to its mean under the weights, which
@@ -149,7 +149,7 @@ def differentiate_keys(
     operand: tl.constexpr,
     precision: tl.constexpr,
 ) -> None:
-    """Triton program that computes the gradients in a block of keys and values, over all query heads that share them."""
+    """Triton program that computes the gradients of a block of keys and values, over all query heads that share them."""
     row_blocks = tl.cdiv(length, rows)
     column_blocks = tl.cdiv(size, columns)
     block = tl.program_id(0) % column_blocks

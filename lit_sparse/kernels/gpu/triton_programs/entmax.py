@@ -56,7 +56,7 @@ def exp_minus_one(u: tl.tensor) -> tl.tensor:
 
 @compiled
 def deformed(z: tl.tensor, t: tl.tensor, eps: tl.tensor, halves: tl.tensor, squares: tl.constexpr) -> tl.tensor:
-    """Return tiles of the weights ``y = [1 + eps (z - t)]_+^(1 / eps)`` and of ``y^(1 - eps)``, minus y's derivative in t.
+    """Return tiles of the weights ``y = [1 + eps (z - t)]_+^(1 / eps)`` and of ``y^(1 - eps)``, which is -dy/dt.
 
     Args:
         z: tile of scores, none above 0.
@@ -99,7 +99,7 @@ def deformed_sums(
 ) -> tl.tensor:
     """Return the sums (rows,) over a row of ``y = [1 + eps (z - t)]_+^(1 / eps)`` and ``y^(1 - eps)``.
 
-    A long row is ``(x - top) * factor``.
+    In a ``long`` row, the scores are ``(x - top) * factor``.
     """
     if long:
         mass = tl.zeros_like(t).to(tl.float64)
@@ -136,7 +136,7 @@ def solve_entmax(
 ) -> tl.tensor:
     """Return the entmax thresholds t (rows,), roots of ``sum y = 1``, where ``live``.
 
-    A long row is ``(x - top) * factor``.
+    In a ``long`` row, the scores are ``(x - top) * factor``.
 
     Newton's method is applied to ``(sum y)^eps``, for eps <= 1 a norm, convex in t and nearly linear. It starts from ``t``,
     stays between 0 and ``highest``, and ends with a step of at most ``tolerance``; the remaining error is its square or,

@@ -1,4 +1,4 @@
-"""Products with the rows of a matrix that lists name, and sums of them.
+"""Products with listed rows of a matrix, and sums of them.
 
 ``places`` (R, capacity) list rows of one of the blocks of a matrix (B, S, E) in increasing order, then -1; ``blocks`` (R,) say
 of which.

@@ -1,4 +1,4 @@
-"""SparseMAP of a batch on the CPU: with a compiled oracle row by row, with one in Python all rows together."""
+"""SparseMAP of a batch on the CPU: row by row with a compiled oracle, all rows together with one in Python."""
 
 from __future__ import annotations
 

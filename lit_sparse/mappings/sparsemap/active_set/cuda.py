@@ -1,4 +1,4 @@
-"""SparseMAP on NVIDIA GPUs, one thread a row, from the source that also serves the CPU."""
+"""SparseMAP on NVIDIA GPUs, one thread per row, from the source that also serves the CPU."""
 
 from __future__ import annotations
 
