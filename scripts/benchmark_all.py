@@ -1,14 +1,14 @@
-"""Time the package's operations against those of other packages, and what each part costs.
+"""Time the package's operations against other packages, and measure what each part costs.
 
 Usage:
     python scripts/benchmark_all.py [measure] [draw] [costs] [--threads 2] [--rounds 5] [--rows results/benchmarks.csv]
         [--lengths 2048 4096 8192] [--classes 50000 256000]
 
-``measure`` writes a row per comparison. A speed-up is the time of the peer over that of ours, and their calls take turns in one
-process: above 1 ours is faster. The rows have the median of the speed-ups of all rounds, the least and the largest, with the
-date, the commit and the machine. ``draw`` makes the table (.md) and the chart (.png) of twelve of them next to the rows, from
-the rows alone. Both are done by default, in some 10 minutes. ``costs`` runs the scripts that time single parts, in some 15
-minutes, and writes their tables to ``benchmark_costs.md`` beside the rows.
+``measure`` writes a row per comparison. A speed-up is the peer's time over our time, and their calls take turns in one process:
+above 1 ours is faster. The rows contain the median, the smallest and the largest speed-up of all rounds, with the date, the
+commit and the machine. ``draw`` makes the table (.md) and the chart (.png) of twelve of them next to the rows, from the rows
+alone. Both are done by default, in about 10 minutes. ``costs`` runs the scripts that time single parts, in about 15 minutes,
+and writes their tables to ``benchmark_costs.md`` beside the rows.
 
 Peers are torch (``scaled_dot_product_attention``, ``linear`` with ``cross_entropy``, ``softmax``), and the packages ``entmax``
 and POT, if they are installed. Scores are from N(0, 1) in float32, supports thus small.
@@ -97,7 +97,7 @@ class Comparison(NamedTuple):
 
 
 def of_attention(options: argparse.Namespace) -> Iterator[Comparison]:
-    """Attention of 4 heads of 64 numbers, as benchmark_attention.py times it."""
+    """Attention with 4 heads of size 64, as benchmark_attention.py times it."""
     inner = argparse.Namespace(heads=4, device="cpu", dtype="float32")
     cases = [(length, 1.0, is_causal) for length in options.lengths for is_causal in (False, True)]
     for length, deviation, is_causal in [*cases, (4096, 0.3, False)]:

@@ -232,7 +232,7 @@ def _refuses(risk: Risk) -> None:
     refuses(lambda: risk(losses.reshape(3, 4)), "(B,)")
     refuses(lambda: risk(losses.long()), "floating")
     refuses(lambda: _value(risk, losses, torch.ones(3)), "one weight per example")
-    refuses(lambda: _value(risk, losses, -torch.ones_like(losses)), "not negative")
+    refuses(lambda: _value(risk, losses, -torch.ones_like(losses)), "nonnegative")
     if risk.group_key is not None:
         refuses(lambda: risk(losses), "group of each example")
         refuses(lambda: risk(losses, None, torch.zeros(3, dtype=torch.int64)), "group of each example")

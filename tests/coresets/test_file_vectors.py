@@ -103,7 +103,7 @@ def test_vectors_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "nan.npy", given.numpy())
     with pytest.raises(DataError, match="example 41"):
         AcceleratedIHT()(FileVectors(tmp_path / "nan.npy"), 3)
-    with pytest.raises(DataError, match=r"finite as torch\.float16"):
+    with pytest.raises(DataError, match=r"finite in torch\.float16"):
         FileVectors.save(1e6 * some(), tmp_path / "large.npy", dtype=torch.float16)
     assert not (tmp_path / "large.npy").exists()
 

@@ -89,8 +89,8 @@ def test_damaged_files_are_refused(file: str, content: bytes, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda value: value.to(torch.complex64), "numbers as of type"),
-        (lambda value: value.long(), "numbers as of type"),
+        (lambda value: value.to(torch.complex64), "values of type"),
+        (lambda value: value.long(), "values of type"),
         (lambda value: value * math.nan, r"pooling\.pt' holds NaN"),
     ],
 )

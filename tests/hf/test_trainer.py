@@ -315,7 +315,7 @@ def test_annealing_that_does_not_reach_its_target_warns(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, model, classified())
     trainer.add_callback(AlphaAnnealing(share=1.0))
     trainer.add_callback(Stop())
-    with pytest.warns(UserWarning, match="is at 25% of its way"):
+    with pytest.warns(UserWarning, match="has completed 25% of its schedule"):
         trainer.train()
 
 

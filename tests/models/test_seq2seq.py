@@ -340,7 +340,7 @@ def test_what_is_no_text_is_not_written_about(folder: Path) -> None:
     for lines, words in (
         ("ein Hund", r"one text\. Write \['ein Hund'\]"),
         ([None], "got None at position 0"),
-        (["a", "\ud800"], "number 1"),
+        (["a", "\ud800"], "at position 1"),
     ):
         with pytest.raises(ConfigurationError, match=words):
             model.generate(lines)  # type: ignore[arg-type]

@@ -186,7 +186,7 @@ def test_initial_weights_of_another_kind_of_numbers_are_refused(
     checkpoint = torch.load(python_checkpoint, weights_only=True)
     checkpoint["state_dict"]["classifier.0.weight"] = checkpoint["state_dict"]["classifier.0.weight"].to(kind)
     torch.save(checkpoint, tmp_path / "other.ckpt")
-    with pytest.raises(CheckpointError, match=r"as of type .* in `state_dict\.classifier\.0\.weight`"):
+    with pytest.raises(CheckpointError, match=r"values of type .* in `state_dict\.classifier\.0\.weight`"):
         load_initial_weights(small(Sparsemax()), str(tmp_path / "other.ckpt"))
 
 

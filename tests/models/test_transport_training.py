@@ -191,7 +191,9 @@ def test_arguments_and_data_that_do_not_fit() -> None:
         trainer(max_epochs=1).fit(by_kernels(kernels={"capacity": 100}), line())
     with pytest.raises(ConfigurationError, match="dim=2 coordinates but got batches"):
         trainer(max_epochs=1).fit(EntropicTransport(dim=2), line())
-    with pytest.raises(ConfigurationError, match="with source and target but got pixels, from the data of another"):
+    with pytest.raises(
+        ConfigurationError, match="with source and target but got pixels, from data for a different kind of model"
+    ):
         EntropicTransport(dim=2).run_step({"pixels": torch.zeros(2, 2)}, 0, "val")
     with pytest.raises(ConfigurationError, match="Expected no `lr_scheduler`"):
         by_kernels(lr_scheduler=functools.partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.7))

@@ -350,7 +350,7 @@ def test_other_mappings_are_refused(kind: type[SparseMapping]) -> None:
         (lambda: LinearFenchelYoungLoss(CappedSoftmax(0.5), 4, 5), "CappedSoftmax"),
         (lambda: LinearFenchelYoungLoss(Sparsemax(), 4, 0), "`classes`"),
         (lambda: LinearFenchelYoungLoss(Sparsemax(), 4, 5, label_smoothing=2), "label_smoothing"),
-        (lambda: LinearFenchelYoungLoss(Sparsemax(), 4, 5, class_weight=torch.ones(4)), "`class_weight` with 5 numbers"),
+        (lambda: LinearFenchelYoungLoss(Sparsemax(), 4, 5, class_weight=torch.ones(4)), "`class_weight` with 5 weights"),
         (lambda: LinearFenchelYoungLoss(Sparsemax(), 4, 5)(torch.ones(2, 3), torch.ones(2).long()), r"\(N, 4\)"),
         (lambda: LinearFenchelYoungLoss(Sparsemax(), 4, 5)(torch.ones(2, 4), torch.ones(3).long()), r"shape \(2,\)"),
         (lambda: LinearFenchelYoungLoss(Sparsemax(), 4, 5)(torch.ones(2, 4), torch.full((2,), 5)), r"0 \.\. 4"),

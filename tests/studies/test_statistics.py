@@ -110,7 +110,7 @@ def test_bad_samples_are_refused() -> None:
         s.compare({"a": [1.0, 2.0, 3.0]})
     with pytest.raises(ValueError, match=r"\['b'\] are fewer"):
         s.compare({"a": [1.0, 2.0, 3.0], "b": [1.0]})
-    with pytest.raises(ValueError, match="at least 3 numbers"):
+    with pytest.raises(ValueError, match="at least 3 values"):
         s.gaussian_superiority([1.0, 2.0], [1.0, 2.0, 3.0])
 
 

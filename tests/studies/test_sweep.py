@@ -450,7 +450,7 @@ def test_trials_without_the_settings_of_their_sweep_are_refused(tmp_path: Path) 
     assert Sweep(*options).study.user_attrs["settings"]
     study.set_user_attr("settings", None)
     study.ask()
-    with pytest.raises(ConfigurationError, match="was begun with other"):
+    with pytest.raises(ConfigurationError, match="was started with different configs"):
         _ = Sweep(*options).study
 
 

@@ -254,7 +254,7 @@ def test_a_model_that_is_compiled_has_the_same_paths() -> None:
         ({"module": "norm", "sparseness": 0.5}, "'norm' to have at least 2 dimensions"),
         ({"module": "first", "sparseness": 0.5, "dim": 2}, r"`dim` to be dimensions of 'first.weight'.*\(6, 20\), but got 2"),
         ({"module": "first", "sparseness": 0.5, "dim": [1, -1]}, "`dim` to be dimensions of 'first.weight'"),
-        ({"module": "first", "sparseness": 0.5, "dim": np.float32(2.5)}, "`dim` to be an integer"),
+        ({"module": "first", "sparseness": 0.5, "dim": np.float32(2.5)}, "`dim` to be a 64-bit integer"),
         ({"module": "first", "sparseness": 0.5, "dim": [0, 1]}, "to contain several vectors with several entries"),
     ],
 )

@@ -77,7 +77,7 @@ def test_labels_from_every_form_of_file(tmp_path: Path, form: Callable[[Path], L
         ("a.csv", b"1" * 30, "got '1111.* in line 1"),
         ("a.txt", b"", r"but got an array \(0,\)"),
         ("a.gz", b"no gzip", "is not an idx file"),
-        ("a", gzip.compress(idx(NOISY), mtime=0)[:-9], "is not a whole gzip file"),
+        ("a", gzip.compress(idx(NOISY), mtime=0)[:-9], "is not a complete gzip file"),
         ("a", idx(NOISY.reshape(7, 1)), "is not an idx file of 1 dimensions"),
     ],
     ids=["npy-empty", "npy", "npz", "word", "gap", "negative", "digits", "empty", "gz", "cut", "dimensions"],

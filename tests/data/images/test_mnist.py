@@ -128,7 +128,7 @@ def test_missing_file(folder: Path) -> None:
         (b"", "is not an idx file"),
         (idx(np.zeros((20, 28, 28)))[:-5], "bytes of data"),
         (idx(np.zeros((20, 28, 28)))[:9], "ends within its header"),
-        (gzip.compress(idx(np.zeros((20, 28, 28))), mtime=0)[:-20], "is not a whole gzip file"),
+        (gzip.compress(idx(np.zeros((20, 28, 28))), mtime=0)[:-20], "is not a complete gzip file"),
         (idx(np.zeros((20, 8, 8))), "images of"),
         (idx(np.zeros((19, 28, 28))), r"one for each of 19 images, but got .* \(20,\)"),
     ],

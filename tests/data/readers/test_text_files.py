@@ -112,10 +112,10 @@ def test_entities_of_many_digits_stay_as_they_are(tmp_path: Path, entity: str) -
         ("a.gz", b"plain", r"a.gz' is not a gzip file: it starts with b'pl'"),
         ("a.gz", b"", r"a.gz' is not a gzip file"),
         ("a.bz2", b"BZh is a word", r"a.bz2' is not a bzip2 file: it starts with b'BZ'"),
-        ("a.bz2", bz2.compress(b"text\n" * 1000)[:-12], r"a.bz2' is not a whole bzip2 file"),
-        ("a.bz2", bz2.compress(b"text\n") + b"BZ" + bz2.compress(b"more\n"), r"a.bz2' is not a whole bzip2 file"),
-        ("a.gz", gzip.compress(b"text\n" * 1000, mtime=0)[:-12], r"a.gz' is not a whole gzip file"),
-        ("a.gz", b"\x1f\x8bnothing else", r"a.gz' is not a whole gzip file"),
+        ("a.bz2", bz2.compress(b"text\n" * 1000)[:-12], r"a.bz2' is not a complete bzip2 file"),
+        ("a.bz2", bz2.compress(b"text\n") + b"BZ" + bz2.compress(b"more\n"), r"a.bz2' is not a complete bzip2 file"),
+        ("a.gz", gzip.compress(b"text\n" * 1000, mtime=0)[:-12], r"a.gz' is not a complete gzip file"),
+        ("a.gz", b"\x1f\x8bnothing else", r"a.gz' is not a complete gzip file"),
     ],
 )
 def test_files_that_are_no_text(tmp_path: Path, name: str, content: bytes, words: str) -> None:
