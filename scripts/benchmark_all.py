@@ -79,7 +79,7 @@ COSTS = {
     "SparseMAP": "benchmark_sparsemap.py",
     "Factor graphs": "benchmark_factor_graphs.py --rounds 3",
     "Estimators": "benchmark_training.py --rounds 3",
-    "Coresets": "benchmark_coresets.py sizes --rounds 3",
+    "Coresets": "benchmark_coresets.py sizes --rounds 2",
     "Risks": "benchmark_risks.py --repeats 25",
     "Auto-encoder": "benchmark_soae.py steps --rounds 5 --steps 100",
     "Translation model": "benchmark_attention.py mappings --steps 100",
