@@ -64,6 +64,34 @@ def test_numbers_of_speed_are_in_the_benchmarks() -> None:
     assert not [row for row in rows if f"{row} |" not in table]
 
 
+def test_speeds_on_all_pages_are_those_of_the_benchmarks() -> None:
+    """Speeds are told on the start page and in the README alone; others stand beside their own table or command."""
+    table = (ROOT / "results" / "benchmarks.md").read_text(encoding="utf-8")
+    found = re.findall(r"^\| (.+) \| (.+) \| ([\d.]+)\u00d7 \|", table, re.MULTILINE)
+    speeds = {(name, peer.strip("`")): float(speed) for name, peer, speed in found}
+    attention = [
+        speeds[f"{name} attention, 4,096 keys, training", "PyTorch's softmax attention"] for name in ("Sparsemax", "Entmax 1.5")
+    ]
+    row = "Sparsemax of (4096, 256)"
+    expected = {
+        f"{min(attention):g} to {max(attention):g} times faster than PyTorch's",
+        f"{1 / speeds[row, 'torch.softmax']:.2g} times as long as `torch.softmax`",
+        f"{speeds[row, 'package `entmax']:g} times faster than the `entmax` package",
+    }
+    others = {
+        "docs/how_to/large_coresets.md": {"10 times as long"},
+        "docs/how_to/factor_graphs.md": {"4.5 to 15 times as long"},
+    }
+    peers = "PyTorch's|`torch.softmax`|the `entmax` package"
+    told = re.compile(rf"[\d.]+(?: to [\d.]+)? times (?:faster|slower|as long|as fast)(?: (?:than|as) (?:{peers}))?")
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    for path in pages:
+        name, text = path.relative_to(ROOT).as_posix(), " ".join(path.read_text(encoding="utf-8").split())
+        if name not in ("docs/results/benchmarks.md", "docs/results/costs.md"):
+            first = expected if name in ("README.md", "docs/index.md") else others.get(name, set())
+            assert {*told.findall(text)} == first, name
+
+
 def test_recipes_of_estimators_keep_their_promises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     python = [block.text for page in PAGES for block in blocks(page) if block.language == "python"]
     recipes = [text for text in python if re.search(r"class \w+\((Estimator|Sampler)\)", text)]
