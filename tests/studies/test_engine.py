@@ -164,7 +164,7 @@ def test_a_failed_cell_is_named_at_once_and_leaves_the_others(
     assert "did you mean" in message.lower()
     assert [row["cell"] for row in study.rows.read()] == ["right"]
     printed = [line.split(";")[0].split(",")[0] for line in capsys.readouterr().out.splitlines()]
-    assert printed == ["wrong/seed_0: runs", "wrong/seed_0: failed", "right/seed_0: runs", "right/seed_0: finished"]
+    assert printed == ["wrong/seed_0: running", "wrong/seed_0: failed", "right/seed_0: running", "right/seed_0: finished"]
 
 
 @pytest.mark.gate
@@ -256,7 +256,7 @@ def test_rows_of_other_settings_are_named_and_not_drawn_or_reported(
     assert main(["study", str(path), "--tables"]) == 0
     printed = capsys.readouterr().err
     assert "different settings" not in printed
-    assert "no row has their value: calls (sum(train/decoder_calls_total))" in printed
+    assert "no row has a value for them: calls (sum(train/decoder_calls_total))" in printed
     assert [(row["cell"], row["seed"]) for row in drawn[0]] == [("slow", "0")], "a curve without a row is not drawn"
     path = write_study(options={"trainer.max_epochs": 7}, figures=[])
     assert main(["study", str(path), "--tables"]) == 0
