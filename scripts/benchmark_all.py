@@ -115,7 +115,8 @@ def of_attention(options: argparse.Namespace) -> Iterator[Comparison]:
     """Attention with 4 heads of size 64, as benchmark_attention.py times it."""
     inner = argparse.Namespace(heads=4, device="cpu", dtype="float32")
     cases = [(length, 1.0, is_causal) for length in options.lengths for is_causal in (False, True)]
-    for length, deviation, is_causal in [*cases, (4096, 0.3, False)]:
+    middle = sorted(options.lengths)[len(options.lengths) // 2 :][:1]
+    for length, deviation, is_causal in [*cases, *((length, 0.3, False) for length in middle)]:
         functions, inputs, _ = benchmark_attention.contestants(length, deviation, is_causal, ("sparse",), inner)
         slope = torch.randn_like(inputs[0])
 

@@ -384,9 +384,12 @@ def test_all_comparisons_with_peers_are_measured_and_drawn_from_their_rows(
     lines = rows.read_text(encoding="utf-8").splitlines()
     for words in ("SDPA", "cross_entropy", "torch.softmax", "70 keys, causal"):
         assert any(words in line for line in lines)
-    rows.write_text("\n".join([lines[0], "attention,70 keys,sparsemax,SDPA,1,0.250,0.200,0.300"]), encoding="utf-8")
+    row = '"attention, training",4096 keys,sparsemax,"SDPA, softmax",2,4.000,0.963,125.000,2026-11-30,abc,a machine'
+    rows.write_text(f"{lines[0]}\n{row}\n", encoding="utf-8")
     script.main(["draw", *sizes])
-    assert "| attention | 70 keys | sparsemax | SDPA | 0.25 (0.20 to 0.30) |" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "| Sparsemax attention, 4,096 keys, training | PyTorch's softmax attention | 4\u00d7 | 0.96 to 120 |" in printed
+    assert "2026-11-30, commit abc, a machine, 2 threads." in printed
     assert_picture(rows.with_suffix(".png"))
 
 
