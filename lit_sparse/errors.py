@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import difflib
 import errno
 import os
@@ -111,6 +112,9 @@ class MissingExtraError(LitSparseError, ImportError):
 
     def __init__(self, what: str, extra: str, but: str = "", command: str = "") -> None:
         super().__init__(f"{what} need the extra '{extra}'{but}. Install it with: {command or install_command(extra)}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return copyreg.__newobj__, (type(self), *self.args)  # not by the constructor, which takes no message
 
 
 def printable(text: str) -> str:

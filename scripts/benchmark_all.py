@@ -206,7 +206,8 @@ def draw(options: argparse.Namespace) -> None:
 
     with options.rows.open(encoding="utf-8", newline="") as file:
         found = {(row["topic"], row["case"], row["ours"], row["peer"]): row for row in csv.DictReader(file)}
-    rows = {key: row for key in SHOWN if (row := found.get(key))}
+    if not (rows := {key: row for key in SHOWN if (row := found.get(key))}):
+        sys.exit(f"{options.rows} has no row of the table, which shows 4,096 keys and 50,000 or 256,000 classes.")
     lines = ["| operation | compared with | speed-up | least to most |", "| --- | --- | ---: | ---: |"]
     for key, row in rows.items():
         median, least, largest = (f"{float(f'{float(row[name]):.2g}'):g}" for name in ("median", "least", "largest"))

@@ -66,7 +66,7 @@ class ConvNet(nn.Module):
         Raises:
             ConfigurationError: for images of another size or dtype.
         """
-        check_input("images", pixels, ("...",), next(self.head.parameters()))
+        check_input("images", pixels, ("...",), next(self.head.parameters(), None))
         if pixels.shape[1:].numel() != self.colors * self.height * self.width:
             raise ConfigurationError(
                 f"Expected images of {self.colors} x {self.height} x {self.width} values for this ConvNet but got"

@@ -12,14 +12,14 @@ from lit_sparse.ground.torch_internals import autocast_enabled, can_read_values
 __all__ = ["check_ids", "check_input", "check_sentences"]
 
 
-def check_input(name: str, given: Tensor, shape: tuple[int | str, ...], weight: Tensor) -> None:
+def check_input(name: str, given: Tensor, shape: tuple[int | str, ...], weight: Tensor | None) -> None:
     """Raise an error unless a tensor has a shape and the dtype of a weight; under autocast any floating dtype will do.
 
     Args:
         name: name of the argument in the message.
         given: tensor to check.
         shape: sizes, and letters for those that may be any; a first ``"..."`` stands for any dimensions.
-        weight: weight that the tensor is multiplied by.
+        weight: weight that the tensor is multiplied by; if it is quantized, any dtype will do.
 
     Raises:
         ConfigurationError: if it is no such tensor.
@@ -31,6 +31,8 @@ def check_input(name: str, given: Tensor, shape: tuple[int | str, ...], weight: 
     fits = given.dim() >= len(sizes) and len(got) == len(sizes)
     if not fits or any(isinstance(size, int) and size != found for size, found in zip(sizes, got, strict=True)):
         raise ConfigurationError(f"Expected {name} ({', '.join(map(str, shape))}) but got shape {tuple(given.shape)}.")
+    if not isinstance(weight, Tensor) or weight.dtype not in FLOATS:  # quantized layers pack it, or store it in bytes
+        return
     if given.dtype != weight.dtype and not (given.dtype in FLOATS and autocast_enabled(given.device)):
         raise ConfigurationError(f"Expected {name} of {weight.dtype}, as the weights are, but got {given.dtype}. Convert one.")
 

@@ -44,6 +44,6 @@ class MLP(nn.Sequential):
             ConfigurationError: for inputs of another shape or dtype.
         """
         if len(self):
-            check_input("inputs", input, ("...", self.sizes[0]), next(self.parameters()))
+            check_input("inputs", input, ("...", self.sizes[0]), next(self.parameters(), None))
         output: Tensor = super().forward(input)  # type: ignore[no-untyped-call]
         return output

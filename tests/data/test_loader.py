@@ -25,7 +25,7 @@ from lit_sparse.data import (
 from lit_sparse.data.base import ResumableDataModule
 from lit_sparse.data.images.base import UNLABELLED
 from lit_sparse.data.splits import shuffled
-from lit_sparse.errors import CheckpointError, ConfigurationError, LitSparseError
+from lit_sparse.errors import CheckpointError, ConfigurationError, LitSparseError, MissingExtraError
 from lit_sparse.lightning.choice import pl
 from lit_sparse.testing import concrete_subclasses
 
@@ -81,12 +81,17 @@ def test_an_error_in_a_worker_has_its_own_message(monkeypatch: pytest.MonkeyPatc
     def fails(*_: Any) -> Any:
         raise ConfigurationError("Expected a picture.")
 
+    def lacks(*_: Any) -> Any:
+        raise MissingExtraError("Feature vectors in HDF5 files", "h5")
+
     def full(*_: Any) -> None:
         raise RuntimeError("File too large (27)")
 
     batches = lambda _: torch.arange(20).split(4)  # noqa: E731
     with pytest.raises(ConfigurationError, match=r"^Expected a picture\.$"):
         list(EpochLoader(batches, fails, num_workers=1))
+    with pytest.raises(MissingExtraError, match="^Feature vectors in HDF5 files need the extra 'h5'"):
+        list(EpochLoader(batches, lacks, num_workers=1))
     monkeypatch.setattr(torch.UntypedStorage, "_share_fd_cpu_", full)
     with pytest.raises(
         LitSparseError, match=r"^Expected to put a batch into shared memory but got: File too large \(27\)\. Free"

@@ -74,3 +74,22 @@ def test_a_receiver_takes_candidates_of_each_game() -> None:
 def test_autocast_takes_other_dtypes(dtype: torch.dtype) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert MLP([4, 2])(torch.rand(2, 4, dtype=dtype)).dtype == torch.bfloat16
+
+
+class Packed(torch.nn.Linear):
+    """A layer that stores its weight in bytes, as quantized ones do."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 2)
+        self.weight = torch.nn.Parameter(torch.ones(2, 4, dtype=torch.uint8), requires_grad=False)
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (torch's name)
+        return torch.nn.functional.linear(input, self.weight.to(input.dtype))
+
+
+@pytest.mark.parametrize("layer", [Packed(), torch.nn.Identity()])
+def test_quantized_weights_take_floating_inputs(layer: torch.nn.Module) -> None:
+    network = MLP([4, 2])
+    network[0] = layer
+    x = torch.rand(3, 4)
+    assert torch.equal(network(x), layer(x))

@@ -69,7 +69,7 @@ def test_cells_are_run_once_and_stored(
     capfd.readouterr()
     assert study.run() == []
     printed = capfd.readouterr().out
-    assert "runs;" not in printed, "nothing is run again"
+    assert "running;" not in printed, "nothing is run again"
     assert f"2 of 2 runs have rows in {study.rows.path}\nGive --results and --output with other folders" in printed
     assert study.rows.read() == rows
     # A row that is removed is made again from the finished run: it is tested, not trained, by the study's config.

@@ -226,7 +226,7 @@ class RunOf:
         for options in several:
             for option, value in options.items():
                 text = self.filled(value)
-                names = [] if text[:1] in ("[", "{") and text[1:2] in ('"', "{") else re.findall(r"\{(\w+)\}", text)
+                names = [] if text[:1] in ("[", "{") and text[1:2] in ('"', "{") else re.findall(r"\{([^\W\d]\w*)\}", text)
                 if wrong := [name for name in names if name not in known and not option.endswith("filename")]:
                     raise ConfigurationError(
                         f"Expected {option} of cell {self.name!r} in {study.path} to refer to the study's inputs,"

@@ -122,7 +122,8 @@ def _write(sweep: Sweep) -> list[Path]:
         print(printable(f"best trial: trial_{first}, with the {'largest' if sign < 0 else 'least'} {sweep.metrics[0]}"))
     else:
         print("in bold: trials that no other trial beats in both")
-    if line := next_command(sweep.folder / f"trial_{first}/seed_0/0", "test", ("best", "last")):
+    run = sweep.folder / f"trial_{first}/seed_0/0"
+    if not sweep.base.program and (line := next_command(run, "test", ("best", "last"))):
         print(printable(line))
     return files
 
