@@ -189,13 +189,14 @@ def measure(options: argparse.Namespace) -> None:
     with options.rows.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
+        source = where()
         for topic in (of_mappings, of_attention, of_output_layers):
             for one in topic(options):
                 found = ratios(one.calls, one.peer, options.rounds)
                 for name in one.calls.keys() - {one.peer}:
                     speeds = [1 / ratio for ratio in found[name]]
                     values = [f"{f(speeds):.3f}" for f in (statistics.median, min, max)]
-                    writer.writerow([one.topic, one.case, name, one.peer, options.threads, *values, *where()])
+                    writer.writerow([one.topic, one.case, name, one.peer, options.threads, *values, *source])
                 file.flush()
 
 

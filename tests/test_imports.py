@@ -49,7 +49,9 @@ def test_importing_a_layer_adds_the_package_alone() -> None:
         added = set(line.split()[1:])
         assert f"lit_sparse.{line.split()[0]}" in added
         assert not added & LATER
-        assert len([name for name in added if name.partition(".")[0] != "lit_sparse"]) <= 30
+        own = [name for name in added if name.partition(".")[0] == "lit_sparse"]
+        assert len(added) - len(own) <= 30
+        assert len(own) <= 155  # nn has 148, and a new part may add a file
 
 
 @pytest.mark.gate

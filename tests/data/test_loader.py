@@ -90,7 +90,7 @@ def test_an_error_in_a_worker_has_its_own_message(monkeypatch: pytest.MonkeyPatc
     batches = lambda _: torch.arange(20).split(4)  # noqa: E731
     with pytest.raises(ConfigurationError, match=r"^Expected a picture\.$"):
         list(EpochLoader(batches, fails, num_workers=1))
-    with pytest.raises(MissingExtraError, match="^Feature vectors in HDF5 files need the extra 'h5'"):
+    with pytest.raises(MissingExtraError, match=r"^Feature vectors in HDF5 files need the extra 'h5'"):
         list(EpochLoader(batches, lacks, num_workers=1))
     monkeypatch.setattr(torch.UntypedStorage, "_share_fd_cpu_", full)
     with pytest.raises(
