@@ -124,7 +124,7 @@ def test_an_epoch_that_averaging_adds_is_no_limit(
     ]
     assert main(fit) == 0  # the third epoch updates the batch normalization
     assert main([*fit, "--ckpt_path=last"]) == 0
-    assert "note: this run had ended: max_epochs = 2 was reached." in capsys.readouterr().err
+    assert "note: this run has ended: max_epochs = 2 was reached." in capsys.readouterr().err
     assert state_of(run)["why"] == "max_epochs = 2 was reached"
 
 
