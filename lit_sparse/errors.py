@@ -114,7 +114,8 @@ class MissingExtraError(LitSparseError, ImportError):
         super().__init__(f"{what} need the extra '{extra}'{but}. Install it with: {command or install_command(extra)}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return copyreg.__newobj__, (type(self), *self.args)  # not by the constructor, which takes no message
+        make = copyreg.__newobj__  # type: ignore[attr-defined]  # not the constructor, which takes no message
+        return make, (type(self), *self.args)
 
 
 def printable(text: str) -> str:

@@ -290,7 +290,7 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
     ({"normalizer": _replace("", Regex="(a+)+$")}, "'Replace' of the normalizer"),
     ({"normalizer": _replace("ab", Regex=r"\s+")}, "'Replace' of the normalizer"),
     ({"normalizer": _replace("", String="")}, "'Replace' of the normalizer"),
-    ({"normalizer": {"type": "Sequence", "normalizers": [{"type": "ByteLevel"}] * 2}}, "'ByteLevel' of the normalizer only once"),
+    ({"normalizer": {"type": "Sequence", "normalizers": [{"type": "ByteLevel"}] * 2}}, "of the normalizer only once"),
     ({"normalizer": {"type": "Sequence", "normalizers": [_replace("", String="a")] * 40}}, "at most 32 components"),
     ({"normalizer": {"type": "Prepend", "prepend": "x" * 99}}, "`prepend` in the component 'Prepend'"),
     ({"normalizer": _charsmap(99)}, "`precompiled_charsmap` in the component 'Precompiled'"),
