@@ -29,7 +29,7 @@ _HALF = {64: BlockShape(128, 128, 8, 3), 128: BlockShape(128, 128, 8, 2), 256: B
 #: ``scripts/inspect_kernels.py`` counts.
 SHAPES = {
     torch.float32: {
-        64: BlockShape(64, 64, 4, 2, "tf32"),
+        64: BlockShape(64, 64, 4, 3, "tf32"),
         128: BlockShape(64, 64, 4, 1, "tf32"),
         256: BlockShape(32, 32, 4, 1, "tf32"),
     },
