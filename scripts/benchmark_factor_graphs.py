@@ -102,7 +102,8 @@ def main() -> None:
     parser.add_argument("--problems", type=Path, help="write the problems to a file, and time nothing")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    print(f"{platform.processor() or platform.machine()}, torch {torch.__version__}, {options.threads} threads\n")
+    threads = f"{options.threads} thread{'s' * (options.threads > 1)}"
+    print(f"{platform.processor() or platform.machine()}, torch {torch.__version__}, {threads}\n")
     every = cases(options.quick)
     if options.problems:
         simple = [case for case in every if all(factor.structure.__class__ in SIMPLE for factor in case.graph.factors)]

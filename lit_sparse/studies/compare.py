@@ -65,8 +65,9 @@ def main(arguments: Sequence[str]) -> int:
     study, figure, rows, curves = comparison(found, options.metric)
     table = table_of(study, rows, settings_of(configs_of(found)))
     files = [options.output.with_name(options.output.name + ending) for ending in (".md", ".csv", ".png")]
+    text = markdown(table, aligned=True)
     with result_file(files[0], "w") as file:
-        file.write("\n".join(text := markdown(table, aligned=True)) + "\n")
+        file.write("\n".join(text) + "\n")
     with result_file(files[1], "w") as file:
         csv.writer(file, lineterminator="\n").writerows(table)
     draw(study, figure, rows, curves, files[2])

@@ -48,6 +48,19 @@ WRONG: dict[str, Callable[[Tensor], Any]] = {
     "list": lambda x: x.tolist(),
     "range": lambda x: x - 9,
 }
+#: What messages call each argument.
+NAMES = {
+    "mlp": ["inputs"],
+    "convolutions": ["images"],
+    "sender": ["images"],
+    "receiver": ["candidates", "messages", "rows"],
+    "words": ["ids"],
+    "entailment": ["premises", "lengths", "hypotheses", "lengths"],
+    "recurrent": ["embedded sentences", "lengths"],
+    "transformer": ["embedded sentences", "lengths"],
+    "categorical": ["features", "values"],
+    "pooling": ["tokens"],
+}
 #: Calls that are right: ids of any shape.
 RIGHT = {("words", "width", 0), ("words", "scalar", 0)}
 
@@ -61,7 +74,7 @@ def test_a_wrong_input_is_named(name: str, wrong: str) -> None:
     for place, given in enumerate(arguments):
         if (name, wrong, place) in RIGHT or (wrong == "range" and given.is_floating_point()):
             continue
-        with pytest.raises(ConfigurationError, match="Expected"):
+        with pytest.raises(ConfigurationError, match=f"Expected .*{NAMES[name][place]}"):
             call(*arguments[:place], WRONG[wrong](given), *arguments[place + 1 :])
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pandas as pd
 
+from lit_sparse.errors import ConfigurationError, did_you_mean
 from lit_sparse.runs.result_files import read_lines
 from lit_sparse.studies.plan.study import Study
 
-__all__ = ["by_age", "directions_of", "kind_and_name", "logged_by_program", "summarized"]
+__all__ = ["by_age", "check_logged", "directions_of", "kind_and_name", "logged_by_program", "summarized"]
 
 #: Direction -> parts of the names of metrics that have it.
 DIRECTIONS = {
@@ -73,3 +74,18 @@ def summarized(lines: Sequence[Mapping[str, float]], value: str) -> float | None
         return float(values.sum(skipna=False) if kind == "sum" else len(values))
     known = values.dropna()
     return float(known.agg(kind.replace("arg", "idx"))) if len(known) else math.nan
+
+
+def check_logged(metrics: Sequence[str], values: Sequence[float | None], lines: Sequence[Mapping[str, float]]) -> None:
+    """Check that the value of each metric was logged.
+
+    Raises:
+        ConfigurationError: with the names that were, if one was not.
+    """
+    for metric, value in zip(metrics, values, strict=True):
+        if value is None:
+            names = sorted({key for line in lines for key in line if key.startswith("val")})
+            raise ConfigurationError(
+                f"Expected --metric to be among what was logged, {', '.join(names) or 'nothing by validation'}, but got"
+                f" {metric!r}.{did_you_mean(metric, names)}"
+            )

@@ -107,13 +107,14 @@ def _write(sweep: Sweep) -> list[Path]:
         values = sweep.params(trial).values()
         whole.append([str(trial.number), *map(str, values), *texts])
         lines.append([str(trial.number), *map(setting_text, values), *marked])
+    text, first = markdown(lines, aligned=True), next(trial.number for trial in trials if trial.number in best)
     files = [sweep.folder / "sweep.md", sweep.folder / "sweep.csv", sweep.folder / "best.yaml"]
     with replaced(files[0], "w") as file:
-        file.write("\n".join(text := markdown(lines, aligned=True)) + "\n")
+        file.write("\n".join(text) + "\n")
     with replaced(files[1], "w") as file:
         csv.writer(file, lineterminator="\n").writerows(whole)
     with replaced(files[2], "w") as file:
-        file.write(sweep.config(first := next(trial.number for trial in trials if trial.number in best)))
+        file.write(sweep.config(first))
     if len(sweep.metrics) == 2:
         files.append(sweep.folder / "front.png")
         draw_front([trial.values for trial in trials], [t.number in best for t in trials], sweep.metrics, files[-1])

@@ -106,8 +106,8 @@ def _part(base: type, option: str, names: Mapping[str, str], given: Any) -> Any:
         known = f"{', '.join(names)}, or a class of {base.__module__.rpartition('.')[0]} with its init_args"
         unknown = re.findall(r"Option '([^']+)'|Parser key \"([^\"]+)\"", str(error))
         wrong = [name or key for name, key in unknown if (name or key) != "part"]
-        why = f": see {wrong[-1]!r}" if wrong else "" if isinstance(error, ArgumentError) else f": {error}"
-        raise ConfigurationError(f"Expected {option} to be {known}, but got {given!r}{why}") from error
+        why = f": see {wrong[-1]!r}" if wrong else "" if isinstance(error, ArgumentError) else f": {error}".rstrip(".")
+        raise ConfigurationError(f"Expected {option} to be {known}, but got {given!r}{why}.") from error
 
 
 def _is_finite(value: Any) -> bool:

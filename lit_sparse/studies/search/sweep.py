@@ -15,13 +15,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
-from lit_sparse.errors import ConfigurationError, did_you_mean
+from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.stored import read_yaml
 from lit_sparse.runs.folders import experiment_name
 from lit_sparse.runs.status import check_plain
 from lit_sparse.studies.jobs.cluster import Cluster
 from lit_sparse.studies.jobs.engine import Runner
-from lit_sparse.studies.jobs.logged import kind_and_name, summarized
+from lit_sparse.studies.jobs.logged import check_logged, kind_and_name, summarized
 from lit_sparse.studies.jobs.processes import (
     JobFailedError,
     JobInterruptedError,
@@ -370,7 +370,7 @@ class Sweep:
             self.study.tell(number, state=optuna.trial.TrialState.PRUNED)
         elif None in values or any(math.isnan(value) for value in values if value is not None):
             self.study.tell(number, state=optuna.trial.TrialState.FAIL)
-            self._explain(found[0], values)
+            check_logged(self.metrics, values, found[0])
         else:
             self.study.tell(number, [value for value in values if value is not None])
         texts = ["nothing" if value is None else f"{value:.6g}" for value in values]
@@ -392,20 +392,6 @@ class Sweep:
         runner = self.runner(number, folds=1)
         command = runner.of(next(iter(runner.study.cells)), 0).printing()
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-    def _explain(self, lines: Sequence[dict[str, float]], values: Sequence[float | None]) -> None:
-        """Refuse a metric that was not logged.
-
-        Raises:
-            ConfigurationError: with the names that were.
-        """
-        for metric, value in zip(self.metrics, values, strict=True):
-            if value is None:
-                names = sorted({key for line in lines for key in line if key.startswith("val")})
-                raise ConfigurationError(
-                    f"Expected --metric to be among what was logged, {', '.join(names) or 'nothing by validation'}, but got"
-                    f" {metric!r}.{did_you_mean(metric, names)}"
-                )
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
