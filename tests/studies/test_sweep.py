@@ -35,7 +35,7 @@ optuna = pytest.importorskip("optuna", reason="sweeps need the extra 'sweep'")
 
 from lit_sparse.runs.result_files import read_metrics  # noqa: E402
 from lit_sparse.studies.jobs.cell_run import RunOf  # noqa: E402
-from lit_sparse.studies.jobs.logged import summarized  # noqa: E402
+from lit_sparse.studies.jobs.logged import check_logged, summarized  # noqa: E402
 from lit_sparse.studies.jobs.processes import call  # noqa: E402
 from lit_sparse.studies.search.storage import _limited  # noqa: E402
 from lit_sparse.studies.search.sweep import Sweep  # noqa: E402
@@ -755,3 +755,12 @@ def test_a_journal_that_would_be_copied_many_times_is_refused(tmp_path: Path, mo
     monkeypatch.setattr("lit_sparse.studies.search.storage.MOST_COPIED", 25)
     with pytest.raises(ConfigurationError, match=r"fewer entries of one kind for a trial in .* but got up to 5"):
         assert Sweep(*options).study
+
+
+def test_a_metric_that_was_not_logged_is_named() -> None:
+    lines = [{"val/nelbo": 1.0, "train/nelbo": 2.0}]
+    check_logged(["val/nelbo"], [1.0], lines)
+    with pytest.raises(ConfigurationError, match=r"what was logged, val/nelbo, but got 'val/nelb'\. Did you mean 'val/nelbo'"):
+        check_logged(["val/nelbo", "val/nelb"], [1.0, None], lines)
+    with pytest.raises(ConfigurationError, match="nothing by validation, but got 'x'"):
+        check_logged(["x"], [None], [])
