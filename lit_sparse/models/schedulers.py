@@ -38,7 +38,9 @@ class StepwiseLR(lr_scheduler.LRScheduler):
           class_path: StepwiseLR
           init_args:
             warmup_steps: 100
-            scheduler: {class_path: torch.optim.lr_scheduler.CosineAnnealingLR, init_args: {T_max: 900}}
+            scheduler:
+              class_path: torch.optim.lr_scheduler.CosineAnnealingLR
+              init_args: {T_max: 900}
 
     Args:
         optimizer: optimizer whose groups get the rates.
@@ -51,7 +53,11 @@ class StepwiseLR(lr_scheduler.LRScheduler):
 
     Example:
         >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-        >>> scheduler = StepwiseLR(optimizer, lambda it: torch.optim.lr_scheduler.ExponentialLR(it, 0.5), warmup_steps=2)
+        >>> scheduler = StepwiseLR(
+        ...     optimizer,
+        ...     lambda it: torch.optim.lr_scheduler.ExponentialLR(it, 0.5),
+        ...     warmup_steps=2,
+        ... )
         >>> rates = []
         >>> for _ in range(5):
         ...     rates += scheduler.get_last_lr()

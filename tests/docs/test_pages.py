@@ -28,14 +28,7 @@ def test_how_to_guides_stand_in_five_groups_of_at_most_eight() -> None:
     assert sorted(listed) == sorted(page.stem for page in GUIDES.glob("*.md"))
 
 
-#: Pages that have some wider lines.
-WIDE = {"own_images", "own_tables", "own_text", "studies", "sweeps", "compare_and_report"}
-CODE = [pytest.param(page, id=label(page)) for page in PAGES if page.stem not in WIDE and blocks(page)]
-
-
-@pytest.mark.parametrize("page", CODE)
+@pytest.mark.parametrize("page", [pytest.param(page, id=label(page)) for page in PAGES if blocks(page)])
 def test_code_is_at_most_80_columns_wide(page: Path) -> None:
     code = [block.text for block in blocks(page) if block.language in {"python", "bash", "yaml"}]
-    # What a line prints stands behind it: a reader may scroll to that.
-    lines = [re.sub(r"^(print\(.*\))  # .*", r"\1", line) for text in code for line in text.splitlines()]
-    assert not [line for line in lines if len(line) > 80]
+    assert not [line for text in code for line in text.splitlines() if len(line) > 80]

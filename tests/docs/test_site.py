@@ -64,14 +64,18 @@ def test_every_page_opens_without_an_error_or_another_host(site: Path, browser: 
     pages = sorted(page for page in site.rglob("*.html") if "_static" not in page.parts)
     assert len(pages) > 250
     faults = []
-    browser.set_window_size(400, 900)
+    cut = "return [...document.querySelectorAll('pre')].filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.textContent)"
     for page in pages:
+        browser.set_window_size(400, 900)
         browser.get(page.as_uri())
         name = page.relative_to(site)
         faults += [f"{name}: {entry['message']}" for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
         faults += [f"{name}: asks for {url}" for url in requests(browser) if not url.startswith(("file:", "data:", "blob:"))]
         width = browser.execute_script("return document.documentElement.scrollWidth - window.innerWidth")
         faults += [f"{name}: {width} pixels wider than a narrow window"] if width > 0 else []
+        browser.set_window_size(1280, 900)
+        if "_modules" not in page.parts:
+            faults += [f"{name}: code is cut: {code}" for code in browser.execute_script(cut)]
         faults += [
             f"{name}: a picture without text" for image in browser.find_elements("css selector", "article img:not([alt])")
         ]

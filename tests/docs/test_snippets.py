@@ -66,7 +66,7 @@ def run_python(text: str, module: types.ModuleType, name: str, printed: pytest.C
     printed.readouterr()
     exec(compile(text, name, "exec"), module.__dict__)
     output = printed.readouterr().out
-    for promised in re.findall(r"^print\(.*\)  # (.*)$", text, re.MULTILINE):
+    for promised in re.findall(r"^print\(.*\)(?:  |\n)# (.*)$", text, re.MULTILINE):
         assert promised in output
 
 

@@ -20,7 +20,12 @@ class SummarizationDataModule(PairDataModule):
 
         data:
           class_path: SummarizationDataModule
-          init_args: {path: gigaword, train: train, val: valid, test: duc2004, references: references}
+          init_args:
+            path: gigaword
+            train: train
+            val: valid
+            test: duc2004
+            references: references
 
     Args:
         path: a local folder or the name of a data set of the Hugging Face hub; None if the splits are paths of files.
