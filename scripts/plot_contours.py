@@ -25,9 +25,9 @@ def main(data: str, picture: str) -> None:
     problem = make("rbf", 0, data)
     assert isinstance(problem, Radial)
     shown = {"A-IHT II": AcceleratedIHT(debias=True), "GIGA": GIGA(), "NN-OMP": NonnegativeOMP()}
-    figure = Figure(figsize=(4 * (len(shown) + 1), 10), layout="constrained")
+    figure = Figure(figsize=(7.3, 6), layout="constrained")
     FigureCanvasAgg(figure)
-    panels = figure.subplots(3, len(shown) + 1)
+    panels = figure.subplots(3, len(shown) + 1, sharex=True, sharey=True)
     places, bases, centres = problem.places, RadialBases(), problem.centres
     (west, south), (east, north) = places.min(0).values.tolist(), places.max(0).values.tolist()
     columns, rows = torch.linspace(west, east, 80).double(), torch.linspace(south, north, 80).double()
@@ -40,11 +40,11 @@ def main(data: str, picture: str) -> None:
             if name in shown:
                 coreset = shown[name](problem.vectors, k)
                 posterior = problem.posterior(coreset.dense())
-                panel.scatter(*places[coreset.indices].mT, s=4 * coreset.weights.sqrt(), color="black", zorder=2)
+                panel.scatter(*places[coreset.indices].mT, s=coreset.weights.sqrt(), color="black", zorder=2)
             price = (values @ posterior.mean).reshape(80, 80)
             panel.contour(columns, rows, price, levels=levels, linewidths=0.8, zorder=1)
             panel.set_title(name if name not in shown else f"{name}, k = {k}", fontsize=9)
-    figure.savefig(picture, dpi=100)
+    figure.savefig(picture, dpi=140)
     print(picture)
 
 

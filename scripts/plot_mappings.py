@@ -127,9 +127,9 @@ def draw_curves(axes: Sequence[Any], mappings: dict[str, SparseMapping], x: Tens
 
 def draw_two_dimensions(resolution: int) -> Figure:
     """Draw mappings of [t, 0] and, for those whose results are not probabilities, of [t, 1]."""
-    figure = Figure(figsize=(12, 8), layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.12))
+    figure = Figure(figsize=(7.3, 6), layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.12))
     FigureCanvasAgg(figure)
-    axes = figure.subplots(2, 3, width_ratios=[1, 1, 0.55])
+    axes = figure.subplots(2, 3, width_ratios=[1, 1, 0.8])
 
     mappings = simplex_mappings()
     del mappings["top-2 sparsemax"]  # of two, sparsemax itself
@@ -142,8 +142,8 @@ def draw_two_dimensions(resolution: int) -> Figure:
 
     t = torch.linspace(-3, 3, 4 * resolution + 1, dtype=torch.float64)
     draw_curves(axes[1], other_mappings(), torch.stack([t, torch.ones_like(t)], -1), {})
-    axes[1, 0].set(title=r"$\mathrm{max}_\Omega([t, 1])$, beyond the simplex", ylim=(0, None))
-    axes[1, 1].set(title=r"$\Pi_\Omega([t, 1])_1$, beyond the simplex")
+    axes[1, 0].set(title=r"$\mathrm{max}_\Omega([t, 1])$, other sets", ylim=(0, None))
+    axes[1, 1].set(title=r"$\Pi_\Omega([t, 1])_1$, other sets")
 
     for curves, side in zip(axes[:, 0], axes[:, 2], strict=True):
         side.set_axis_off()
@@ -173,21 +173,22 @@ def draw_surface(axis: Any, mapping: SparseMapping, t: Tensor) -> Any:
 def draw_three_dimensions(resolution: int) -> Figure:
     """Draw mappings of [t1, t2, 0]."""
     mappings = simplex_mappings()
-    figure = Figure(figsize=(16.5, 6.2), layout="constrained")
+    figure = Figure(figsize=(7.3, 9.4), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(2, 6, sharex=True, sharey=True)
+    axes = figure.subplots(4, 3, sharex=True, sharey=True)
     t = torch.linspace(-2.5, 2.5, resolution, dtype=torch.float64)
     for axis, (name, mapping) in zip(axes.flat, mappings.items(), strict=False):
         image = draw_surface(axis, mapping, t)
-        axis.set_title(name, fontsize=11)
-    for axis in axes[-1]:
+        axis.set_title(name)
+    for axis in axes.flat[len(mappings) - 3 : len(mappings)]:
         axis.set_xlabel("$t_1$")
+        axis.tick_params(labelbottom=True)
     for axis in axes[:, 0]:
         axis.set_ylabel("$t_2$")
     for side in axes.flat[len(mappings) :]:
         side.set_axis_off()
     bar = figure.colorbar(image, cax=side.inset_axes((0.1, 0.3, 0.1, 0.7)))
-    bar.set_label(r"$\Pi_\Omega([t_1, t_2, 0])_2$", fontsize=12)
+    bar.set_label(r"$\Pi_\Omega([t_1, t_2, 0])_2$")
     patches = [
         Patch(facecolor="0.82", label="exactly zero"),
         Patch(facecolor="none", hatch="////", label="tied with another"),
@@ -206,8 +207,8 @@ def main(args: Sequence[str] | None = None) -> None:
     options.folder.mkdir(parents=True, exist_ok=True)
     for name, draw in (("mappings_2d", draw_two_dimensions), ("mappings_3d", draw_three_dimensions)):
         path = options.folder / f"{name}.{options.format}"
-        with matplotlib.rc_context({"hatch.linewidth": 0.6}):
-            draw(options.resolution).savefig(path, dpi=100)
+        with matplotlib.rc_context({"hatch.linewidth": 0.6, "font.size": 9, "axes.titlesize": 10}):
+            draw(options.resolution).savefig(path, dpi=140)
         print(f"Drew {path}.")
 
 

@@ -1,8 +1,11 @@
-"""Mappings from scores to sparse points, as layers; :mod:`lit_sparse.mappings.functional` has them as functions.
+r"""Mappings from scores to sparse points, as layers; :mod:`lit_sparse.mappings.functional` has them as functions.
 
-All of them solve ``Pi_Omega(x) = argmax_{y in C} <y, x> - gamma * Omega(y)`` for some convex set and regularizer, so each
-has a value ``max_Omega`` with gradient ``Pi_Omega`` and a Fenchel-Young loss (Niculae & Blondel 2017; Blondel, Martins &
-Niculae 2020).
+All of them solve
+
+.. math:: \Pi_\Omega(x) = \arg\max_{y \in C} \langle y, x \rangle - \gamma\,\Omega(y)
+
+for a convex set C and a regularizer :math:`\Omega`, so each has a value :math:`\mathrm{max}_\Omega` with the gradient
+:math:`\Pi_\Omega`, and a Fenchel-Young loss (Niculae & Blondel 2017; Blondel, Martins & Niculae 2020).
 
 Example:
     >>> import torch
