@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from lit_sparse.coresets.coreset import Coreset
-from lit_sparse.coresets.selector import CoresetSelector, squared_distance
+from lit_sparse.coresets.selector import CoresetSelector, Uniform, squared_distance
 from lit_sparse.coresets.state import ANEW, Kept, SelectionState
-from lit_sparse.coresets.uniform import Uniform
 from lit_sparse.coresets.vectors import Vectors, as_vectors, part_of
 from lit_sparse.errors import CheckpointError, ConfigurationError
 from lit_sparse.ground.arguments import checked

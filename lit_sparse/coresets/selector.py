@@ -1,4 +1,4 @@
-"""The interface of all coreset selectors."""
+"""The interface of all coreset selectors, and their baseline: examples chosen at random."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from lit_sparse.coresets.examples import Examples
     from lit_sparse.coresets.projections import Projection
 
-__all__ = ["CoresetSelector", "Selection"]
+
+__all__ = ["CoresetSelector", "Selection", "Uniform"]
 
 
 @dataclass
@@ -267,3 +268,22 @@ def _bar() -> Progress:
         TextColumn("{task.fields[counted]}"),
         TimeRemainingColumn(),
     )
+
+
+class Uniform(CoresetSelector):
+    """Coreset selector that samples k examples without replacement, each with weight N / k: the baseline.
+
+    Args:
+        refit: whether to recompute the weights at the end, as the optimal nonnegative ones for the sampled examples.
+        progress: whether to show a progress bar.
+
+    Example:
+        >>> Uniform()(torch.randn(10, 3), 5).weights
+        tensor([2., 2., 2., 2., 2.])
+    """
+
+    @override
+    def select(self, vectors: Vectors, k: int, generator: torch.Generator) -> Selection:
+        size = vectors.shape[0]
+        indices = torch.randperm(size, generator=generator)[:k].to(vectors.device)
+        return Selection(indices, torch.full((k,), size / k, dtype=vectors.dtype, device=vectors.device))

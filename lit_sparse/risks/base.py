@@ -1,4 +1,4 @@
-"""The interface of all risks: objectives over the losses of a batch of examples."""
+"""The interface of all risks: objectives over the losses of a batch of examples; and the mean, as usual in training."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import Self
+from typing_extensions import Self, override
 
 from lit_sparse.checks import FLOATS
 from lit_sparse.errors import ConfigurationError, DataError, full_name
@@ -17,7 +17,7 @@ from lit_sparse.ground.distributed import gather_unequal, rank, world_size
 from lit_sparse.ground.torch_internals import can_read_values
 from lit_sparse.risks.input_adversary import InputAdversary
 
-__all__ = ["BrokenLossError", "Risk", "gathered_losses"]
+__all__ = ["BrokenLossError", "Mean", "Risk", "gathered_losses", "mean_of"]
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -236,3 +236,33 @@ def gathered_losses(losses: Tensor, weights: Tensor | None) -> tuple[Tensor, Ten
     weights = torch.ones_like(losses) if weights is None else weights
     all_losses, all_weights = torch.cat(gather_unequal(torch.stack([losses, weights], 1))).unbind(1)
     return all_losses, all_weights
+
+
+def mean_of(losses: Tensor, weights: Tensor | None) -> Tensor:
+    """Return the scalar mean of losses (B,) times weights (B,)."""
+    return losses.mean() if weights is None else (weights * losses).mean()
+
+
+class Mean(Risk):
+    r"""Mean over the batch of weight times loss, the usual objective of training.
+
+    .. math:: \frac{1}{B} \sum_{i=1}^{B} w_i \ell_i
+
+    where l are the losses of the batch and w their weights, 1 by default.
+
+    On an accelerator losses are not checked for NaN: the check would synchronize, and mixed precision skips such steps
+    anyway.
+
+    Example:
+        >>> import torch
+        >>> float(Mean()(torch.tensor([1.0, 2.0, 6.0])))
+        3.0
+    """
+
+    unbiased: ClassVar[bool] = True
+    finite: ClassVar[bool] = False
+    synchronizes: ClassVar[bool] = False
+
+    @override
+    def measure(self, losses: Tensor, weights: Tensor | None) -> Tensor:
+        return mean_of(losses, weights)

@@ -12,9 +12,8 @@ from typing_extensions import Self, override
 
 from lit_sparse.checks import POSITIVE, Number, ranges
 from lit_sparse.ground.torch_internals import can_read_values, outside_graphs
-from lit_sparse.risks.base import Risk, gathered_losses
+from lit_sparse.risks.base import Risk, gathered_losses, mean_of
 from lit_sparse.risks.logsumexp import check_rho, mass_tolerance, safe_threshold_of, softplus
-from lit_sparse.risks.mean import mean_of
 
 __all__ = ["DualRisk", "SafeKLDRO", "link_value", "mean_threshold"]
 

@@ -11,10 +11,9 @@ from typing_extensions import Self, override
 from lit_sparse.checks import POSITIVE, ranges
 from lit_sparse.ground.distributed import reduce
 from lit_sparse.ground.torch_internals import can_read_values
-from lit_sparse.risks.base import Risk
+from lit_sparse.risks.base import Risk, mean_of
 from lit_sparse.risks.input_adversary import INNER, InputAdversary
 from lit_sparse.risks.logsumexp import check_rho
-from lit_sparse.risks.mean import mean_of
 from lit_sparse.risks.safe_kl_dro import DualRisk, link_value, mean_threshold
 
 __all__ = ["ExponentialOTDRO", "UnbalancedOTDRO"]

@@ -16,8 +16,7 @@ from lit_sparse.ground.torch_internals import on_values
 from lit_sparse.kernels.budget_sparsemax import map_budget
 from lit_sparse.kernels.kbest import best_bits
 from lit_sparse.kernels.oracles import BITS, TIE, CompiledOracle
-from lit_sparse.structures.base import Structure, best_by_search, coarse_scores, less_the_largest
-from lit_sparse.structures.count import CountConstraint
+from lit_sparse.structures.base import CountConstraint, Structure, best_by_search, coarse_scores, less_the_largest
 
 __all__ = ["BitVector", "Budget", "TopK"]
 

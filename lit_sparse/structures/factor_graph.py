@@ -11,9 +11,8 @@ from torch import Tensor
 
 from lit_sparse.checks import MOST_FEATURES, check_count
 from lit_sparse.errors import ConfigurationError, did_you_mean
-from lit_sparse.structures.base import Structure, as_structure
-from lit_sparse.structures.count import CountConstraint
-from lit_sparse.structures.pair import Pair
+from lit_sparse.structures.base import CountConstraint, Structure, as_structure
+from lit_sparse.structures.logic import Pair
 
 __all__ = ["Factor", "FactorGraph", "FactorLayout", "Group", "layout_of"]
 

@@ -1,4 +1,4 @@
-"""Named checks of one kind of part, the base of all shared testers."""
+"""Named checks of one kind of part, and the parts to test."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.ground.arguments import constructor_parameters
+from lit_sparse.ground.arguments import checked, constructor_parameters
 
-__all__ = ["Checks", "copies_of", "keeps_arguments", "refuses"]
+__all__ = ["Checks", "concrete_subclasses", "copies_of", "keeps_arguments", "refuses"]
 
 Part = TypeVar("Part")
 
@@ -82,3 +82,25 @@ def refuses(call: Callable[[], object], words: str, kind: type[Exception] = Conf
             raise AssertionError(f"the message should name {words!r} but is: {error}") from error
     else:
         raise AssertionError(f"expected a {kind.__name__} about {words!r} but got {result!r}")
+
+
+T = TypeVar("T")
+
+
+@checked
+def concrete_subclasses(base: type[T], package: str | None = "lit_sparse") -> list[type[T]]:
+    """Return the classes derived from ``base`` that can be instantiated, sorted by name.
+
+    Args:
+        base: a base class such as ``SparseMapping``.
+        package: only classes of this top-level package; None for all that are imported.
+    """
+    found: dict[str, type[T]] = {}
+    waiting = [base]
+    while waiting:
+        cls = waiting.pop()
+        waiting += cls.__subclasses__()
+        inside = package is None or cls.__module__.split(".")[0] == package
+        if cls is not base and not inspect.isabstract(cls) and inside and not cls.__name__.startswith("_"):
+            found[f"{cls.__module__}.{cls.__qualname__}"] = cls
+    return [found[name] for name in sorted(found)]

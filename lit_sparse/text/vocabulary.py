@@ -15,8 +15,7 @@ from lit_sparse.checks import check_choice, check_count, check_integer
 from lit_sparse.errors import ConfigurationError, DataError, MissingExtraError
 from lit_sparse.ground.files import replaced
 from lit_sparse.ground.stored import open_plain, unique_keys
-from lit_sparse.text.spacing import join_words
-from lit_sparse.text.tokenization import KINDS, Kind, kind_of, make_tokenizer, with_breaks
+from lit_sparse.text.tokenization import KINDS, Kind, join_words, kind_of, make_tokenizer, with_breaks
 from lit_sparse.text.tokenizer_json import guarded, tokenizer_of
 
 __all__ = ["BOS", "EOS", "PAD", "UNK", "Vocabulary", "check_sizes"]
