@@ -17,17 +17,20 @@ from lit_sparse.ground.arguments import checked
 from lit_sparse.ground.torch_internals import can_read_values, is_fake
 
 __all__ = [
-    *("CLASSES", "DROPOUT", "EXAMPLES", "FEATURES", "FLAG", "FLOATS", "INPUTS", "INTEGER", "MOST_EXAMPLES"),
-    *("MOST_FEATURES", "MOST_INPUTS", "MOST_LAYERS", "MOST_SEED", "POSITIVE", "SEED", "SHAPE", "WIDTHS", "Count"),
+    *("CLASSES", "DROPOUT", "EXAMPLES", "FEATURES", "FLAG", "FLOATS", "INPUTS", "INTEGER", "INTEGERS", "MOST_EXAMPLES"),
+    *("MOST_FEATURES", "MOST_INPUTS", "MOST_LAYERS", "MOST_SEED", "POSITIVE", "REALS", "SEED", "SHAPE", "WIDTHS", "Count"),
     *("Learnable", "Number", "Range", "check_choice", "check_count", "check_dim", "check_flag", "check_indices"),
     *("check_integer", "check_learnable", "check_mask", "check_number", "check_parameter", "check_positive"),
-    *("check_result", "check_shape", "check_widths", "has_values", "ranges"),
+    *("check_result", "check_shape", "check_tensor", "check_widths", "has_values", "ranges", "shown"),
 ]
 
 Choice = TypeVar("Choice", bound=str)
 Made = TypeVar("Made", bound=type)
 #: Dtypes of scores.
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+#: Dtypes of whole numbers, and of all numbers that can be summed.
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+REALS = (*FLOATS, *INTEGERS, torch.bool)
 #: Largest numbers of layers (Python objects), of features or draws, of numbers per example, and of generated examples.
 #: Larger numbers are mistakes that would end in a hang or run out of memory.
 MOST_LAYERS, MOST_FEATURES, MOST_INPUTS, MOST_EXAMPLES = 1_000, 1_000_000, 10_000_000, 100_000_000
@@ -261,18 +264,51 @@ def check_mask(mask: Tensor, meaning: str) -> Tensor:
     return mask
 
 
+def shown(value: object) -> str:
+    """Return the dtype and shape of a tensor, or the name of another object's class, for a message."""
+    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else full_name(value)
+
+
+def check_tensor(
+    value: Any,
+    what: str,
+    *,
+    shape: Sequence[int | None] | None = None,
+    dtypes: Sequence[torch.dtype] = REALS,
+    error: type[Exception] = ConfigurationError,
+    advice: str = "",
+) -> Tensor:
+    """Return the value after checking that it is a tensor of a given shape and dtype.
+
+    Args:
+        value: value to check.
+        what: what is expected, for the message.
+        shape: lengths of the dimensions, None for one of any length; by default, any shape.
+        dtypes: dtypes that are allowed.
+        error: class of the error.
+        advice: end of the message, after a space.
+
+    Raises:
+        ConfigurationError: for any other value, or an error of the given class.
+    """
+    fits = isinstance(value, Tensor) and value.dtype in dtypes
+    if fits and shape is not None:
+        lengths = zip(shape, value.shape, strict=False)
+        fits = len(shape) == value.dim() and all(length is None or length == own for length, own in lengths)
+    if not fits:
+        raise error(f"Expected {what} but got {shown(value)}.{advice}")
+    tensor: Tensor = value
+    return tensor
+
+
 def check_result(part: object, method: str, value: Any, shape: tuple[int, ...]) -> Tensor:
     """Return the result of a user's method after checking that it is a floating tensor of the given shape.
 
     Raises:
         ConfigurationError: for any other result.
     """
-    if not isinstance(value, Tensor) or value.shape != shape or not value.is_floating_point():
-        got = f"{tuple(value.shape)} of {value.dtype}" if isinstance(value, Tensor) else full_name(value)
-        raise ConfigurationError(
-            f"Expected `{method}` of {full_name(part)} to return a floating tensor of shape {tuple(shape)} but got {got}."
-        )
-    return value
+    what = f"`{method}` of {full_name(part)} to return a floating tensor of shape {tuple(shape)}"
+    return check_tensor(value, what, shape=shape, dtypes=FLOATS)
 
 
 def check_indices(indices: Tensor, size: int) -> Tensor:
@@ -281,9 +317,7 @@ def check_indices(indices: Tensor, size: int) -> Tensor:
     Raises:
         IndexError: if one is not; the message gives the smallest and largest index.
     """
-    if not isinstance(indices, Tensor) or indices.ndim != 1 or indices.dtype != torch.int64:
-        got = f"{tuple(indices.shape)} {indices.dtype}" if isinstance(indices, Tensor) else full_name(indices)
-        raise IndexError(f"Expected indices (n,) int64 but got {got}.")
+    check_tensor(indices, "indices (n,) int64", shape=(None,), dtypes=(torch.int64,), error=IndexError)
     if len(indices):
         least, most = (int(end) for end in indices.aminmax())
         if least < 0 or most >= size:

@@ -10,16 +10,14 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self, override
 
-from lit_sparse.checks import FLOATS
-from lit_sparse.errors import ConfigurationError, DataError, full_name
+from lit_sparse.checks import FLOATS, INTEGERS, check_result, check_tensor
+from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.ground.arguments import shown_arguments
 from lit_sparse.ground.distributed import gather_unequal, rank, world_size
 from lit_sparse.ground.torch_internals import can_read_values
 from lit_sparse.risks.input_adversary import InputAdversary
 
 __all__ = ["BrokenLossError", "Mean", "Risk", "gathered_losses", "mean_of"]
-
-INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 class BrokenLossError(DataError):
@@ -91,13 +89,8 @@ class Risk(nn.Module, ABC):
             BrokenLossError: if a loss is NaN or infinite, before the model learns from it. This check synchronizes the
                 accelerator; it is left out under ``torch.func`` and ``torch.compile``.
         """
-        if not isinstance(losses, Tensor) or losses.dtype not in FLOATS:
-            got = losses.dtype if isinstance(losses, Tensor) else full_name(losses)
-            raise ConfigurationError(f"Expected losses in a floating torch tensor but got {got}.")
-        if losses.dim() != 1:
-            raise ConfigurationError(
-                f"Expected one loss per example, of shape (B,), but got {tuple(losses.shape)}. Use reduction='none'."
-            )
+        what, advice = "one floating loss per example, in a tensor of shape (B,),", " Use reduction='none'."
+        check_tensor(losses, what, shape=(None,), dtypes=FLOATS, advice=advice)
         if losses.shape[0] == 0:
             raise ConfigurationError("Expected the loss of at least one example but the batch is empty.")
         columns, readable = self._columns(groups, losses), can_read_values()
@@ -114,12 +107,7 @@ class Risk(nn.Module, ABC):
             found = self._over_processes(losses, weights, *columns)
         else:
             found = self.measure(losses, weights, *columns)
-        if not isinstance(found, Tensor) or found.dim() or not found.is_floating_point():
-            shown = f"{tuple(found.shape)} of {found.dtype}" if isinstance(found, Tensor) else repr(found)
-            raise ConfigurationError(
-                f"Expected `measure` of {full_name(self)} to return a floating scalar tensor but got {shown}."
-            )
-        return found
+        return check_result(self, "measure", found, ())
 
     @abstractmethod
     def measure(self, losses: Tensor, weights: Tensor | None, *args: Any, **kwargs: Any) -> Tensor:
@@ -179,11 +167,7 @@ class Risk(nn.Module, ABC):
         return not self.unbiased
 
     def _weights(self, weights: Tensor, losses: Tensor, readable: bool) -> Tensor:
-        if not isinstance(weights, Tensor) or weights.shape != losses.shape or weights.is_complex():
-            got = tuple(weights.shape) if isinstance(weights, Tensor) else full_name(weights)
-            raise ConfigurationError(
-                f"Expected one weight per example, real and of shape {tuple(losses.shape)}, but got {got}."
-            )
+        check_tensor(weights, f"one weight per example, real and of shape {tuple(losses.shape)},", shape=losses.shape)
         weights = weights.to(losses.dtype)
         if readable and losses.device.type == "cpu":
             wrong = ~((weights >= 0) & (weights < torch.inf))
@@ -200,13 +184,10 @@ class Risk(nn.Module, ABC):
         """Return the arguments of :meth:`measure` after the weights."""
         if self.group_key is None:
             return ()
-        if not isinstance(groups, Tensor) or groups.shape != losses.shape or groups.dtype not in INTEGERS:
-            got = f"{groups.dtype} {tuple(groups.shape)}" if isinstance(groups, Tensor) else full_name(groups)
-            raise ConfigurationError(
-                f"Expected the group of each example, integers of shape {tuple(losses.shape)}, but got {got}. Use data whose"
-                f" batches have an entry {self.group_key!r}, or another risk."
-            )
-        return (groups.to(losses.device),)
+        what = f"the group of each example, integers of shape {tuple(losses.shape)},"
+        advice = f" Use data whose batches have an entry {self.group_key!r}, or another risk."
+        found = check_tensor(groups, what, shape=losses.shape, dtypes=INTEGERS, advice=advice)
+        return (found.to(losses.device),)
 
     def _check_losses(self, losses: Tensor) -> None:
         wrong = ~losses.detach().isfinite() if self.finite else losses.detach().isnan()

@@ -15,9 +15,7 @@ from lit_sparse.ground.torch_internals import can_read_values, outside_graphs
 from lit_sparse.risks.base import Risk, gathered_losses, mean_of
 from lit_sparse.risks.logsumexp import check_rho, mass_tolerance, safe_threshold_of, softplus
 
-__all__ = ["DualRisk", "SafeKLDRO", "link_value", "mean_threshold"]
-
-LINKS = ("softplus", "capped_exp")
+__all__ = ["DualRisk", "SafeDualRisk", "SafeKLDRO", "link_value"]
 
 
 def link_value(s: Tensor, rho: float, link: str) -> Tensor:
@@ -122,8 +120,36 @@ class DualRisk(Risk):
         return {"dual": float(self.dual.detach())}
 
 
+class SafeDualRisk(DualRisk):
+    """Base class of risks with a safe exponential, whose derivative is at most 1 / rho.
+
+    Args:
+        rho: inverse of the largest weight of an example, in (0, 1).
+        dual_lr: see :class:`DualRisk`.
+        initial_dual: see :class:`DualRisk`.
+    """
+
+    link = "softplus"
+
+    def __init__(self, rho: float, *, dual_lr: float | None, initial_dual: float | None) -> None:
+        super().__init__(dual_lr=dual_lr, initial_dual=initial_dual)
+        self.rho = check_rho(rho, open_high=True)
+
+    @override
+    def solve(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
+        scores = losses.detach() / self.temperature
+        if self.link == "capped_exp":
+            return self.temperature * _capped_threshold(scores, self.rho, weights).to(losses.dtype)
+        return self.temperature * safe_threshold_of(scores, self.rho, _measure(scores, self.rho, weights)).squeeze(-1)
+
+    @override
+    def objective(self, losses: Tensor, dual: Tensor, weights: Tensor | None = None) -> Tensor:
+        links = link_value((losses - dual) / self.temperature, self.rho, self.link)
+        return dual + self.temperature * mean_of(links, weights)
+
+
 @ranges(lam=POSITIVE)
-class SafeKLDRO(DualRisk):
+class SafeKLDRO(SafeDualRisk):
     r"""Robust risk with the safe Kullback-Leibler divergence, a mean over examples at a learned dual variable.
 
     .. math:: a + \frac{\mathrm{lam}}{\rho} \mathrm{mean} \ln(1 + \rho e^{(\ell - a) / \mathrm{lam}}) - \mathrm{lam}
@@ -166,9 +192,8 @@ class SafeKLDRO(DualRisk):
         dual_lr: float | None = None,
         initial_dual: float | None = None,
     ) -> None:
-        super().__init__(dual_lr=dual_lr, initial_dual=initial_dual)
+        super().__init__(rho, dual_lr=dual_lr, initial_dual=initial_dual)
         self.lam, self.link = lam, link
-        self.rho = check_rho(rho, open_high=True)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -181,19 +206,8 @@ class SafeKLDRO(DualRisk):
         return self.lam
 
     @override
-    def solve(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
-        scores = losses.detach() / self.lam
-        find = _capped_threshold if self.link == "capped_exp" else mean_threshold
-        return self.lam * find(scores, self.rho, weights).to(losses.dtype)
-
-    @override
     def objective(self, losses: Tensor, dual: Tensor, weights: Tensor | None = None) -> Tensor:
-        return dual + self.lam * mean_of(link_value((losses - dual) / self.lam, self.rho, self.link), weights) - self.lam
-
-
-def mean_threshold(scores: Tensor, rho: float, weights: Tensor | None) -> Tensor:
-    """Return the dual variable a that minimizes the safe Kullback-Leibler objective of scores (B,), a scalar."""
-    return safe_threshold_of(scores, rho, _measure(scores, rho, weights)).squeeze(-1)
+        return super().objective(losses, dual, weights) - self.lam
 
 
 def _measure(scores: Tensor, rho: float, weights: Tensor | None) -> Tensor:

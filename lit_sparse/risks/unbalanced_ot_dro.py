@@ -13,14 +13,13 @@ from lit_sparse.ground.distributed import reduce
 from lit_sparse.ground.torch_internals import can_read_values
 from lit_sparse.risks.base import Risk, mean_of
 from lit_sparse.risks.input_adversary import INNER, InputAdversary
-from lit_sparse.risks.logsumexp import check_rho
-from lit_sparse.risks.safe_kl_dro import DualRisk, link_value, mean_threshold
+from lit_sparse.risks.safe_kl_dro import SafeDualRisk
 
 __all__ = ["ExponentialOTDRO", "UnbalancedOTDRO"]
 
 
 @ranges(transport_cost=POSITIVE, beta=POSITIVE, **INNER)
-class UnbalancedOTDRO(DualRisk):
+class UnbalancedOTDRO(SafeDualRisk):
     r"""Risk that is robust against perturbed inputs and outliers, by unbalanced optimal transport.
 
     .. math:: a + \frac{\kappa\,\beta}{\rho} \mathrm{mean} \ln(1 + \rho e^{(l - a) / (\kappa\,\beta)})
@@ -55,8 +54,6 @@ class UnbalancedOTDRO(DualRisk):
         True
     """
 
-    unbiased: ClassVar[bool] = True
-
     def __init__(
         self,
         transport_cost: float,
@@ -69,11 +66,10 @@ class UnbalancedOTDRO(DualRisk):
         dual_lr: float | None = None,
         initial_dual: float | None = None,
     ) -> None:
-        super().__init__(dual_lr=dual_lr, initial_dual=initial_dual)
+        super().__init__(rho, dual_lr=dual_lr, initial_dual=initial_dual)
         self.transport_cost, self.beta = transport_cost, beta
         self.inner_steps, self.inner_lr, self.inner_momentum = inner_steps, inner_lr, inner_momentum
         self.adversary = InputAdversary(transport_cost, inner_steps, inner_lr, inner_momentum)
-        self.rho = check_rho(rho, open_high=True)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -85,15 +81,6 @@ class UnbalancedOTDRO(DualRisk):
     def temperature(self) -> float:
         """Number by which losses are divided in the exponent, kappa beta."""
         return self.transport_cost * self.beta
-
-    @override
-    def solve(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
-        return self.temperature * mean_threshold(losses.detach() / self.temperature, self.rho, weights)
-
-    @override
-    def objective(self, losses: Tensor, dual: Tensor, weights: Tensor | None = None) -> Tensor:
-        links = link_value((losses - dual) / self.temperature, self.rho, "softplus")
-        return dual + self.temperature * mean_of(links, weights)
 
 
 @ranges(transport_cost=POSITIVE, beta=POSITIVE, **INNER)
@@ -144,11 +131,6 @@ class ExponentialOTDRO(Risk):
         #: Number of training batches whose exponentials had no finite mean; a parameter, because buffers are broadcast.
         self.overflows = nn.Parameter(torch.zeros((), dtype=torch.float64), requires_grad=False)
 
-    @property
-    def temperature(self) -> float:
-        """Number by which losses are divided in the exponent, kappa beta."""
-        return self.transport_cost * self.beta
-
     @classmethod
     def examples(cls) -> list[Self]:
         """Return an instance for the shared tests, with the paper's settings."""
@@ -156,7 +138,7 @@ class ExponentialOTDRO(Risk):
 
     @override
     def measure(self, losses: Tensor, weights: Tensor | None) -> Tensor:
-        found = mean_of((losses / self.temperature).exp(), weights)
+        found = mean_of((losses / (self.transport_cost * self.beta)).exp(), weights)
         if self.training and can_read_values():
             with torch.no_grad():
                 self.overflows.add_(reduce(found.isinf().double()))
