@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self, override
 
-from lit_sparse.checks import INPUTS, WIDTHS, ranges
+from lit_sparse.checks import INPUTS, WIDTHS, check_tensor, ranges
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.estimators.base import Expectation, Latent, LossFunction
 from lit_sparse.estimators.latents import LatentDistribution
@@ -128,10 +128,7 @@ class ScoreFunction(Sampler):
                 "Expected a `context` (B, C) in each call for the learned baseline but got none. Give its size, as in"
                 " ScoreFunction('learnt', context_features=C)."
             )
-        if context.shape != (size, self.context_features):
-            raise ConfigurationError(
-                f"Expected a context of shape {(size, self.context_features)} for the learned baseline but got"
-                f" {tuple(context.shape)}."
-            )
-        guess: Tensor = self.network(context.detach())
+        shape = (size, self.context_features)
+        found = check_tensor(context, f"a context of shape {shape} for the learned baseline", shape=shape)
+        guess: Tensor = self.network(found.detach())
         return guess.squeeze(-1)
