@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_sparse.checks import INPUTS, check_mask, ranges
+from lit_sparse.checks import INPUTS, INTEGERS, check_mask, check_tensor, ranges
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.arguments import checked
 from lit_sparse.metrics.exact_metric import ExactMetric
@@ -129,8 +129,7 @@ class CountHistogram(ExactMetric):
         Raises:
             ConfigurationError: for another dtype, or, on the CPU, a negative count.
         """
-        if counts.is_floating_point() or counts.is_complex():
-            raise ConfigurationError(f"Expected counts in an integer tensor but got {counts.dtype}.")
+        check_tensor(counts, "counts in an integer tensor", dtypes=(*INTEGERS, torch.bool))
         counts = counts.detach().reshape(-1).long()
         if counts.device.type == "cpu" and len(counts) and int(counts.min()) < 0:
             raise ConfigurationError(f"Expected counts of at least 0 but got {int(counts.min())}.")

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lit_sparse.checks import FEATURES, POSITIVE, Count, ranges
+from lit_sparse.checks import FEATURES, INTEGERS, POSITIVE, Count, check_tensor, ranges
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.metrics.exact_metric import ExactMetric
 
@@ -89,11 +89,8 @@ class GroupMeans(ExactMetric):
         Raises:
             ConfigurationError: for a group that is too large; on an accelerator such groups are ignored.
         """
-        if groups.is_floating_point() or values.shape != groups.shape:
-            raise ConfigurationError(
-                f"Expected a group, a whole number, for each of the values {tuple(values.shape)} but got {groups.dtype}"
-                f" {tuple(groups.shape)}."
-            )
+        what = f"a group, a whole number, for each of the values {tuple(values.shape)}"
+        check_tensor(groups, what, shape=values.shape, dtypes=(*INTEGERS, torch.bool))
         groups = groups.long()  # a number that is compared with integers of 8 bits would become one of them
         if groups.device.type == "cpu" and len(groups) and int(groups.max()) >= self.max_groups:
             raise ConfigurationError(
@@ -208,17 +205,14 @@ class BitsPerDim(ExactMetric):
         Raises:
             DataError: for standard errors of another shape, or negative ones, which is not checked on an accelerator.
         """
-        if standard_errors is not None and standard_errors.shape != log_likelihoods.shape:
-            raise DataError(
-                f"Expected a standard error per log likelihood {tuple(log_likelihoods.shape)} but got shape "
-                f"{tuple(standard_errors.shape)}."
-            )
-        if standard_errors is not None and standard_errors.device.type == "cpu" and bool((standard_errors < 0).any()):
-            raise DataError(f"Expected standard errors of at least 0 but got {float(standard_errors.min())}.")
+        if standard_errors is not None:
+            what = f"a standard error per log likelihood {tuple(log_likelihoods.shape)}"
+            check_tensor(standard_errors, what, shape=log_likelihoods.shape, error=DataError)
+            if standard_errors.device.type == "cpu" and bool((standard_errors < 0).any()):
+                raise DataError(f"Expected standard errors of at least 0 but got {float(standard_errors.min())}.")
+            self.variance += standard_errors.detach().double().square().sum()
         self.total -= log_likelihoods.detach().double().sum()
         self.count += log_likelihoods.numel()
-        if standard_errors is not None:
-            self.variance += standard_errors.detach().double().square().sum()
 
     def compute(self) -> dict[str, Tensor]:
         """Return the mean and its standard error, in bits per dimension, as float64 scalars; NaN without examples."""

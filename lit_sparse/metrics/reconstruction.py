@@ -7,18 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_sparse.checks import INPUTS, ranges
-from lit_sparse.errors import ConfigurationError
+from lit_sparse.checks import INPUTS, check_tensor, ranges
 from lit_sparse.metrics.exact_metric import ExactMetric
 
 __all__ = ["DeadFraction", "ExplainedVariance"]
-
-
-def _check_rows(width: int, **rows: Tensor) -> None:
-    """Refuse tensors that are not (B, width), all of one B; others would be broadcast."""
-    shapes = {name: tuple(values.shape) for name, values in rows.items()}
-    if len({*shapes.values()}) > 1 or any(len(shape) != 2 or shape[1] != width for shape in shapes.values()):
-        raise ConfigurationError(f"Expected {' and '.join(rows)} of the same shape (B, {width}) but got {shapes}.")
 
 
 @ranges(features=INPUTS)
@@ -53,8 +45,8 @@ class ExplainedVariance(ExactMetric):
     def __init__(self, features: int, **options: Any) -> None:
         super().__init__(**options)
         self.features = features
-        for name, shape in (("error", ()), ("squares", ()), ("total", (features,))):
-            self.add_state(name, torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
+        for name, size in (("error", ()), ("squares", ()), ("total", (features,))):
+            self.add_state(name, torch.zeros(size, dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("count", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, vectors: Tensor, made: Tensor) -> None:
@@ -63,7 +55,8 @@ class ExplainedVariance(ExactMetric):
         Raises:
             ConfigurationError: for other shapes.
         """
-        _check_rows(self.features, vectors=vectors, made=made)
+        shape = check_tensor(vectors, f"vectors (B, {self.features})", shape=(None, self.features)).shape
+        check_tensor(made, f"a reconstruction for each vector {tuple(shape)}", shape=shape)
         vectors = vectors.detach().double()
         self.error += (vectors - made.detach()).square().sum()
         self.squares += vectors.square().sum()
@@ -108,7 +101,7 @@ class DeadFraction(ExactMetric):
         Raises:
             ConfigurationError: for another shape.
         """
-        _check_rows(self.width, activity=activity)
+        check_tensor(activity, f"the activity (B, {self.width}) of units", shape=(None, self.width))
         self.active += (activity.detach() != 0).sum(0)
 
     def compute(self) -> Tensor:

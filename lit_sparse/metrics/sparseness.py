@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from lit_sparse.checks import INTEGER, check_dim, ranges
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.arguments import checked
-from lit_sparse.metrics.exact_metric import ExactMetric
+from lit_sparse.metrics.means import MeanOverExamples
 
 __all__ = ["HoyerSparseness", "hoyer_sparseness"]
 
@@ -42,9 +43,7 @@ def hoyer_sparseness(x: Tensor, dim: int | tuple[int, ...] = -1) -> Tensor:
     dims = tuple(check_dim(one, x, "vectors") for one in (dim if isinstance(dim, tuple) else (dim,)))
     if len({one % x.dim() for one in dims}) < len(dims):
         raise ConfigurationError(f"Expected argument `dim` without repetition but got {dim}.")
-    size = 1
-    for one in dims:
-        size *= x.shape[one]
+    size = math.prod(x.shape[one] for one in dims)
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     if size < 2:
         return torch.full_like(x.sum(dims), torch.nan)
@@ -56,7 +55,7 @@ def hoyer_sparseness(x: Tensor, dim: int | tuple[int, ...] = -1) -> Tensor:
 
 
 @ranges(dim=INTEGER)
-class HoyerSparseness(ExactMetric):
+class HoyerSparseness(MeanOverExamples):
     """Metric: mean Hoyer sparseness of vectors, see :func:`hoyer_sparseness`; undefined values are left out.
 
     The sparseness is undefined for zero vectors and for vectors of size 0 or 1.
@@ -72,14 +71,9 @@ class HoyerSparseness(ExactMetric):
         0.5
     """
 
-    total: Tensor
-    count: Tensor
-
     def __init__(self, dim: int = -1, **options: Any) -> None:
         super().__init__(**options)
         self.dim = dim
-        self.add_state("total", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("count", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, x: Tensor) -> None:
         """Add vectors (..., d, ...)."""
@@ -87,7 +81,3 @@ class HoyerSparseness(ExactMetric):
         undefined = x.detach().eq(0).all(self.dim) | (x.shape[self.dim] < 2)
         self.total += found.masked_fill(undefined, 0.0).double().sum()
         self.count += (~undefined).sum()
-
-    def compute(self) -> Tensor:
-        """Return the mean sparseness, NaN without vectors."""
-        return self.total / self.count
