@@ -6,6 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,6 @@ class Vocabulary:
         self.pad, self.bos, self.eos, self.unk = (stoi[token] for token in SPECIALS)
         self._stoi = stoi
         self._default: int | None = self.unk
-        self._moses: tuple[Any, Any] | None = None
 
     @classmethod
     def build(
@@ -193,7 +193,7 @@ class Vocabulary:
         """Return the ids of each line's tokens, without ``<bos>`` and ``<eos>``."""
         _check_many("lines", lines)
         if self.kind == "moses":
-            lines = [" ".join(self._moses_tokens(line)) for line in lines]
+            lines = [_moses(self.language)[0].tokenize(line, return_str=True, escape=False) for line in lines]
         with guarded("The lines cannot be encoded"):
             encoded = [found.ids for found in self._tokenizer.encode_batch_fast(list(lines), add_special_tokens=False)]
         for row, line in enumerate(lines):
@@ -204,7 +204,7 @@ class Vocabulary:
     def tokenize(self, line: str) -> list[str]:
         """Return the tokens of a line, including those that are not in the vocabulary."""
         if self.kind == "moses":
-            line = " ".join(self._moses_tokens(line))
+            line = _moses(self.language)[0].tokenize(line, return_str=True, escape=False)
         with guarded("The line cannot be tokenized"):
             if self.kind == "bpe":
                 found = self._tokenizer.encode(line, add_special_tokens=False)
@@ -232,7 +232,7 @@ class Vocabulary:
                 text: str = self._tokenizer.decoder.decode(list(tokens))
             return text.strip()
         if self.kind == "moses":
-            return str(self._moses_parts()[1].detokenize(list(tokens)))
+            return str(_moses(self.language)[1].detokenize(list(tokens)))
         return join_words(tokens) if self.kind == "words" else " ".join(tokens)
 
     def get_itos(self) -> list[str]:
@@ -349,21 +349,15 @@ class Vocabulary:
     def __repr__(self) -> str:
         return f"Vocabulary({len(self)} tokens, kind={self.kind!r}, lowercase={self.lowercase})"
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_moses": None}
 
-    def _moses_parts(self) -> tuple[Any, Any]:
-        if self._moses is None:
-            try:
-                from sacremoses import MosesDetokenizer, MosesTokenizer
-            except ModuleNotFoundError as error:
-                raise MissingExtraError("The tokens of Moses", "text") from error
-            self._moses = MosesTokenizer(lang=self.language), MosesDetokenizer(lang=self.language)
-        return self._moses
-
-    def _moses_tokens(self, line: str) -> list[str]:
-        found: list[str] = self._moses_parts()[0].tokenize(line, escape=False)
-        return found
+@lru_cache(maxsize=16)  # not an attribute, because vocabularies are copied and pickled
+def _moses(language: str) -> tuple[Any, Any]:
+    """Return the Moses tokenizer and detokenizer of a language."""
+    try:
+        from sacremoses import MosesDetokenizer, MosesTokenizer
+    except ModuleNotFoundError as error:
+        raise MissingExtraError("The tokens of Moses", "text") from error
+    return MosesTokenizer(lang=language), MosesDetokenizer(lang=language)
 
 
 def _check_many(name: str, texts: Iterable[str]) -> None:
