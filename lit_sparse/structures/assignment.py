@@ -18,7 +18,7 @@ import numpy as np
 from torch import Tensor
 from typing_extensions import Self, override
 
-from lit_sparse.checks import check_count
+from lit_sparse.checks import Count, ranges
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.torch_internals import on_values
 from lit_sparse.kernels.cpu.compile import compile_rows, empty
@@ -145,6 +145,7 @@ def best_assignments(scores: Any) -> tuple[Any, Any]:
     return chosen, found
 
 
+@ranges(rows=Count(), columns=Count())
 @dataclass(frozen=True)
 class Assignment(OnePerRow):
     """Assignments of every row of a grid to one column, no column twice, with rows <= columns.
@@ -175,9 +176,6 @@ class Assignment(OnePerRow):
     columns: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("rows", "columns"):
-            if getattr(self, name) is not None:
-                check_count(name, getattr(self, name))
         if self.rows is not None and self.columns is not None and self.rows > self.columns:
             raise ConfigurationError(
                 f"Expected at least as many columns as rows, because each row needs its own column, but got {self!r}."
@@ -194,12 +192,8 @@ class Assignment(OnePerRow):
         """Number of entries, rows times columns; None if it is read from the scores."""
         return None if self.rows is None or self.columns is None else self.rows * self.columns
 
+    @override
     def shape(self, d: int) -> tuple[int, int]:
-        """Return the numbers of rows and columns of a grid with d entries.
-
-        Raises:
-            ConfigurationError: if d entries do not form such a grid.
-        """
         if self.rows is not None:
             rows, columns = self.rows, d // self.rows if self.columns is None else self.columns
         elif self.columns is not None:
@@ -218,14 +212,6 @@ class Assignment(OnePerRow):
         if self.rows in (None, rows) and self.columns in (None, columns):
             return Assignment(rows, columns)
         return None
-
-    def grid(self, entries: Tensor) -> Tensor:
-        """View entries (..., rows * columns) as (..., rows, columns)."""
-        return entries.reshape(*entries.shape[:-1], *self.shape(entries.shape[-1]))
-
-    @override
-    def check(self, d: int) -> None:
-        self.shape(d)
 
     @override
     def count_constraints(self, d: int) -> list[CountConstraint]:

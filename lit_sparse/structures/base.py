@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.checks import check_tensor
+from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.arguments import shown_arguments
 from lit_sparse.kernels.oracles import FINE, STEP, TIE, CompiledOracle
 
@@ -197,11 +198,7 @@ class Structure(ABC):
         Raises:
             ConfigurationError: if it does not; the message gives the expected shape.
         """
-        if not isinstance(scores, Tensor):
-            raise ConfigurationError(f"Expected scores in a tensor but got {full_name(scores)}.")
-        if scores.dim() != 2:
-            raise ConfigurationError(f"Expected scores of shape (rows, entries) but got {tuple(scores.shape)}.")
-        self.check(scores.shape[-1])
+        self.check(check_tensor(scores, "scores of shape (rows, entries) in a tensor", shape=(None, None)).shape[-1])
         if potentials is not None:
             self.check_potentials(potentials)
 

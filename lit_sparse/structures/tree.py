@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self, override
 
-from lit_sparse.checks import check_count, check_flag
+from lit_sparse.checks import FLAG, Count, ranges
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.torch_internals import on_values
 from lit_sparse.kernels.cpu.compile import compile_rows, empty, zeros
@@ -208,6 +208,7 @@ def best_trees(scores: Any, single_root: bool) -> tuple[Any, Any]:
     return chosen, found
 
 
+@ranges(nodes=Count(), single_root=FLAG)
 @dataclass(frozen=True)
 class Tree(OnePerRow):
     """Structure of rooted trees: every node is attached to another node, its head, or is a root.
@@ -239,11 +240,6 @@ class Tree(OnePerRow):
     nodes: int | None = None
     single_root: bool = True
 
-    def __post_init__(self) -> None:
-        if self.nodes is not None:
-            check_count("nodes", self.nodes)
-        check_flag("single_root", self.single_root)
-
     @classmethod
     def examples(cls) -> list[Self]:
         """Return instances for the shared tests: trees and forests."""
@@ -255,17 +251,12 @@ class Tree(OnePerRow):
         return None if self.nodes is None else self.nodes**2
 
     @override
-    def check(self, d: int) -> None:
+    def shape(self, d: int) -> tuple[int, int]:
         nodes = math.isqrt(d)
         if nodes * nodes != d or self.nodes not in (None, nodes):
             expected = "a square number" if self.nodes is None else f"{self.nodes} * {self.nodes}"
             raise ConfigurationError(f"Expected scores of length nodes * nodes, {expected}, for {self!r} but got {d}.")
-
-    def grid(self, entries: Tensor) -> Tensor:
-        """View entries (..., nodes * nodes) as a grid (..., nodes, nodes)."""
-        nodes = math.isqrt(entries.shape[-1])
-        self.check(entries.shape[-1])
-        return entries.reshape(*entries.shape[:-1], nodes, nodes)
+        return nodes, nodes
 
     def joint_over_queries(self, rows: int, columns: int) -> Tree | None:
         """Return the tree over all queries and keys; None if this tree is over the keys of a single query.
