@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lit_sparse.coresets.state import indices
 from lit_sparse.coresets.vectors import DenseVectors, Vectors
-from lit_sparse.ground.state_checks import NUMBER, Kind, ListOf
+from lit_sparse.ground.state_checks import NUMBER, ListOf
 from lit_sparse.kernels import cholesky
 
 __all__ = ["NonnegativeFit", "nonnegative_least_squares"]
@@ -72,13 +73,12 @@ class NonnegativeFit:
 
     def state_example(self, state: Any, size: int) -> dict[str, Any]:
         """Return an example of the state of a fit of ``size`` vectors, against which a stored state is checked."""
-        members: Any = state.get("members") if isinstance(state, dict) else None
-        n, most = len(members) if isinstance(members, list) else 0, len(self.units)
-        few = n <= most and n == len(set(map(repr, members if n else ())))
-        fits = ListOf(_index(size)) if few else Kind(f"at most {most} different indices", lambda its: False)
+        members = indices(size, [], len(self.units))
+        given = state.get("members") if isinstance(state, dict) else None
+        n = len(given) if given is not None and members.holds(given) else 0
         square, units = self.units.new_zeros(n, n), self.units.new_zeros(n, self.units.shape[1])
         vectors = dict.fromkeys(("products", "scaled", "lengths"), self.units.new_zeros(n))
-        return {"members": fits, "factor": square, "units": units, "residual": self.residual, **vectors}
+        return {"members": members, "factor": square, "units": units, "residual": self.residual, **vectors}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state of a fit with the same target and capacity."""
@@ -170,10 +170,6 @@ class NonnegativeFit:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self.target.device)
 
 
-def _index(size: int) -> Kind:
-    return Kind(f"an index in 0 .. {size - 1}", lambda its: type(its) is int and 0 <= its < size)
-
-
 class Pursuit:
     """Matching pursuit: repeatedly adds the vector most aligned with the residual.
 
@@ -242,7 +238,7 @@ class Pursuit:
 
     def state_example(self, state: dict[str, Any], size: int) -> dict[str, Any]:
         """Return an example of the state of a pursuit among ``size`` vectors, against which a stored state is checked."""
-        return {"fit": self.fit.state_example(state.get("fit"), size), "idle": ListOf(_index(size)), "trace": ListOf(NUMBER)}
+        return {"fit": self.fit.state_example(state.get("fit"), size), "idle": indices(size, []), "trace": ListOf(NUMBER)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state that :meth:`state_dict` returned."""
