@@ -257,7 +257,7 @@ def check_mask(mask: Tensor, meaning: str) -> Tensor:
     Raises:
         ConfigurationError: if it is not a boolean tensor.
     """
-    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.layout != torch.strided or mask.is_nested:
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or not _is_dense(mask):
         got = f"{mask.dtype} {mask.layout}" if isinstance(mask, Tensor) else full_name(mask)
         advice = " Convert it with `.bool()`." if isinstance(mask, Tensor) and not mask.is_floating_point() else ""
         raise ConfigurationError(f"Expected a boolean mask in a torch tensor, True where {meaning}, but got {got}.{advice}")
@@ -266,7 +266,13 @@ def check_mask(mask: Tensor, meaning: str) -> Tensor:
 
 def shown(value: object) -> str:
     """Return the dtype and shape of a tensor, or the name of another object's class, for a message."""
-    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else full_name(value)
+    if not isinstance(value, Tensor):
+        return full_name(value)
+    return f"{value.dtype} {tuple(value.shape) if _is_dense(value) else 'in a sparse or nested tensor'}"
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    return tensor.layout == torch.strided and not tensor.is_nested
 
 
 def check_tensor(
@@ -278,7 +284,7 @@ def check_tensor(
     error: type[Exception] = ConfigurationError,
     advice: str = "",
 ) -> Tensor:
-    """Return the value after checking that it is a tensor of a given shape and dtype.
+    """Return the value after checking that it is a dense tensor of a given shape and dtype.
 
     Args:
         value: value to check.
@@ -291,7 +297,7 @@ def check_tensor(
     Raises:
         ConfigurationError: for any other value, or an error of the given class.
     """
-    fits = isinstance(value, Tensor) and value.dtype in dtypes
+    fits = isinstance(value, Tensor) and value.dtype in dtypes and _is_dense(value)
     if fits and shape is not None:
         lengths = zip(shape, value.shape, strict=False)
         fits = len(shape) == value.dim() and all(length is None or length == own for length, own in lengths)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lit_sparse.checks import POSITIVE, Number, ranges
+from lit_sparse.checks import INTEGERS, POSITIVE, Number, check_tensor, ranges
 from lit_sparse.coresets.examples import Examples
 from lit_sparse.coresets.projections import Projection, entry, fitted
 from lit_sparse.errors import CheckpointError, ConfigurationError, DataError, full_name
@@ -99,8 +99,8 @@ class LastLayerGradients(Projection):
     def project(self, batch: Any) -> Tensor:
         hidden, scores = self._seen(batch)
         label = entry(batch, self.label).to(scores.device)
-        if label.shape != scores.shape[:1] or label.is_floating_point():
-            raise DataError(f"Expected integers as labels ({len(scores)},) but got {label.dtype} {tuple(label.shape)}.")
+        what = f"integers as labels ({len(scores)},)"
+        check_tensor(label, what, shape=scores.shape[:1], dtypes=(*INTEGERS, torch.bool), error=DataError)
         label = label.long()  # integers of 8 bits would be a mask
         wrong = (label < 0) | (label >= scores.shape[1])
         if bool(wrong.any()):

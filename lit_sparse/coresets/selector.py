@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self, override
 
-from lit_sparse.checks import FLOATS, check_count
+from lit_sparse.checks import FLOATS, check_count, check_tensor
 from lit_sparse.coresets.coreset import Coreset
 from lit_sparse.coresets.pursuit import nonnegative_least_squares
 from lit_sparse.coresets.state import Resumable, SelectionState
@@ -50,11 +50,10 @@ class Selection:
     trace: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        indices, weights = self.indices, self.weights
-        if not isinstance(indices, Tensor) or indices.ndim != 1 or indices.dtype != torch.int64:
-            raise ConfigurationError(f"Expected indices (n,) int64 of a selection but got {_shown(indices)}.")
-        if not isinstance(weights, Tensor) or weights.shape != indices.shape or weights.dtype not in FLOATS:
-            raise ConfigurationError(f"Expected {len(indices)} floating weights of a selection but got {_shown(weights)}.")
+        what = "indices (n,) int64 of a selection"
+        indices = check_tensor(self.indices, what, shape=(None,), dtypes=(torch.int64,))
+        what = f"{len(indices)} floating weights of a selection"
+        weights = check_tensor(self.weights, what, shape=indices.shape, dtypes=FLOATS)
         if len(set(indices.tolist())) < len(indices) or bool((indices < 0).any()):
             raise ConfigurationError(f"Expected different indices >= 0 of a selection but got {indices.tolist()}.")
         wrong = ~((weights >= 0) & (weights < torch.inf))
@@ -234,10 +233,6 @@ class CoresetSelector(nn.Module, ABC):
             except GeneratorExit:  # the selector needs no more steps
                 if bar and task is not None:
                     bar.update(task, total=done)
-
-
-def _shown(value: object) -> str:
-    return f"{tuple(value.shape)} {value.dtype}" if isinstance(value, Tensor) else full_name(value)
 
 
 def squared_distance(vectors: Vectors, indices: Tensor, weights: Tensor) -> float:
