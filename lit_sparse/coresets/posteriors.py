@@ -53,10 +53,8 @@ class GaussianPosterior:
 
     def __post_init__(self) -> None:
         check_tensor(self.mean, "a floating mean (D,)", shape=(None,), dtypes=FLOATS, error=DataError)
-        size = len(self.mean)
-        check_tensor(
-            self.covariance, f"a floating covariance {(size, size)}", shape=(size, size), dtypes=FLOATS, error=DataError
-        )
+        square = (len(self.mean), len(self.mean))
+        check_tensor(self.covariance, f"a floating covariance {square}", shape=square, dtypes=FLOATS, error=DataError)
         if not bool(self.mean.isfinite().all()):
             raise DataError("Expected a finite mean but got NaN or infinity. Check the data or the prior.")
         if not _is_symmetric(self.covariance):
