@@ -88,10 +88,7 @@ class Sampler(Estimator):
             scores: (B, K) scores of the categories.
             noise: (B, K) independent draws from the standard Gumbel distribution.
         """
-        return one_hot((self._log_probs(scores) + noise).argmax(-1), scores.shape[-1]).to(scores.dtype)
-
-    def _log_probs(self, scores: Tensor) -> Tensor:
-        return self.probabilities(scores).log()
+        return one_hot((self.probabilities(scores).log() + noise).argmax(-1), scores.shape[-1]).to(scores.dtype)
 
     def _warn_of_zeros(self) -> None:
         """Warn once of a mapping with zeros, which are never sampled."""

@@ -12,9 +12,8 @@ from lit_sparse.metrics.language import (
     topographic_similarity,
 )
 from lit_sparse.metrics.means import BitsPerDim, GroupMeans, LogMeanExp, MeanOverExamples
-from lit_sparse.metrics.reconstruction import DeadFraction, ExplainedVariance
+from lit_sparse.metrics.reconstruction import DeadFraction, ExplainedVariance, HoyerSparseness, hoyer_sparseness
 from lit_sparse.metrics.rouge import Rouge
-from lit_sparse.metrics.sparseness import HoyerSparseness, hoyer_sparseness
 from lit_sparse.metrics.text import TextMetric
 
 __all__ = [
