@@ -16,7 +16,7 @@ from typing_extensions import override
 from lit_sparse.checks import MOST_LAYERS, Count, check_count, ranges
 from lit_sparse.errors import ConfigurationError, DataError, MissingExtraError, did_you_mean
 from lit_sparse.ground.arguments import checked
-from lit_sparse.metrics.text import TextMetric, check_name, check_texts
+from lit_sparse.metrics.exact_metric import TextMetric, check_name, check_texts
 
 if TYPE_CHECKING:
     from sacrebleu.metrics.bleu import BLEU

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from lit_sparse.checks import Count, Number, ranges
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.metrics.text import TextMetric, check_name
+from lit_sparse.metrics.exact_metric import TextMetric, check_name
 
 __all__ = ["Overlap", "Rouge", "RougeScore", "combine", "first_bytes", "overlaps", "rouge_w", "weighted_lcs"]
 

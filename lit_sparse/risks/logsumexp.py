@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as nnf
 
-from lit_sparse.checks import FLOATS, check_dim, check_number, check_tensor
+from lit_sparse.checks import FLOATS, Number, check_dim, check_number, check_tensor
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.arguments import checked
 from lit_sparse.ground.torch_internals import can_read_values, forward_mode_active
@@ -22,18 +22,10 @@ PLAIN = 1e4
 ROUNDED = 1e-6
 #: Smallest rho; its inverse must be finite in every dtype.
 LEAST = 1e-30
+#: Range of rho in risks with a dual variable; with rho = 1, the best one would be -inf.
+RHO = Number(LEAST, 1.0, open_high=True)
 
-__all__ = ["check_rho", "mass_tolerance", "safe_logsumexp", "safe_threshold_of", "softplus"]
-
-
-def check_rho(rho: float, *, open_high: bool = False) -> float:
-    """Return rho after checking that it is in (0, 1], or in (0, 1).
-
-    Raises:
-        ConfigurationError: if rho is outside its range.
-    """
-    found = check_number("rho", rho, 0.0, 1.0, open_low=True, open_high=open_high)
-    return check_number("rho", found, LEAST, 1.0)
+__all__ = ["RHO", "mass_tolerance", "safe_logsumexp", "safe_threshold_of", "softplus"]
 
 
 def softplus(x: Tensor) -> Tensor:
@@ -80,7 +72,7 @@ def safe_logsumexp(values: Tensor, rho: float, dim: int = -1, weights: Tensor | 
         >>> bool((torch.logsumexp(values, 0) - safe_logsumexp(values, 1e-4)).abs() < 2e-3)
         True
     """
-    rho = check_rho(rho)
+    rho = check_number("rho", rho, LEAST, 1.0)
     check_tensor(values, f"values in a torch tensor of a floating dtype, one of {FLOATS},", dtypes=FLOATS)
     if values.dim() == 0:
         raise ConfigurationError("Expected values with at least one dimension but got a scalar.")

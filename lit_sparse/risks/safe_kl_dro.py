@@ -13,7 +13,7 @@ from typing_extensions import Self, override
 from lit_sparse.checks import POSITIVE, Number, ranges
 from lit_sparse.ground.torch_internals import can_read_values, outside_graphs
 from lit_sparse.risks.base import Risk, gathered_losses, mean_of
-from lit_sparse.risks.logsumexp import check_rho, mass_tolerance, safe_threshold_of, softplus
+from lit_sparse.risks.logsumexp import RHO, mass_tolerance, safe_threshold_of, softplus
 
 __all__ = ["DualRisk", "SafeDualRisk", "SafeKLDRO", "link_value"]
 
@@ -133,7 +133,7 @@ class SafeDualRisk(DualRisk):
 
     def __init__(self, rho: float, *, dual_lr: float | None, initial_dual: float | None) -> None:
         super().__init__(dual_lr=dual_lr, initial_dual=initial_dual)
-        self.rho = check_rho(rho, open_high=True)
+        self.rho = rho
 
     @override
     def solve(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -148,7 +148,7 @@ class SafeDualRisk(DualRisk):
         return dual + self.temperature * mean_of(links, weights)
 
 
-@ranges(lam=POSITIVE)
+@ranges(lam=POSITIVE, rho=RHO)
 class SafeKLDRO(SafeDualRisk):
     r"""Robust risk with the safe Kullback-Leibler divergence, a mean over examples at a learned dual variable.
 

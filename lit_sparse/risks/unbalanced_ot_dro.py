@@ -13,12 +13,13 @@ from lit_sparse.ground.distributed import reduce
 from lit_sparse.ground.torch_internals import can_read_values
 from lit_sparse.risks.base import Risk, mean_of
 from lit_sparse.risks.input_adversary import INNER, InputAdversary
+from lit_sparse.risks.logsumexp import RHO
 from lit_sparse.risks.safe_kl_dro import SafeDualRisk
 
 __all__ = ["ExponentialOTDRO", "UnbalancedOTDRO"]
 
 
-@ranges(transport_cost=POSITIVE, beta=POSITIVE, **INNER)
+@ranges(transport_cost=POSITIVE, beta=POSITIVE, rho=RHO, **INNER)
 class UnbalancedOTDRO(SafeDualRisk):
     r"""Risk that is robust against perturbed inputs and outliers, by unbalanced optimal transport.
 
