@@ -10,8 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_sparse.checks import POSITIVE, Count, Number, ranges
-from lit_sparse.coresets.exchange import exchanged
-from lit_sparse.coresets.pursuit import nonnegative_least_squares
+from lit_sparse.coresets.pursuit import exchanged, nonnegative_least_squares
 from lit_sparse.coresets.selector import CoresetSelector, Selection, largest
 from lit_sparse.coresets.state import Kept
 from lit_sparse.coresets.vectors import Vectors
