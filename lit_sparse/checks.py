@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
@@ -265,10 +264,10 @@ def check_mask(mask: Tensor, meaning: str) -> Tensor:
 
 
 def shown(value: object) -> str:
-    """Return the dtype and shape of a tensor, or the name of another object's class, for a message."""
+    """Return the shape and dtype of a tensor, or the name of another object's class, for a message."""
     if not isinstance(value, Tensor):
         return full_name(value)
-    return f"{value.dtype} {tuple(value.shape) if _is_dense(value) else 'in a sparse or nested tensor'}"
+    return f"{tuple(value.shape) if _is_dense(value) else 'a sparse or nested tensor'} of {value.dtype}"
 
 
 def _is_dense(tensor: Tensor) -> bool:
@@ -323,7 +322,9 @@ def check_indices(indices: Tensor, size: int) -> Tensor:
     Raises:
         IndexError: if one is not; the message gives the smallest and largest index.
     """
-    check_tensor(indices, "indices (n,) int64", shape=(None,), dtypes=(torch.int64,), error=IndexError)
+    if not isinstance(indices, Tensor) or indices.ndim != 1 or indices.dtype != torch.int64:
+        got = f"{tuple(indices.shape)} {indices.dtype}" if isinstance(indices, Tensor) else full_name(indices)
+        raise IndexError(f"Expected indices (n,) int64 but got {got}.")
     if len(indices):
         least, most = (int(end) for end in indices.aminmax())
         if least < 0 or most >= size:
@@ -343,26 +344,20 @@ def _interval(low: float, high: float, open_low: bool = False, open_high: bool =
     return f"{'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
 
 
-def _bounded(check: Callable[..., Any], bounds: dict[str, Any]) -> Callable[[str, Any], Any]:
-    def checked_within(name: str, value: Any) -> Any:  # torch.compile knows no partial here
-        return check(name, value, **bounds)
-
-    return checked_within
-
-
-@dataclass(frozen=True)
 class Range:
     """The values that an argument of a constructor may have, declared by :func:`ranges`.
 
     Attributes:
         check: function of the argument's name and value that returns the value, converted, or raises a ConfigurationError.
         text: the range in the help of the command line; empty where the type says enough.
-        bounds: the bounds by name, where there are any.
+        bounds: the bounds by name, where there are any, which the given ``check`` takes.
     """
 
-    check: Callable[..., Any]
-    text: str = ""
-    bounds: dict[str, Any] = field(default_factory=dict)
+    def __init__(self, check: Callable[..., Any], text: str = "", **bounds: Any) -> None:
+        def within(name: str, value: Any) -> Any:  # torch.compile knows no partial here
+            return check(name, value, **bounds)
+
+        self.check, self.text, self.bounds = within if bounds else check, text, bounds
 
     def __call__(self, name: str, value: Any) -> Any:
         """Return the value after the check."""
@@ -373,25 +368,21 @@ class Count(Range):
     """Integers from ``least`` to ``most``; see :func:`check_count`."""
 
     def __init__(self, least: int = 1, most: int | None = None) -> None:
-        text = _interval(least, math.inf if most is None else most)
-        bounds = {"least": least, "most": most}
-        super().__init__(_bounded(check_count, bounds), text, bounds)
+        super().__init__(check_count, _interval(least, math.inf if most is None else most), least=least, most=most)
 
 
 class Number(Range):
-    """Numbers from ``low`` to ``high``; see :func:`check_number`."""
+    """Numbers from ``low`` to ``high``; see :func:`check_number`, also for ``open_low`` and ``open_high``."""
 
-    def __init__(self, low: float, high: float, *, open_low: bool = False, open_high: bool = False) -> None:
-        bounds: Any = {"low": low, "high": high, "open_low": open_low, "open_high": open_high}
-        super().__init__(_bounded(check_number, bounds), _interval(**bounds), bounds)
+    def __init__(self, low: float, high: float, **ends: bool) -> None:
+        super().__init__(check_number, _interval(low, high, **ends), low=low, high=high, **ends)
 
 
 class Learnable(Range):
-    """Numbers from ``low`` to ``high``, or tensors of them; see :func:`check_learnable`."""
+    """Numbers from ``low`` to ``high``, or tensors of them; see :func:`check_learnable`, also for ``open_low``."""
 
-    def __init__(self, low: float, high: float, *, open_low: bool = False) -> None:
-        bounds: Any = {"low": low, "high": high, "open_low": open_low}
-        super().__init__(_bounded(check_learnable, bounds), _interval(**bounds), bounds)
+    def __init__(self, low: float, high: float, **ends: bool) -> None:
+        super().__init__(check_learnable, _interval(low, high, **ends), low=low, high=high, **ends)
 
 
 #: Ranges of strengths, of integers, and of booleans.

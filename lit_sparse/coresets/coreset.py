@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_sparse.checks import FLOATS, INTEGERS, check_tensor
+from lit_sparse.checks import check_tensor
 from lit_sparse.errors import DataError
 from lit_sparse.ground.arguments import checked
 from lit_sparse.ground.files import replaced
@@ -51,11 +51,13 @@ class Coreset:
     size: int = 0
 
     def __post_init__(self) -> None:
-        numbers = (*FLOATS, *INTEGERS)
         what = "indices (k,) int64 and as many weights"
         shape = check_tensor(self.indices, what, shape=(None,), dtypes=(torch.int64,), error=DataError).shape
-        check_tensor(self.weights, "as many weights that are real numbers", shape=shape, dtypes=numbers, error=DataError)
-        check_tensor(self.trace, "objectives that are real numbers", shape=(None,), dtypes=numbers, error=DataError)
+        check_tensor(self.weights, "as many weights that are real numbers", shape=shape, error=DataError)
+        check_tensor(self.trace, "objectives (T,) that are real numbers", shape=(None,), error=DataError)
+        for name, numbers in (("weights", self.weights), ("objectives", self.trace)):
+            if numbers.dtype == torch.bool:
+                raise DataError(f"Expected {name} that are real numbers but got {numbers.dtype}.")
         if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 0:
             raise DataError(f"Expected the size to be a whole number, at least 0, but got {self.size!r}.")
         whole = isinstance(self.objective, bool) or not isinstance(self.objective, int | float)

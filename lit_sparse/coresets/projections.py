@@ -77,8 +77,11 @@ class Projection(VectorSource, ABC):
         for batch in examples.batches(self.batch_size):
             made = self._vectors(batch, min(self.batch_size, len(examples) - place))
             whole = made.new_empty(len(examples), made.shape[1]) if whole is None else whole
-            what = f"{type(self).__name__} to return vectors of equal length, {whole.shape[1]},"
-            check_tensor(made, what, shape=(None, whole.shape[1]), error=DataError)
+            if made.shape[1] != whole.shape[1]:
+                raise DataError(
+                    f"Expected {type(self).__name__} to return vectors of equal length but got {whole.shape[1]} and"
+                    f" {made.shape[1]} entries. Correct it."
+                )
             whole[place : place + len(made)] = made
             place += len(made)
         return self.project(examples[torch.zeros(0, dtype=torch.int64)]) if whole is None else whole

@@ -221,8 +221,11 @@ class Estimator(nn.Module, ABC):
         Raises:
             ConfigurationError: if there is not one value for each probability.
         """
-        if values is not None:
-            check_tensor(values, f"a value (B, S, D) for each probability {tuple(probs.shape)}", shape=(*probs.shape, None))
+        if values is not None and (values.dim() != 3 or values.shape[:2] != probs.shape):
+            raise ConfigurationError(
+                f"Expected a value (B, S, D) for each probability (B, S) but got values {tuple(values.shape)} and"
+                f" probabilities {tuple(probs.shape)}."
+            )
         support = probs != 0  # NaN is included, so that an invalid row shows in the loss
         rows, places = support.nonzero(as_tuple=True)
         listed = probs[rows, places]

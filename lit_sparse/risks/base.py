@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self, override
 
-from lit_sparse.checks import FLOATS, INTEGERS, check_result, check_tensor
-from lit_sparse.errors import ConfigurationError, DataError
+from lit_sparse.checks import FLOATS, INTEGERS, check_tensor
+from lit_sparse.errors import ConfigurationError, DataError, full_name
 from lit_sparse.ground.arguments import shown_arguments
 from lit_sparse.ground.distributed import gather_unequal, rank, world_size
 from lit_sparse.ground.torch_internals import can_read_values
@@ -107,7 +107,9 @@ class Risk(nn.Module, ABC):
             found = self._over_processes(losses, weights, *columns)
         else:
             found = self.measure(losses, weights, *columns)
-        return check_result(self, "measure", found, ())
+        return check_tensor(
+            found, f"`measure` of {full_name(self)} to return a floating scalar tensor", shape=(), dtypes=FLOATS
+        )
 
     @abstractmethod
     def measure(self, losses: Tensor, weights: Tensor | None, *args: Any, **kwargs: Any) -> Tensor:
