@@ -13,23 +13,20 @@ from torch import Tensor
 
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.ground.arguments import checked
+from lit_sparse.ground.tensors import FLOATS, INTEGERS, REALS, check_tensor, is_dense, shown
 from lit_sparse.ground.torch_internals import can_read_values, is_fake
 
 __all__ = [
-    *("CLASSES", "DROPOUT", "EXAMPLES", "FEATURES", "FLAG", "FLOATS", "INPUTS", "INTEGER", "INTEGERS", "MOST_EXAMPLES"),
-    *("MOST_FEATURES", "MOST_INPUTS", "MOST_LAYERS", "MOST_SEED", "POSITIVE", "REALS", "SEED", "SHAPE", "WIDTHS", "Count"),
+    *("CLASSES", "DROPOUT", "EXAMPLES", "FEATURES", "FLAG", "INPUTS", "INTEGER", "MOST_EXAMPLES"),
+    *("MOST_FEATURES", "MOST_INPUTS", "MOST_LAYERS", "MOST_SEED", "POSITIVE", "SEED", "SHAPE", "WIDTHS", "Count"),
     *("Learnable", "Number", "Range", "check_choice", "check_count", "check_dim", "check_flag", "check_indices"),
     *("check_integer", "check_learnable", "check_mask", "check_number", "check_parameter", "check_positive"),
-    *("check_result", "check_shape", "check_tensor", "check_widths", "has_values", "ranges", "shown"),
+    *("check_result", "check_shape", "check_widths", "has_values", "ranges"),
 ]
+__all__ += ["FLOATS", "INTEGERS", "REALS", "check_tensor", "shown"]  # of :mod:`lit_sparse.ground.tensors`
 
 Choice = TypeVar("Choice", bound=str)
 Made = TypeVar("Made", bound=type)
-#: Dtypes of scores.
-FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-#: Dtypes of whole numbers, and of all numbers that can be summed.
-INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-REALS = (*FLOATS, *INTEGERS, torch.bool)
 #: Largest numbers of layers (Python objects), of features or draws, of numbers per example, and of generated examples.
 #: Larger numbers are mistakes that would end in a hang or run out of memory.
 MOST_LAYERS, MOST_FEATURES, MOST_INPUTS, MOST_EXAMPLES = 1_000, 1_000_000, 10_000_000, 100_000_000
@@ -256,54 +253,11 @@ def check_mask(mask: Tensor, meaning: str) -> Tensor:
     Raises:
         ConfigurationError: if it is not a boolean tensor.
     """
-    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or not _is_dense(mask):
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or not is_dense(mask):
         got = f"{mask.dtype} {mask.layout}" if isinstance(mask, Tensor) else full_name(mask)
         advice = " Convert it with `.bool()`." if isinstance(mask, Tensor) and not mask.is_floating_point() else ""
         raise ConfigurationError(f"Expected a boolean mask in a torch tensor, True where {meaning}, but got {got}.{advice}")
     return mask
-
-
-def shown(value: object) -> str:
-    """Return the shape and dtype of a tensor, or the name of another object's class, for a message."""
-    if not isinstance(value, Tensor):
-        return full_name(value)
-    return f"{tuple(value.shape) if _is_dense(value) else 'a sparse or nested tensor'} of {value.dtype}"
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    return tensor.layout == torch.strided and not tensor.is_nested
-
-
-def check_tensor(
-    value: Any,
-    what: str,
-    *,
-    shape: Sequence[int | None] | None = None,
-    dtypes: Sequence[torch.dtype] = REALS,
-    error: type[Exception] = ConfigurationError,
-    advice: str = "",
-) -> Tensor:
-    """Return the value after checking that it is a dense tensor of a given shape and dtype.
-
-    Args:
-        value: value to check.
-        what: what is expected, for the message.
-        shape: lengths of the dimensions, None for one of any length; by default, any shape.
-        dtypes: dtypes that are allowed.
-        error: class of the error.
-        advice: end of the message, after a space.
-
-    Raises:
-        ConfigurationError: for any other value, or an error of the given class.
-    """
-    fits = isinstance(value, Tensor) and value.dtype in dtypes and _is_dense(value)
-    if fits and shape is not None:
-        lengths = zip(shape, value.shape, strict=False)
-        fits = len(shape) == value.dim() and all(length is None or length == own for length, own in lengths)
-    if not fits:
-        raise error(f"Expected {what} but got {shown(value)}.{advice}")
-    tensor: Tensor = value
-    return tensor
 
 
 def check_result(part: object, method: str, value: Any, shape: tuple[int, ...]) -> Tensor:
