@@ -13,10 +13,9 @@ from lit_sparse.checks import FEATURES, INPUTS, MOST_FEATURES, POSITIVE, WIDTHS,
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.estimators.base import Expectation, Latent, LossFunction
 from lit_sparse.estimators.latents import LatentDistribution
-from lit_sparse.estimators.sampler import Evaluation, Sampler, with_gradient_of
+from lit_sparse.estimators.sampler import Sampler, with_gradient_of
 from lit_sparse.ground.distributed import reduce
 from lit_sparse.ground.kept_dtype import KeepsDtype
-from lit_sparse.mappings import SparseMapping
 
 __all__ = ["GumbelSoftmax", "LeaveOneOut", "RunningMean", "ScoreFunction", "SumAndSample"]
 
@@ -73,8 +72,7 @@ class ScoreFunction(Sampler):
         latent: ``"categorical"`` or ``"bits"``; see :class:`~lit_sparse.estimators.Sampler`.
         context_features: size of the learned baseline's context; None if a model sets it.
         hidden: widths of the hidden layers of a learned baseline.
-        mapping: mapping from scores to probabilities of categories; None if a model gives its own.
-        evaluation: ``"most_probable"`` or ``"sample"``.
+        options: options of :class:`~lit_sparse.estimators.Sampler`.
 
     Raises:
         ConfigurationError: if an argument is not allowed, or a learned baseline gets no context.
@@ -102,10 +100,9 @@ class ScoreFunction(Sampler):
         *,
         context_features: int | None = None,
         hidden: Sequence[int] = (128, 128),
-        mapping: SparseMapping | None = None,
-        evaluation: Evaluation = "most_probable",
+        **options: Any,
     ) -> None:
-        super().__init__(latent, mapping, evaluation)
+        super().__init__(latent, **options)
         self.baseline, self.hidden = baseline, hidden
         self.context_features: int | None = None
         self.mean = RunningMean() if baseline != "self_critic" else None
@@ -310,8 +307,7 @@ class GumbelSoftmax(Sampler):
         temperature: temperature of the relaxation, > 0; a callback may lower it during training, and checkpoints keep it.
         straight_through: whether to decode the discrete value, with the gradient of the relaxed sample.
         latent: ``"categorical"`` or ``"bits"``; see :class:`~lit_sparse.estimators.Sampler`.
-        mapping: mapping from scores to probabilities of categories; None if a model gives its own.
-        evaluation: ``"most_probable"`` or ``"sample"``.
+        options: options of :class:`~lit_sparse.estimators.Sampler`.
 
     Raises:
         ConfigurationError: if the temperature is not a positive number, or another argument is not allowed.
@@ -331,15 +327,9 @@ class GumbelSoftmax(Sampler):
     """
 
     def __init__(
-        self,
-        temperature: float = 1.0,
-        straight_through: bool = False,
-        latent: Latent = "categorical",
-        *,
-        mapping: SparseMapping | None = None,
-        evaluation: Evaluation = "most_probable",
+        self, temperature: float = 1.0, straight_through: bool = False, latent: Latent = "categorical", **options: Any
     ) -> None:
-        super().__init__(latent, mapping, evaluation)
+        super().__init__(latent, **options)
         # A checkpointed parameter, not a buffer: DDP broadcasts buffers in every call, also if calls are uneven.
         initial = torch.tensor(temperature, dtype=torch.float64)
         self.temperature = nn.Parameter(initial, requires_grad=False)

@@ -158,8 +158,7 @@ class SparseMAPLoss(_DecisionLoss):
     Args:
         problem: a PyEPO model, or a structure, which is faster if there is one for the problem.
         gamma: strength of the regularizer, > 0.
-        minimize: whether costs are minimized; by default the model's setting, and True for a structure.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        options: ``minimize`` and ``reduction``; see :class:`SPOPlusLoss`.
 
     Raises:
         ConfigurationError: if an argument is invalid.
@@ -167,15 +166,8 @@ class SparseMAPLoss(_DecisionLoss):
     Source: Niculae, Martins, Blondel & Cardie (2018), SparseMAP: Differentiable Sparse Structured Inference.
     """
 
-    def __init__(
-        self,
-        problem: Any,
-        gamma: float = 1.0,
-        *,
-        minimize: bool | None = None,
-        reduction: Literal["mean", "sum", "none"] = "mean",
-    ) -> None:
-        super().__init__(problem, minimize=minimize, reduction=reduction)
+    def __init__(self, problem: Any, gamma: float = 1.0, **options: Any) -> None:
+        super().__init__(problem, **options)
         self.mapping = SparseMAP(self.structure, gamma=gamma)
 
     def forward(self, pred_cost: Tensor, true_sol: Tensor) -> Tensor:
@@ -195,8 +187,7 @@ class PerturbedFenchelYoungLoss(_DecisionLoss):
         problem: a PyEPO model, or a structure.
         samples: number of perturbations of each row.
         sigma: standard deviation of the noise, > 0.
-        minimize: whether costs are minimized; by default the model's setting, and True for a structure.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        options: ``minimize`` and ``reduction``; see :class:`SPOPlusLoss`.
 
     Raises:
         ConfigurationError: if an argument is invalid.
@@ -204,16 +195,8 @@ class PerturbedFenchelYoungLoss(_DecisionLoss):
     Source: Berthet, Blondel, Teboul, Cuturi, Vert & Bach (2020), Learning with Differentiable Perturbed Optimizers.
     """
 
-    def __init__(
-        self,
-        problem: Any,
-        samples: int = 10,
-        sigma: float = 1.0,
-        *,
-        minimize: bool | None = None,
-        reduction: Literal["mean", "sum", "none"] = "mean",
-    ) -> None:
-        super().__init__(problem, minimize=minimize, reduction=reduction)
+    def __init__(self, problem: Any, samples: int = 10, sigma: float = 1.0, **options: Any) -> None:
+        super().__init__(problem, **options)
         self.samples, self.sigma = samples, sigma
 
     def forward(self, pred_cost: Tensor, true_sol: Tensor) -> Tensor:

@@ -52,7 +52,7 @@ class DualRisk(Risk):
 
     unbiased: ClassVar[bool] = True
 
-    def __init__(self, *, dual_lr: float | None, initial_dual: float | None) -> None:
+    def __init__(self, *, dual_lr: float | None = None, initial_dual: float | None = None) -> None:
         super().__init__()
         self.dual_lr, self.initial_dual = dual_lr, initial_dual
         #: a; NaN until it is initialized.
@@ -125,14 +125,13 @@ class SafeDualRisk(DualRisk):
 
     Args:
         rho: inverse of the largest weight of an example, in (0, 1).
-        dual_lr: see :class:`DualRisk`.
-        initial_dual: see :class:`DualRisk`.
+        options: options of :class:`DualRisk`, ``dual_lr`` and ``initial_dual``.
     """
 
     link = "softplus"
 
-    def __init__(self, rho: float, *, dual_lr: float | None, initial_dual: float | None) -> None:
-        super().__init__(dual_lr=dual_lr, initial_dual=initial_dual)
+    def __init__(self, rho: float, **options: Any) -> None:
+        super().__init__(**options)
         self.rho = rho
 
     @override
@@ -165,8 +164,7 @@ class SafeKLDRO(SafeDualRisk):
         rho: inverse of the largest weight of an example, in (0, 1).
         link: ``"softplus"``, or ``"capped_exp"``: e^s in place of ``ln(1 + rho e^s) / rho``, linear for ``s > -ln rho``.
             The latter is closer to KLDRO at the same bound on weights, but has only one derivative.
-        dual_lr: learning rate of a; None for the model's.
-        initial_dual: initial a; None for the minimizer over the first training batch.
+        options: options of :class:`DualRisk`, ``dual_lr`` and ``initial_dual``.
 
     Raises:
         ConfigurationError: for an argument outside its range. With rho = 1 the optimal a would be -inf.
@@ -183,16 +181,8 @@ class SafeKLDRO(SafeDualRisk):
         True
     """
 
-    def __init__(
-        self,
-        lam: float,
-        rho: float,
-        link: Literal["softplus", "capped_exp"] = "softplus",
-        *,
-        dual_lr: float | None = None,
-        initial_dual: float | None = None,
-    ) -> None:
-        super().__init__(rho, dual_lr=dual_lr, initial_dual=initial_dual)
+    def __init__(self, lam: float, rho: float, link: Literal["softplus", "capped_exp"] = "softplus", **options: Any) -> None:
+        super().__init__(rho, **options)
         self.lam, self.link = lam, link
 
     @classmethod

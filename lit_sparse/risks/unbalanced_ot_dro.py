@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -37,8 +37,7 @@ class UnbalancedOTDRO(SafeDualRisk):
         inner_steps: steps of :class:`InputAdversary`; 0 leaves the inputs unchanged.
         inner_lr: step size; None for ``0.1 / transport_cost``.
         inner_momentum: momentum, in [0, 1).
-        dual_lr: learning rate of a; None for the model's.
-        initial_dual: initial a; None for the minimizer over the first training batch.
+        options: options of :class:`DualRisk`, ``dual_lr`` and ``initial_dual``.
 
     Raises:
         ConfigurationError: for an argument outside its range.
@@ -64,10 +63,9 @@ class UnbalancedOTDRO(SafeDualRisk):
         inner_steps: int = 5,
         inner_lr: float | None = None,
         inner_momentum: float = 0.4,
-        dual_lr: float | None = None,
-        initial_dual: float | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(rho, dual_lr=dual_lr, initial_dual=initial_dual)
+        super().__init__(rho, **options)
         self.transport_cost, self.beta = transport_cost, beta
         self.inner_steps, self.inner_lr, self.inner_momentum = inner_steps, inner_lr, inner_momentum
         self.adversary = InputAdversary(transport_cost, inner_steps, inner_lr, inner_momentum)
