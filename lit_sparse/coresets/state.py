@@ -248,15 +248,10 @@ class SelectionState:
         self._steps += 1
         if self._steps % self.every or not self._vectors.is_first:
             return
-        state: dict[str, Any] = {
-            "problem": self._problem,
-            "total": self._vectors.total.cpu(),
-            "order": self._order,
-            "loop": self._loops,
-            "step": step,
-        }
+        problem = {"problem": self._problem, "total": self._vectors.total.cpu(), "order": self._order}
+        place = {"loop": self._loops, "step": step, "generator": self._generator.get_state()}
         with replaced(self.path, "wb") as file:
-            torch.save({**state, "generator": self._generator.get_state(), "state": here.state_dict()}, file)
+            torch.save({**problem, **place, "state": here.state_dict()}, file)
 
     def close(self) -> None:
         """Remove the file of the state at the end of a selection.

@@ -195,12 +195,7 @@ class LeaveOneOut(Sampler):
 
     unbiased: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        k: int,
-        latent: Latent = "categorical",
-        **options: Any,
-    ) -> None:
+    def __init__(self, k: int, latent: Latent = "categorical", **options: Any) -> None:
         super().__init__(latent, **options)
         self.k = k
 
@@ -254,12 +249,7 @@ class SumAndSample(Sampler):
 
     unbiased: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        k: int,
-        latent: Latent = "categorical",
-        **options: Any,
-    ) -> None:
+    def __init__(self, k: int, latent: Latent = "categorical", **options: Any) -> None:
         super().__init__(latent, **options)
         self.k = k
 

@@ -146,13 +146,8 @@ class CountHistogram(ExactMetric):
             value = (cumulated < rank).sum().double()
             return torch.where(number > 0, value, torch.nan)
 
-        return {
-            "mean": self.total.double() / number,
-            "p10": percentile(10),
-            "median": percentile(50),
-            "p90": percentile(90),
-            "total": self.total.double(),
-        }
+        percentiles = {name: percentile(percent) for name, percent in (("p10", 10), ("median", 50), ("p90", 90))}
+        return {"mean": self.total.double() / number, **percentiles, "total": self.total.double()}
 
 
 class SupportSize(CountHistogram):
