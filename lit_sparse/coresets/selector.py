@@ -256,13 +256,8 @@ def _bar() -> Progress:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
     except ImportError as error:
         raise MissingExtraError("Progress bars of selectors", "train") from error
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[counted]}"),
-        TimeRemainingColumn(),
-    )
+    number = MofNCompleteColumn(), TextColumn("{task.fields[counted]}")
+    return Progress(TextColumn("{task.description}"), BarColumn(), *number, TimeRemainingColumn())
 
 
 class Uniform(CoresetSelector):

@@ -114,11 +114,7 @@ class Vocabulary:
             with guarded("The lines cannot be tokenized"):
                 tokenizer.train_from_iterator(map(with_breaks, lines), trainer)
             return cls(tokenizer, kind, language)
-        empty = cls(
-            make_tokenizer(models.WordLevel({token: i for i, token in enumerate(SPECIALS)}, UNK), kind, lowercase),
-            kind,
-            language,
-        )
+        empty = cls.from_tokens(SPECIALS, kind=kind, lowercase=lowercase, language=language)
         counts: Counter[str] = Counter()
         for line in lines:
             counts.update(empty.tokenize(line))
