@@ -58,13 +58,9 @@ class KLDRO(Risk):
         shares = weights / weights.sum()
         # With a large lam the logarithm is near 0; log1p keeps its digits.
         below = (shares * scores.expm1()).sum()
-        near, far = below.clamp_min(-0.75).log1p(), torch.where(there, scores, -torch.inf).add(_log(shares)).logsumexp(0)
+        near, logs = below.clamp_min(-0.75).log1p(), torch.where(shares > 0, shares, 1.0).log()
+        far = torch.where(there, scores, -torch.inf).add(logs).logsumexp(0)
         return top + self.lam * (torch.where(below > -0.5, near, far) + weights.mean().log())
-
-
-def _log(shares: Tensor) -> Tensor:
-    """Return logarithms, with 0 in place of log 0."""
-    return torch.where(shares > 0, shares, 1.0).log()
 
 
 @ranges(radius=POSITIVE, lam=POSITIVE)

@@ -79,16 +79,15 @@ class DualRisk(Risk):
 
     @override
     def measure(self, losses: Tensor, weights: Tensor | None) -> Tensor:
-        if can_read_values():
+        if can_read_values() or (self.training and torch.compiler.is_compiling() and not self._known):
             dual = self._begun(losses, weights)
-        elif self.training and torch.compiler.is_compiling() and not self._known:
-            dual = self._begun_eagerly(losses, weights)
         elif self._known:
             dual = self.dual
         else:  # under a transform nothing can be stored
             dual = torch.where(self.dual.isnan(), self.solve(losses, weights).to(self.dual), self.dual)
         return self.objective(losses, dual.to(losses.dtype), weights)
 
+    @outside_graphs
     def _begun(self, losses: Tensor, weights: Tensor | None) -> Tensor:
         """Return a; solve for it if it is not initialized, and store it in training."""
         dual = self.dual
@@ -102,10 +101,6 @@ class DualRisk(Risk):
             dual.copy_(found)
         self._known = True
         return dual
-
-    @outside_graphs
-    def _begun_eagerly(self, losses: Tensor, weights: Tensor | None) -> Tensor:
-        return self._begun(losses, weights)
 
     @property
     def _needs_weight(self) -> bool:

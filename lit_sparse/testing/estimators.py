@@ -85,7 +85,8 @@ def _run(estimator: Estimator, scores: Tensor, loss_fn: LossFunction, seed: int 
             torch.manual_seed(seed)
         if seed is not None:
             torch.manual_seed(seed)
-        out = estimator(scores, loss_fn, context=_context(len(scores)))
+        context = torch.linspace(-1.0, 1.0, 3 * len(scores), dtype=torch.float64).reshape(-1, 3).float()  # of a baseline
+        out = estimator(scores, loss_fn, context=context)
     assert isinstance(out, Expectation), "an Expectation comes back"
     return out
 
@@ -98,11 +99,6 @@ def _source(estimator: Estimator) -> str:
 def _same(actual: Tensor | None, expected: Tensor | None, what: str) -> None:
     """Check that two results are close; a failure begins with what was expected."""
     torch.testing.assert_close(actual, expected, msg=lambda detail: f"{what}: {detail}")
-
-
-def _context(size: int) -> Tensor:
-    """Return context features (B, 3) for a learned baseline."""
-    return torch.linspace(-1.0, 1.0, 3 * size, dtype=torch.float64).reshape(size, 3).float()
 
 
 def _table(estimator: Estimator, scores: Tensor) -> Tensor:
