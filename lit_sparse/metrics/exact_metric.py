@@ -13,6 +13,7 @@ from torch import Tensor
 from torchmetrics import Metric
 from typing_extensions import Self, override
 
+from lit_sparse.checks import check_tensor
 from lit_sparse.errors import ConfigurationError, DataError, full_name
 from lit_sparse.ground.arguments import KeepsArguments, checked
 from lit_sparse.kernels.row_sums import add_exactly
@@ -174,14 +175,9 @@ class TextMetric(ExactMetric, ABC):
         if not hypotheses:
             return
         numbers = torch.tensor([len(some) for some in references])
-        found = self.statistics(hypotheses, references)
-        expected = (len(hypotheses), self.sums.shape[-1])
-        if not isinstance(found, Tensor) or found.shape != expected:
-            got = tuple(found.shape) if isinstance(found, Tensor) else full_name(found)
-            raise ConfigurationError(
-                f"Expected `statistics` of {full_name(self)} to return a row per text, {expected}, but got {got}."
-            )
-        summands = found.to(self.sums)
+        shape = (len(hypotheses), self.sums.shape[-1])
+        what = f"`statistics` of {full_name(self)} to return a row per text, {shape},"
+        summands = check_tensor(self.statistics(hypotheses, references), what, shape=shape).to(self.sums)
         self.sums = self.sums + summands.sum(0) if self.sums.ndim == 1 else add_exactly(torch.cat([self.sums, summands]))
         self.seen += torch.stack([torch.ones_like(numbers), numbers, numbers.square()]).sum(-1).to(self.seen)
 

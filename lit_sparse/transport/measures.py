@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from lit_sparse.checks import check_tensor
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.random import seeded_normal, seeded_uniform
 
@@ -99,8 +100,7 @@ class GaussianMixture(Measure):
         Raises:
             ConfigurationError: for points of another dimension.
         """
-        if x.dim() != 2 or x.shape[1] != self.dim:
-            raise ConfigurationError(f"Expected points (B, {self.dim}) but got {tuple(x.shape)}.")
+        check_tensor(x, f"points (B, {self.dim})", shape=(None, self.dim))
         means, variances, log_shares = (part.to(x) for part in (self._means, self._variances, self._log_shares))
         away = (x.unsqueeze(1) - means).square() / variances
         each = -0.5 * (away + variances.log() + math.log(2.0 * math.pi)).sum(-1)
