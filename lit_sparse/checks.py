@@ -266,8 +266,10 @@ def check_result(part: object, method: str, value: Any, shape: tuple[int, ...]) 
     Raises:
         ConfigurationError: for any other result.
     """
-    what = f"`{method}` of {full_name(part)} to return a floating tensor of shape {tuple(shape)}"
-    return check_tensor(value, what, shape=shape, dtypes=FLOATS)
+    if not isinstance(value, Tensor) or value.shape != shape or not value.is_floating_point():
+        what = f"`{method}` of {full_name(part)} to return a floating tensor of shape {tuple(shape)}"
+        raise ConfigurationError(f"Expected {what} but got {shown(value)}.")
+    return value
 
 
 def check_indices(indices: Tensor, size: int) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 from typing_extensions import Self
 
-from lit_sparse.checks import FLOATS, check_tensor, shown
+from lit_sparse.checks import shown
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.ground.torch_internals import refuse_vmap
 from lit_sparse.mappings import SparseMapping
@@ -153,9 +153,9 @@ class Estimator(nn.Module, ABC):
             ConfigurationError: if a required mapping is missing, the scores are not (B, K) or (B, D), or the losses are
                 not (R,).
         """
-        what = f"floating scores of shape (batch, {'values' if self.latent == 'categorical' else 'bits'})"
-        if not check_tensor(scores, what, shape=(None, None), dtypes=FLOATS).shape[1]:
-            raise ConfigurationError(f"Expected {what}, at least one, but got {shown(scores)}.")
+        if not isinstance(scores, Tensor) or scores.dim() != 2 or not scores.is_floating_point() or not scores.shape[1]:
+            second = "values" if self.latent == "categorical" else "bits"
+            raise ConfigurationError(f"Expected floating scores of shape (batch, {second}) but got {shown(scores)}.")
         if not callable(loss_fn):
             raise ConfigurationError(f"Expected a function `loss_fn` but got {full_name(loss_fn)}.")
         refuse_vmap(type(self).__name__)
@@ -206,8 +206,10 @@ class Estimator(nn.Module, ABC):
         Raises:
             ConfigurationError: if it is not of shape (R,).
         """
-        shape = batch.example_index.shape
-        losses = check_tensor(loss_fn(batch), f"loss_fn to return one loss per row, of shape {tuple(shape)},", shape=shape)
+        losses, shape = loss_fn(batch), batch.example_index.shape
+        if not isinstance(losses, Tensor) or losses.shape != shape:
+            what = f"loss_fn to return one loss per row, of shape {tuple(shape)},"
+            raise ConfigurationError(f"Expected {what} but got {shown(losses)}.")
         return losses if losses.is_floating_point() else losses.to(batch.values.dtype)
 
     def over_support(self, probs: Tensor, values: Tensor | None, loss_fn: LossFunction) -> Expectation:

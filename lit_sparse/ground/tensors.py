@@ -53,11 +53,12 @@ def check_tensor(
     Raises:
         ConfigurationError: for any other value, or an error of the given class.
     """
-    fits = isinstance(value, Tensor) and value.dtype in dtypes and is_dense(value)
-    if fits and shape is not None:
-        lengths = zip(shape, value.shape, strict=False)
-        fits = len(shape) == value.dim() and all(length is None or length == own for length, own in lengths)
-    if not fits:
-        raise error(f"Expected {what} but got {shown(value)}.{advice}")
-    tensor: Tensor = value
-    return tensor
+    if isinstance(value, Tensor) and value.dtype in dtypes and is_dense(value):
+        own = value.shape
+        if shape is None or own == shape or (len(own) == len(shape) and not any(map(_differ, shape, own))):
+            return value
+    raise error(f"Expected {what} but got {shown(value)}.{advice}")
+
+
+def _differ(length: int | None, own: int) -> bool:
+    return length is not None and length != own

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self, override
 
-from lit_sparse.checks import FLOATS, INTEGERS, check_tensor
+from lit_sparse.checks import FLOATS, INTEGERS, check_tensor, shown
 from lit_sparse.errors import ConfigurationError, DataError, full_name
 from lit_sparse.ground.arguments import shown_arguments
 from lit_sparse.ground.distributed import gather_unequal, rank, world_size
@@ -89,8 +89,9 @@ class Risk(nn.Module, ABC):
             BrokenLossError: if a loss is NaN or infinite, before the model learns from it. This check synchronizes the
                 accelerator; it is left out under ``torch.func`` and ``torch.compile``.
         """
-        what, advice = "one floating loss per example, in a tensor of shape (B,),", " Use reduction='none'."
-        check_tensor(losses, what, shape=(None,), dtypes=FLOATS, advice=advice)
+        if not isinstance(losses, Tensor) or losses.dtype not in FLOATS or losses.dim() != 1:
+            what = "one floating loss per example, in a tensor of shape (B,),"
+            raise ConfigurationError(f"Expected {what} but got {shown(losses)}. Use reduction='none'.")
         if losses.shape[0] == 0:
             raise ConfigurationError("Expected the loss of at least one example but the batch is empty.")
         columns, readable = self._columns(groups, losses), can_read_values()
@@ -107,9 +108,10 @@ class Risk(nn.Module, ABC):
             found = self._over_processes(losses, weights, *columns)
         else:
             found = self.measure(losses, weights, *columns)
-        return check_tensor(
-            found, f"`measure` of {full_name(self)} to return a floating scalar tensor", shape=(), dtypes=FLOATS
-        )
+        if not isinstance(found, Tensor) or found.dim() or not found.is_floating_point():
+            what = f"`measure` of {full_name(self)} to return a floating scalar tensor"
+            raise ConfigurationError(f"Expected {what} but got {shown(found)}.")
+        return found
 
     @abstractmethod
     def measure(self, losses: Tensor, weights: Tensor | None, *args: Any, **kwargs: Any) -> Tensor:
