@@ -6,8 +6,7 @@ from lit_sparse.risks.cvar import CVaR, MultilevelCVaR
 from lit_sparse.risks.divergence_dro import KLDRO, ChiSquareDRO
 from lit_sparse.risks.group_dro import GroupDRO
 from lit_sparse.risks.logsumexp import safe_logsumexp
-from lit_sparse.risks.safe_kl_dro import DualRisk, SafeKLDRO
-from lit_sparse.risks.unbalanced_ot_dro import ExponentialOTDRO, UnbalancedOTDRO
+from lit_sparse.risks.safe_kl_dro import DualRisk, ExponentialOTDRO, SafeKLDRO, UnbalancedOTDRO
 
 __all__ = [
     "KLDRO",
