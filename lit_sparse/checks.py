@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,20 +13,20 @@ from torch import Tensor
 
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.ground.arguments import checked
+from lit_sparse.ground.tensors import FLOATS, INTEGERS, REALS, check_tensor, is_dense, shown
 from lit_sparse.ground.torch_internals import can_read_values, is_fake
 
 __all__ = [
-    *("CLASSES", "DROPOUT", "EXAMPLES", "FEATURES", "FLAG", "FLOATS", "INPUTS", "INTEGER", "MOST_EXAMPLES"),
+    *("CLASSES", "DROPOUT", "EXAMPLES", "FEATURES", "FLAG", "INPUTS", "INTEGER", "MOST_EXAMPLES"),
     *("MOST_FEATURES", "MOST_INPUTS", "MOST_LAYERS", "MOST_SEED", "POSITIVE", "SEED", "SHAPE", "WIDTHS", "Count"),
     *("Learnable", "Number", "Range", "check_choice", "check_count", "check_dim", "check_flag", "check_indices"),
     *("check_integer", "check_learnable", "check_mask", "check_number", "check_parameter", "check_positive"),
     *("check_result", "check_shape", "check_widths", "has_values", "ranges"),
 ]
+__all__ += ["FLOATS", "INTEGERS", "REALS", "check_tensor", "shown"]  # of :mod:`lit_sparse.ground.tensors`
 
 Choice = TypeVar("Choice", bound=str)
 Made = TypeVar("Made", bound=type)
-#: Dtypes of scores.
-FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 #: Largest numbers of layers (Python objects), of features or draws, of numbers per example, and of generated examples.
 #: Larger numbers are mistakes that would end in a hang or run out of memory.
 MOST_LAYERS, MOST_FEATURES, MOST_INPUTS, MOST_EXAMPLES = 1_000, 1_000_000, 10_000_000, 100_000_000
@@ -254,7 +253,7 @@ def check_mask(mask: Tensor, meaning: str) -> Tensor:
     Raises:
         ConfigurationError: if it is not a boolean tensor.
     """
-    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.layout != torch.strided or mask.is_nested:
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or not is_dense(mask):
         got = f"{mask.dtype} {mask.layout}" if isinstance(mask, Tensor) else full_name(mask)
         advice = " Convert it with `.bool()`." if isinstance(mask, Tensor) and not mask.is_floating_point() else ""
         raise ConfigurationError(f"Expected a boolean mask in a torch tensor, True where {meaning}, but got {got}.{advice}")
@@ -268,10 +267,8 @@ def check_result(part: object, method: str, value: Any, shape: tuple[int, ...]) 
         ConfigurationError: for any other result.
     """
     if not isinstance(value, Tensor) or value.shape != shape or not value.is_floating_point():
-        got = f"{tuple(value.shape)} of {value.dtype}" if isinstance(value, Tensor) else full_name(value)
-        raise ConfigurationError(
-            f"Expected `{method}` of {full_name(part)} to return a floating tensor of shape {tuple(shape)} but got {got}."
-        )
+        what = f"`{method}` of {full_name(part)} to return a floating tensor of shape {tuple(shape)}"
+        raise ConfigurationError(f"Expected {what} but got {shown(value)}.")
     return value
 
 
@@ -303,26 +300,20 @@ def _interval(low: float, high: float, open_low: bool = False, open_high: bool =
     return f"{'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
 
 
-def _bounded(check: Callable[..., Any], bounds: dict[str, Any]) -> Callable[[str, Any], Any]:
-    def checked_within(name: str, value: Any) -> Any:  # torch.compile knows no partial here
-        return check(name, value, **bounds)
-
-    return checked_within
-
-
-@dataclass(frozen=True)
 class Range:
     """The values that an argument of a constructor may have, declared by :func:`ranges`.
 
     Attributes:
         check: function of the argument's name and value that returns the value, converted, or raises a ConfigurationError.
         text: the range in the help of the command line; empty where the type says enough.
-        bounds: the bounds by name, where there are any.
+        bounds: the bounds by name, where there are any, which the given ``check`` takes.
     """
 
-    check: Callable[..., Any]
-    text: str = ""
-    bounds: dict[str, Any] = field(default_factory=dict)
+    def __init__(self, check: Callable[..., Any], text: str = "", **bounds: Any) -> None:
+        def within(name: str, value: Any) -> Any:  # torch.compile knows no partial here
+            return check(name, value, **bounds)
+
+        self.check, self.text, self.bounds = within if bounds else check, text, bounds
 
     def __call__(self, name: str, value: Any) -> Any:
         """Return the value after the check."""
@@ -333,25 +324,21 @@ class Count(Range):
     """Integers from ``least`` to ``most``; see :func:`check_count`."""
 
     def __init__(self, least: int = 1, most: int | None = None) -> None:
-        text = _interval(least, math.inf if most is None else most)
-        bounds = {"least": least, "most": most}
-        super().__init__(_bounded(check_count, bounds), text, bounds)
+        super().__init__(check_count, _interval(least, math.inf if most is None else most), least=least, most=most)
 
 
 class Number(Range):
-    """Numbers from ``low`` to ``high``; see :func:`check_number`."""
+    """Numbers from ``low`` to ``high``; see :func:`check_number`, also for ``open_low`` and ``open_high``."""
 
-    def __init__(self, low: float, high: float, *, open_low: bool = False, open_high: bool = False) -> None:
-        bounds: Any = {"low": low, "high": high, "open_low": open_low, "open_high": open_high}
-        super().__init__(_bounded(check_number, bounds), _interval(**bounds), bounds)
+    def __init__(self, low: float, high: float, **ends: bool) -> None:
+        super().__init__(check_number, _interval(low, high, **ends), low=low, high=high, **ends)
 
 
 class Learnable(Range):
-    """Numbers from ``low`` to ``high``, or tensors of them; see :func:`check_learnable`."""
+    """Numbers from ``low`` to ``high``, or tensors of them; see :func:`check_learnable`, also for ``open_low``."""
 
-    def __init__(self, low: float, high: float, *, open_low: bool = False) -> None:
-        bounds: Any = {"low": low, "high": high, "open_low": open_low}
-        super().__init__(_bounded(check_learnable, bounds), _interval(**bounds), bounds)
+    def __init__(self, low: float, high: float, **ends: bool) -> None:
+        super().__init__(check_learnable, _interval(low, high, **ends), low=low, high=high, **ends)
 
 
 #: Ranges of strengths, of integers, and of booleans.

@@ -7,8 +7,6 @@ operations replaces it here. A loop of the reference stays one operator, so the 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -20,6 +18,7 @@ from torch.export import ExportedProgram
 from lit_sparse.checks import check_count
 from lit_sparse.errors import ConfigurationError, MissingExtraError, full_name
 from lit_sparse.ground.arguments import checked
+from lit_sparse.ground.evaluation import evaluating
 from lit_sparse.kernels.row_kernel import ROW_KERNELS
 from lit_sparse.mappings import SparseMapping
 
@@ -103,7 +102,7 @@ def export_onnx(
     if not Path(path).parent.is_dir() or Path(path).is_dir():
         raise ConfigurationError(f"Expected the path of a file in an existing folder but got {str(path)!r}. Create the folder.")
     _check_exact(module)
-    with _evaluation(module), torch.no_grad():
+    with evaluating(module), torch.no_grad():
         program = torch.export.export(module, tuple(args), dynamic_shapes=dynamic_shapes)
     program = program.run_decompositions(_decompositions() | _stable_sorts())
     exported = torch.onnx.export(program, (), dynamo=True, verbose=False, opset_version=opset, **options)
@@ -146,15 +145,3 @@ def _check_exact(module: nn.Module) -> None:
                 f"Expected mappings with an exact form in ONNX but got {type(part).__name__}{place}, which is solved by"
                 " iteration to a tolerance. Use another mapping, such as Sparsemax or Entmax."
             )
-
-
-@contextmanager
-def _evaluation(module: nn.Module) -> Iterator[None]:
-    """Set a module to evaluation. Afterwards, each part has its own mode again."""
-    modes = {part: part.training for part in module.modules()}
-    module.eval()
-    try:
-        yield
-    finally:
-        for part, training in modes.items():
-            part.training = training

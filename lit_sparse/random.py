@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.arguments import checked
+from lit_sparse.ground.tensors import INTEGERS, check_tensor
 from lit_sparse.ground.torch_internals import call_operator, is_jit_tracing
 
 __all__ = ["example_keys", "seed_generator", "seeded_normal", "seeded_uniform"]
@@ -135,9 +136,7 @@ def seeded_normal(seed: int, index: Tensor, shape: tuple[int, ...] = (), *, stre
 
 def _seed_for(index: Tensor, seed: int) -> int:
     """Return a seed that is an integer, for an index of integers; text times a large number would fill the memory."""
-    if not isinstance(index, Tensor) or index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
-        got = index.dtype if isinstance(index, Tensor) else full_name(index)
-        raise ConfigurationError(f"Expected an integer tensor as index but got {got}.")
+    check_tensor(index, "an integer tensor as index", dtypes=INTEGERS)
     return _integer("seed", seed)
 
 

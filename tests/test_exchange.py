@@ -12,7 +12,7 @@ import lit_sparse
 from lit_sparse.callbacks import OptimalBrainDamage
 from lit_sparse.cli import main
 from lit_sparse.coresets import ShardedVectors
-from lit_sparse.estimators.running_mean import RunningMean
+from lit_sparse.estimators.sampling import RunningMean
 from lit_sparse.ground.distributed import (
     broadcast,
     gather,

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lit_sparse.checks import check_tensor
 from lit_sparse.errors import DataError
 from lit_sparse.ground.arguments import checked
 from lit_sparse.ground.files import replaced
@@ -50,23 +51,18 @@ class Coreset:
     size: int = 0
 
     def __post_init__(self) -> None:
-        if not all(isinstance(part, Tensor) for part in (self.indices, self.weights, self.trace)):
-            raise DataError("Expected tensors of indices, weights and objectives.")
+        what = "indices (k,) int64 and as many weights"
+        shape = check_tensor(self.indices, what, shape=(None,), dtypes=(torch.int64,), error=DataError).shape
+        check_tensor(self.weights, "as many weights that are real numbers", shape=shape, error=DataError)
+        check_tensor(self.trace, "objectives (T,) that are real numbers", shape=(None,), error=DataError)
+        for name, numbers in (("weights", self.weights), ("objectives", self.trace)):
+            if numbers.dtype == torch.bool:
+                raise DataError(f"Expected {name} that are real numbers but got {numbers.dtype}.")
         if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 0:
             raise DataError(f"Expected the size to be a whole number, at least 0, but got {self.size!r}.")
         whole = isinstance(self.objective, bool) or not isinstance(self.objective, int | float)
         if whole or not 0 <= self.objective <= sys.float_info.max:
             raise DataError(f"Expected the objective to be a finite number of at least 0 but got {self.objective!r}.")
-        for name, numbers in (("weights", self.weights), ("objectives", self.trace)):
-            if numbers.dtype == torch.bool or numbers.is_complex():
-                raise DataError(f"Expected {name} that are real numbers but got {numbers.dtype}.")
-        if self.trace.ndim != 1:
-            raise DataError(f"Expected objectives (T,) but got shape {tuple(self.trace.shape)}.")
-        if self.indices.dtype != torch.int64 or self.indices.ndim != 1 or self.indices.shape != self.weights.shape:
-            raise DataError(
-                f"Expected indices (k,) int64 and as many weights but got {tuple(self.indices.shape)} {self.indices.dtype} and"
-                f" {tuple(self.weights.shape)}."
-            )
         if len(self.indices):
             if bool((self.indices.diff() <= 0).any()) or int(self.indices[0]) < 0 or int(self.indices[-1]) >= self.size:
                 got = self.indices[:5].tolist()
@@ -123,13 +119,8 @@ class Coreset:
                 opened.seek(0)
                 with np.load(opened, allow_pickle=False) as file:
                     arrays = {name: file[name] for name in FIELDS}
-            return cls(
-                torch.from_numpy(arrays["indices"]),
-                torch.from_numpy(arrays["weights"]),
-                arrays["objective"].item(),
-                torch.from_numpy(arrays["trace"]),
-                arrays["size"].item(),
-            )
+            tensors = {name: torch.from_numpy(arrays[name]) for name in ("indices", "weights", "trace")}
+            return cls(**tensors, objective=arrays["objective"].item(), size=arrays["size"].item())
         except DataError as error:
             raise DataError(f"The coreset {str(path)!r} is not valid. {error}") from error
         except FileNotFoundError as error:

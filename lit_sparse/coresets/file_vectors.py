@@ -8,7 +8,7 @@ import os
 import warnings
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_sparse.checks import Count, check_count, check_indices, ranges
-from lit_sparse.coresets.vectors import MOST_GATHERED, DenseVectors, Vectors
+from lit_sparse.coresets.vectors import MOST_GATHERED, BlockVectors, DenseVectors, Vectors
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.ground.files import replaced
 from lit_sparse.ground.stored import open_plain
@@ -69,12 +69,12 @@ class _RowWise(Vectors):
 
     @override
     def divided(self, unit: float) -> _Rows:
-        return _Rows(lambda some: (self.rows(some).double() / unit).to(self.dtype), self.shape, self.dtype)
+        return _Rows(lambda some: (self.rows(some).double() / unit).to(self.dtype), self.shape[0], block_size=MOST_GATHERED)
 
     @override
     def subset(self, indices: Tensor) -> _Rows:
-        check_indices(indices, self.shape[0])
-        return _Rows(lambda some: self.rows(indices[some]), (len(indices), self.shape[1]), self.dtype)
+        size = len(check_indices(indices, self.shape[0]))
+        return _Rows(lambda some: self.rows(indices[some]), size, block_size=MOST_GATHERED)
 
     @override
     def measure(self) -> tuple[Tensor, Tensor]:
@@ -90,20 +90,10 @@ class _RowWise(Vectors):
             yield start, self.rows(indices[start : start + MOST_GATHERED])
 
 
-class _Rows(_RowWise):
+class _Rows(_RowWise, BlockVectors):
     """Vectors that a function reads from others, in blocks on each access."""
 
-    def __init__(self, rows: Callable[[Tensor], Tensor], shape: tuple[int, int], dtype: torch.dtype) -> None:
-        self._rows = rows
-        self.shape, self.dtype = shape, dtype
-
-    @override
-    def rows(self, indices: Tensor) -> Tensor:
-        return self._rows(check_indices(indices, self.shape[0]))
-
-    @override
-    def blocks(self) -> Iterator[tuple[int, Tensor]]:
-        return self._some(torch.arange(self.shape[0]))
+    blocks = BlockVectors.blocks
 
 
 @ranges(first=Count(0))

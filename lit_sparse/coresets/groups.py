@@ -9,10 +9,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from lit_sparse.checks import INTEGERS, check_tensor
 from lit_sparse.coresets.coreset import Coreset
-from lit_sparse.coresets.selector import CoresetSelector, squared_distance
+from lit_sparse.coresets.selector import CoresetSelector, Uniform, squared_distance
 from lit_sparse.coresets.state import ANEW, Kept, SelectionState
-from lit_sparse.coresets.uniform import Uniform
 from lit_sparse.coresets.vectors import Vectors, as_vectors, part_of
 from lit_sparse.errors import CheckpointError, ConfigurationError
 from lit_sparse.ground.arguments import checked
@@ -55,12 +55,8 @@ def select_by_group(
         tensor([2., 2., 2., 2., 2.])
     """
     found = as_vectors(vectors)
-    whole_numbers = isinstance(groups, Tensor) and not groups.is_floating_point() and not groups.is_complex()
-    if not whole_numbers or groups.shape != (found.shape[0],):
-        shape = f"{groups.dtype} {tuple(groups.shape)}" if isinstance(groups, Tensor) else type(groups).__name__
-        raise ConfigurationError(
-            f"Expected an integer tensor with a group per example, {found.shape[0]} of them, but got {shape}. Convert it."
-        )
+    what = f"an integer tensor with a group per example, {found.shape[0]} of them,"
+    check_tensor(groups, what, shape=found.shape[:1], dtypes=(*INTEGERS, torch.bool), advice=" Convert it.")
     names, sizes = torch.unique(groups, return_counts=True)
     if not len(names) <= k <= len(groups):
         raise ConfigurationError(

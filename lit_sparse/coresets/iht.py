@@ -10,17 +10,14 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_sparse.checks import POSITIVE, Count, Number, ranges
-from lit_sparse.coresets.exchange import exchanged
-from lit_sparse.coresets.pursuit import nonnegative_least_squares
+from lit_sparse.coresets.pursuit import exchanged, nonnegative_least_squares
 from lit_sparse.coresets.selector import CoresetSelector, Selection, largest
-from lit_sparse.coresets.state import indices, length_of
+from lit_sparse.coresets.state import Kept
 from lit_sparse.coresets.vectors import Vectors
-from lit_sparse.ground.state_checks import NUMBER, Kind, ListOf
 
 __all__ = ["IHT", "AcceleratedIHT"]
 
 
-LEAST = Kind("a number >= 0", lambda found: isinstance(found, float) and found >= 0)
 #: Largest number of rounds of exchanges in polishing.
 ROUNDS = 20
 #: Candidates per round of exchanges: examples outside the support whose direction is nearest to the residual.
@@ -30,53 +27,16 @@ ENOUGH = 0.95
 
 
 class _Point(NamedTuple):
-    """Weights (N,), the weighted sum of vectors (S,), and the support."""
+    """The support (n,) of weights, the weights there, and the weighted sum of vectors (S,)."""
 
+    support: Tensor
     weights: Tensor
     made: Tensor
-    support: Tensor
 
-
-class _Search:
-    """Variables of a search.
-
-    Attributes:
-        here: last point of the iterations, or of polishing.
-        start: start of the next step.
-        best: point with the least objective.
-        least: objective at that point.
-        trace: objectives of all iterations.
-    """
-
-    def __init__(self, vectors: Vectors) -> None:
-        target = vectors.total.to(vectors.dtype)
+    def dense(self, vectors: Vectors) -> Tensor:
+        """Return the weights (N,) of all vectors."""
         nothing = torch.zeros(vectors.shape[0], dtype=vectors.dtype, device=vectors.device)
-        self.here = self.start = self.best = _Point(nothing, torch.zeros_like(target), nothing[:0].long())
-        self.least = float(target.square().sum())
-        self.trace: list[float] = []
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the variables, with the weights of supports only."""
-        points = {name: getattr(self, name) for name in ("here", "start", "best")}
-        packed = {name: (point.support, point.weights[point.support], point.made) for name, point in points.items()}
-        return {**packed, "least": self.least, "trace": self.trace}
-
-    def state_example(self, state: dict[str, Any], size: int) -> dict[str, Any]:
-        """Return an example of a state of a search among ``size`` vectors, with the supports of a stored one."""
-        example: dict[str, Any] = {"least": LEAST, "trace": ListOf(NUMBER)}
-        for name in ("here", "start", "best"):
-            kept = state.get(name)
-            n = length_of(kept[0]) if isinstance(kept, list | tuple) and kept else 0
-            example[name] = (indices(size), self.best.weights.new_zeros(n), self.best.made)
-        return example
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Set the variables."""
-        self.least, self.trace = state["least"], state["trace"]
-        for name in ("here", "start", "best"):
-            support, weights, made = (part.to(self.best.made.device) for part in state[name])
-            everywhere = torch.zeros_like(self.best.weights).index_put((support,), weights.to(self.best.weights))
-            setattr(self, name, _Point(everywhere, made.to(self.best.made), support))
+        return nothing.index_put((self.support,), self.weights)
 
 
 @ranges(max_iter=Count(), tol=Number(0.0, 1.0), step_scale=POSITIVE, batch=Number(0.0, 1.0, open_low=True))
@@ -129,14 +89,16 @@ class IHT(CoresetSelector):
 
     @override
     def select(self, vectors: Vectors, k: int, generator: torch.Generator) -> Selection:
-        search = _Search(vectors)
+        target = vectors.total.to(vectors.dtype)
+        nothing = _Point(torch.zeros(0, dtype=torch.int64, device=target.device), target[:0].clone(), torch.zeros_like(target))
+        # The last point, the start of the next step, and the point with the least objective; objectives of all iterations.
+        search = Kept(here=nothing, start=nothing, best=nothing, least=float(target.square().sum()), trace=[])
         self._run(vectors, k, generator, search)
         if self.polish:
             self._polished(vectors, k, search)
-        best = search.best
-        return Selection(best.support, best.weights[best.support], search.trace)
+        return Selection(search.best.support, search.best.weights, search.trace)
 
-    def _run(self, vectors: Vectors, k: int, generator: torch.Generator, search: _Search) -> None:
+    def _run(self, vectors: Vectors, k: int, generator: torch.Generator, search: Kept) -> None:
         """Iterate from zero."""
         target = vectors.total.to(vectors.dtype)
         floor = self._floor(vectors)
@@ -145,15 +107,17 @@ class IHT(CoresetSelector):
             here, start, trace = search.here, search.start, search.trace
             gradient = self._gradient(vectors, target, start, generator)
             step = self.step_scale * (self._step(vectors, start, gradient, k) if constant is None else constant)
-            weights = start.weights + step * gradient
+            weights = step * gradient
+            weights[start.support] += start.weights
             kept = largest(weights, k)
             following = self._improved(vectors, target, self._at(vectors, kept, weights[kept]))
             trace.append(float((target - following.made).square().sum()))
             if trace[-1] < search.least:
                 search.best, search.least = following, trace[-1]
-            change = float((following.weights - here.weights).norm())
-            search.start, search.here = self._continued(target, here, following), following
-            if not math.isfinite(trace[-1]) or change <= self.tol * float(here.weights.norm()) or trace[-1] <= floor:
+            before = here.dense(vectors)
+            change = float((following.dense(vectors) - before).norm())
+            search.start, search.here = self._continued(vectors, target, here, following), following
+            if not math.isfinite(trace[-1]) or change <= self.tol * float(before.norm()) or trace[-1] <= floor:
                 break
 
     @staticmethod
@@ -161,23 +125,18 @@ class IHT(CoresetSelector):
         """Return the objective below which only rounding errors remain."""
         return (16 * torch.finfo(vectors.dtype).eps) ** 2 * float(vectors.total.square().sum())
 
-    def _polished(self, vectors: Vectors, k: int, search: _Search) -> None:
+    def _polished(self, vectors: Vectors, k: int, search: Kept) -> None:
         """Improve the best point by optimal weights for its support and exchanges of its members."""
         for turn in self.steps(ROUNDS + 1, search):
             point = self._exchanged(vectors, k, search.here, turn - 1) if turn else search.best
-            following = search.here = self._fitted(vectors, point)
+            fitted = nonnegative_least_squares(vectors, point.support, point.weights)
+            following = search.here = self._at(vectors, point.support, fitted)
             before, objective = search.least, float((vectors.total - following.made.double()).square().sum())
             if objective < before:
                 search.best, search.least = following, objective
             if search.least <= self._floor(vectors) or (turn and not search.least < ENOUGH * before):
                 break
         search.trace.append(search.least)
-
-    @classmethod
-    def _fitted(cls, vectors: Vectors, point: _Point) -> _Point:
-        """Return the optimal nonnegative weights for a support."""
-        weights = nonnegative_least_squares(vectors, point.support, point.weights[point.support])
-        return cls._at(vectors, point.support, weights)
 
     @classmethod
     def _exchanged(cls, vectors: Vectors, k: int, point: _Point, turn: int) -> _Point:
@@ -197,7 +156,7 @@ class IHT(CoresetSelector):
         indices = (wanted & (vectors.norms > 0)).nonzero().squeeze(-1)
         lengths = vectors.norms[indices]
         units = vectors.rows(indices).double() / lengths[:, None]
-        weights = exchanged(units, point.weights[indices] * lengths, residual, k) / lengths
+        weights = exchanged(units, point.dense(vectors)[indices] * lengths, residual, k) / lengths
         return cls._at(vectors, indices, weights)
 
     @staticmethod
@@ -205,8 +164,7 @@ class IHT(CoresetSelector):
         """Return the point with the positive weights among those (n,) of some examples."""
         there = weights > 0
         support, kept = indices[there], weights[there].to(vectors.dtype)
-        everywhere = torch.zeros(vectors.shape[0], dtype=vectors.dtype, device=vectors.device)
-        return _Point(everywhere.index_put((support,), kept), vectors.combine(support, kept), support)
+        return _Point(support, kept, vectors.combine(support, kept))
 
     def _gradient(self, vectors: Vectors, target: Tensor, point: _Point, generator: torch.Generator) -> Tensor:
         """Return the direction of steepest descent (N,), zero for examples outside the batch and the support."""
@@ -216,7 +174,7 @@ class IHT(CoresetSelector):
         size = vectors.shape[0]
         drawn = torch.randperm(size, generator=generator)[: max(1, round(self.batch * size))].to(vectors.device)
         seen = torch.cat([drawn, point.support])
-        return torch.zeros_like(point.weights).index_put((seen,), vectors.correlate_some(seen, residual))
+        return residual.new_zeros(size).index_put((seen,), vectors.correlate_some(seen, residual))
 
     @staticmethod
     def _step(vectors: Vectors, point: _Point, gradient: Tensor, k: int) -> Tensor:
@@ -231,7 +189,7 @@ class IHT(CoresetSelector):
         """Return a point after an improvement on its own support."""
         return point
 
-    def _continued(self, target: Tensor, before: _Point, after: _Point) -> _Point:
+    def _continued(self, vectors: Vectors, target: Tensor, before: _Point, after: _Point) -> _Point:
         """Return the start of the next step."""
         return after
 
@@ -274,17 +232,19 @@ class AcceleratedIHT(IHT):
             return point
         gradient = vectors.correlate_some(point.support, target - point.made)
         step, change = best_step(vectors, point.support, gradient)
-        raised = point.weights[point.support] + step * gradient
+        raised = point.weights + step * gradient
         there = raised > 0
         support, kept = point.support[there], raised[there]
         made = point.made + step * change if bool(there.all()) else vectors.combine(support, kept)
-        return _Point(torch.zeros_like(point.weights).index_put((support,), kept), made, support)
+        return _Point(support, kept, made)
 
-    def _continued(self, target: Tensor, before: _Point, after: _Point) -> _Point:
+    def _continued(self, vectors: Vectors, target: Tensor, before: _Point, after: _Point) -> _Point:
         change = after.made - before.made
         momentum = line_search(target - after.made, change)
-        weights = after.weights + momentum * (after.weights - before.weights)
-        return _Point(weights, after.made + momentum * change, weights.nonzero().squeeze(-1))
+        here = after.dense(vectors)
+        weights = here + momentum * (here - before.dense(vectors))
+        support = weights.nonzero().squeeze(-1)
+        return _Point(support, weights[support], after.made + momentum * change)
 
 
 def line_search(residual: Tensor, change: Tensor) -> Tensor:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lit_sparse.checks import POSITIVE, Number, ranges
+from lit_sparse.checks import INTEGERS, POSITIVE, Number, check_tensor, ranges
 from lit_sparse.coresets.examples import Examples
 from lit_sparse.coresets.projections import Projection, entry, fitted
 from lit_sparse.errors import CheckpointError, ConfigurationError, DataError, full_name
+from lit_sparse.ground.evaluation import evaluating
 from lit_sparse.runs.checkpoint_files import load_module
 
 __all__ = ["LastLayerGradients"]
@@ -99,8 +98,8 @@ class LastLayerGradients(Projection):
     def project(self, batch: Any) -> Tensor:
         hidden, scores = self._seen(batch)
         label = entry(batch, self.label).to(scores.device)
-        if label.shape != scores.shape[:1] or label.is_floating_point():
-            raise DataError(f"Expected integers as labels ({len(scores)},) but got {label.dtype} {tuple(label.shape)}.")
+        what = f"integers as labels ({len(scores)},)"
+        check_tensor(label, what, shape=scores.shape[:1], dtypes=(*INTEGERS, torch.bool), error=DataError)
         label = label.long()  # integers of 8 bits would be a mask
         wrong = (label < 0) | (label >= scores.shape[1])
         if bool(wrong.any()):
@@ -126,7 +125,7 @@ class LastLayerGradients(Projection):
         entry(batch, self.label)  # raises the error for batches that are not dicts
         seen: list[tuple[Tensor, Tensor]] = []
         with (
-            _evaluating(network),
+            evaluating(network),
             self._found(network).register_forward_hook(
                 lambda layer, inputs, output: seen.append((inputs[0].detach().float(), output.detach().float()))
             ),
@@ -170,15 +169,3 @@ class LastLayerGradients(Projection):
             return load_module(pl.LightningModule, str(self.checkpoint))
         except CheckpointError as error:
             raise CheckpointError(f"The checkpoint {self.checkpoint!r} cannot be read: {error}") from error
-
-
-@contextmanager
-def _evaluating(network: nn.Module) -> Iterator[None]:
-    """Put a network into evaluation mode, and back."""
-    training = [module for module in network.modules() if module.training]  # some parts may be frozen
-    network.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from lit_sparse.checks import FLOATS, check_count, check_positive, check_result
+from lit_sparse.checks import FLOATS, check_count, check_positive, check_result, check_tensor
 from lit_sparse.coresets.likelihoods import Likelihood, NormalLikelihood
 from lit_sparse.errors import ConfigurationError, DataError, full_name
 
@@ -52,11 +52,9 @@ class GaussianPosterior:
     covariance: Tensor
 
     def __post_init__(self) -> None:
-        for name, part, dims in (("mean", self.mean, 1), ("covariance", self.covariance, 2)):
-            if part.dtype not in FLOATS or part.shape != self.mean.shape[:1] * dims:
-                raise DataError(
-                    f"Expected a floating mean (D,) and covariance (D, D) but got a {name} {part.dtype} {tuple(part.shape)}."
-                )
+        check_tensor(self.mean, "a floating mean (D,)", shape=(None,), dtypes=FLOATS, error=DataError)
+        square = (len(self.mean), len(self.mean))
+        check_tensor(self.covariance, f"a floating covariance {square}", shape=square, dtypes=FLOATS, error=DataError)
         if not bool(self.mean.isfinite().all()):
             raise DataError("Expected a finite mean but got NaN or infinity. Check the data or the prior.")
         if not _is_symmetric(self.covariance):
@@ -118,12 +116,9 @@ def gaussian_mean_posterior(
     Raises:
         DataError: if samples or weights have other shapes or are not finite, or a weight is negative.
     """
-    if x.ndim != 2 or (weights is not None and weights.shape != x.shape[:1]):
-        raise DataError(
-            f"Expected x (N, D) and weights (N,) but got {tuple(x.shape)} and"
-            f" {None if weights is None else tuple(weights.shape)}."
-        )
-    x = x.double()
+    x = check_tensor(x, "x (N, D)", shape=(None, None), error=DataError).double()
+    if weights is not None:
+        check_tensor(weights, f"weights ({len(x)},), one for each row of x,", shape=x.shape[:1], error=DataError)
     if not bool(x.isfinite().all()) or (weights is not None and not bool((weights >= 0).all())):
         raise DataError("Expected x to be finite and weights to be nonnegative.")
     prior = (GaussianPosterior.isotropic(x.shape[1]) if prior is None else prior).to(x)

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_sparse.checks import FLOATS, MOST_FEATURES, POSITIVE, SEED, Count, Number, ranges
+from lit_sparse.checks import FLOATS, MOST_FEATURES, POSITIVE, SEED, Count, Number, check_tensor, ranges
 from lit_sparse.coresets.examples import Examples
 from lit_sparse.coresets.likelihoods import Likelihood
 from lit_sparse.coresets.posteriors import GaussianPosterior, gaussian_mean_posterior, laplace_posterior
 from lit_sparse.coresets.vectors import BlockVectors, VectorSource
-from lit_sparse.errors import ConfigurationError, DataError, full_name
+from lit_sparse.errors import ConfigurationError, DataError
 
 __all__ = [
     "ExactGaussianVectors",
@@ -103,13 +103,8 @@ class Projection(VectorSource, ABC):
 
     def _vectors(self, batch: Any, count: int) -> Tensor:
         """Return the vectors (count, S) of a batch."""
-        made = self.project(batch)
-        if made.dim() != 2 or len(made) != count or made.dtype not in FLOATS:
-            raise DataError(
-                f"Expected {type(self).__name__} to return a floating vector for each of {count} examples but got {made.dtype}"
-                f" {tuple(made.shape)}. Correct it."
-            )
-        return made
+        what = f"{type(self).__name__} to return a floating vector for each of {count} examples"
+        return check_tensor(self.project(batch), what, shape=(count, None), dtypes=FLOATS, error=DataError)
 
     def weighted(self, examples: Examples) -> Callable[[Tensor, Tensor, torch.Generator], Tensor]:
         """Return a function that computes vectors at samples from the posterior of a coreset, for :class:`SparseVI`.
@@ -208,9 +203,8 @@ class LogLikelihoodVectors(Projection):
         return self._checked(entry(batch, self.features).double(), entry(batch, self.target).double())
 
     def _checked(self, features: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        if features.ndim != 2 or target.shape != features.shape[:1]:
-            got = f"{tuple(features.shape)} and {tuple(target.shape)}"
-            raise DataError(f"Expected {self.features!r} (B, D) and {self.target!r} (B,) but got {got}.")
+        check_tensor(features, f"{self.features!r} (B, D)", shape=(None, None), error=DataError)
+        check_tensor(target, f"{self.target!r} ({len(features)},)", shape=features.shape[:1], error=DataError)
         return features, self.likelihood.check(target)
 
     def _all(self, examples: Examples) -> tuple[Tensor, Tensor, GaussianPosterior]:
@@ -231,11 +225,8 @@ class FunctionVectors(Projection):
 
     @override
     def project(self, batch: Any) -> Tensor:
-        found = self.log_likelihood(batch)
-        if not isinstance(found, Tensor) or found.dim() != 2 or found.dtype not in FLOATS:
-            got = f"{found.dtype} {tuple(found.shape)}" if isinstance(found, Tensor) else full_name(found)
-            raise DataError(f"Expected `log_likelihood` to return a floating tensor (B, S) but got {got}.")
-        return centred(found)
+        what = "`log_likelihood` to return a floating tensor (B, S)"
+        return centred(check_tensor(self.log_likelihood(batch), what, shape=(None, None), dtypes=FLOATS, error=DataError))
 
 
 class ExactGaussianVectors(Projection):

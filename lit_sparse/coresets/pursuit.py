@@ -1,4 +1,4 @@
-"""Nonnegative least squares on a support that grows and shrinks by single vectors."""
+"""Nonnegative least squares on a support that grows and shrinks by single vectors, or exchanges them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lit_sparse.coresets.state import indices
 from lit_sparse.coresets.vectors import DenseVectors, Vectors
-from lit_sparse.ground.state_checks import NUMBER, Kind, ListOf
+from lit_sparse.ground.state_checks import NUMBER, ListOf
 from lit_sparse.kernels import cholesky
 
-__all__ = ["NonnegativeFit", "nonnegative_least_squares"]
+__all__ = ["NonnegativeFit", "exchanged", "nonnegative_least_squares"]
 
 #: Squared distance of a unit vector from the span of the support, below which it lies in the span.
 DEPENDENT = 1e-13
@@ -21,6 +22,10 @@ DEPENDENT = 1e-13
 MOST_LOOKED_AT = 256
 #: Relative size of a residual whose products consist of rounding errors.
 ROUNDING = 1e-15
+#: Largest number of exchanges before the weights must be computed anew, because of rounding.
+MOST_EXCHANGES = 100
+#: Required decrease of the objective per exchange, as a fraction of the objective.
+SIGNIFICANT = 1e-3
 
 
 class NonnegativeFit:
@@ -72,13 +77,12 @@ class NonnegativeFit:
 
     def state_example(self, state: Any, size: int) -> dict[str, Any]:
         """Return an example of the state of a fit of ``size`` vectors, against which a stored state is checked."""
-        members: Any = state.get("members") if isinstance(state, dict) else None
-        n, most = len(members) if isinstance(members, list) else 0, len(self.units)
-        few = n <= most and n == len(set(map(repr, members if n else ())))
-        fits = ListOf(_index(size)) if few else Kind(f"at most {most} different indices", lambda its: False)
+        members = indices(size, [], len(self.units))
+        given = state.get("members") if isinstance(state, dict) else None
+        n = len(given) if given is not None and members.holds(given) else 0
         square, units = self.units.new_zeros(n, n), self.units.new_zeros(n, self.units.shape[1])
         vectors = dict.fromkeys(("products", "scaled", "lengths"), self.units.new_zeros(n))
-        return {"members": fits, "factor": square, "units": units, "residual": self.residual, **vectors}
+        return {"members": members, "factor": square, "units": units, "residual": self.residual, **vectors}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state of a fit with the same target and capacity."""
@@ -170,10 +174,6 @@ class NonnegativeFit:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self.target.device)
 
 
-def _index(size: int) -> Kind:
-    return Kind(f"an index in 0 .. {size - 1}", lambda its: type(its) is int and 0 <= its < size)
-
-
 class Pursuit:
     """Matching pursuit: repeatedly adds the vector most aligned with the residual.
 
@@ -242,7 +242,7 @@ class Pursuit:
 
     def state_example(self, state: dict[str, Any], size: int) -> dict[str, Any]:
         """Return an example of the state of a pursuit among ``size`` vectors, against which a stored state is checked."""
-        return {"fit": self.fit.state_example(state.get("fit"), size), "idle": ListOf(_index(size)), "trace": ListOf(NUMBER)}
+        return {"fit": self.fit.state_example(state.get("fit"), size), "idle": indices(size, []), "trace": ListOf(NUMBER)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state that :meth:`state_dict` returned."""
@@ -272,3 +272,101 @@ def nonnegative_least_squares(vectors: Vectors, indices: Tensor, start: Tensor |
         fit.begin(given.tolist(), rows[given], start[given].double())
     Pursuit(fit, rows.norm(dim=1)).run(DenseVectors(rows), len(indices), range(3 * len(indices)))
     return torch.zeros(len(indices), dtype=torch.float64, device=rows.device).index_put((fit.indices,), fit.weights).to(rows)
+
+
+def exchanged(units: Tensor, weights: Tensor, residual: Tensor, k: int) -> Tensor:
+    """Return weights (n,), at most k positive, after exchanges of vectors that bring their weighted sum nearer to a target.
+
+    In each step one vector enters, and if k vectors have a weight, one leaves: the pair with the largest decrease of the
+    objective, by its closed form. Vectors whose optimal weights then become negative leave too. A step without a
+    significant decrease is undone.
+
+    A table (n + 1, n + 1) of Gram products, with the target last, is kept swept on the support P. Its blocks are the
+    negative inverse of the Gram matrix of P, the coefficients of the other vectors' projections onto the span of P, and the
+    Gram products of their residuals. Its last row holds the weights of P, the gradient of the other vectors, and the
+    objective. A vector enters or leaves in O(n^2).
+
+    Args:
+        units: (n, S) vectors of unit length, float64.
+        weights: (n,) optimal weights of a support, positive, and zeros; vectors of the support are linearly independent.
+        residual: (S,) target minus the weighted sum.
+        k: largest number of positive weights.
+
+    Source: Beaton (1964), The Use of Special Matrix Operators in Statistical Calculus, for the sweep. Lawson & Hanson
+    (1974), Solving Least Squares Problems, chapter 23, doi:10.1137/1.9781611971217, for the vectors that leave.
+    """
+    inside = weights > 0
+    table = _table(units, inside, weights, residual)
+    barred = torch.zeros_like(inside)
+    for _ in range(MOST_EXCHANGES):
+        objective = float(table[-1, -1])
+        swept = _best(table, inside, barred, k)
+        if not swept:
+            break
+        barred[swept[-1]] = True
+        for which in swept:
+            _sweep(table, inside, which)
+        swept += _settled(table, inside, weights)
+        if float(table[-1, -1]) < (1 - SIGNIFICANT) * objective:
+            barred[swept] = False
+        else:
+            for which in reversed(swept):
+                _sweep(table, inside, which)
+        weights = torch.where(inside, table[-1, :-1], 0.0)
+    return weights
+
+
+def _table(units: Tensor, inside: Tensor, weights: Tensor, residual: Tensor) -> Tensor:
+    """Return the table, by orthogonal factors, because Gram products lose twice as many digits."""
+    base, triangle = torch.linalg.qr(units[inside].T)
+    products = units[~inside] @ base
+    rest = units[~inside] - products @ base.T
+    coefficients = torch.linalg.solve_triangular(triangle, products.T, upper=True)
+    upper = torch.cat([-torch.cholesky_inverse(triangle, upper=True), coefficients], 1)
+    order = torch.cat([inside.nonzero(), (~inside).nonzero()])
+    table = units.new_zeros(len(units) + 1, len(units) + 1)
+    table[order, order.T] = torch.cat([upper, torch.cat([coefficients.T, rest @ rest.T], 1)])
+    table[-1, :-1] = table[:-1, -1] = torch.where(inside, weights, units @ residual)
+    table[-1, -1] = residual.square().sum()
+    return table
+
+
+def _best(table: Tensor, inside: Tensor, barred: Tensor, k: int) -> list[int]:
+    """Return the vector that leaves, if k are inside, and the vector that enters; empty without a significant decrease."""
+    leaving, entering = inside.nonzero().squeeze(-1), (~inside & ~barred).nonzero().squeeze(-1)
+    gradient, distance, loss = table[-1, entering], table.diagonal()[entering], torch.zeros(())
+    if full := len(leaving) >= k:
+        coefficients = table[leaving[:, None], entering]
+        weights, inverse = table[-1, leaving, None], -table.diagonal()[leaving, None]
+        gradient = gradient + weights / inverse * coefficients
+        distance = distance + coefficients.square() / inverse
+        loss = weights.square() / inverse
+    gain = torch.where((gradient > 0) & (distance > DEPENDENT), gradient.square() / distance, 0.0) - loss
+    if not gain.numel() or not float(gain.max()) > SIGNIFICANT * abs(float(table[-1, -1])):  # rounding may make it negative
+        return []
+    out, into = divmod(int(gain.argmax()), len(entering))
+    return [int(leaving[out]), int(entering[into])] if full else [int(entering[into])]
+
+
+def _settled(table: Tensor, inside: Tensor, weights: Tensor) -> list[int]:
+    """Move weights (n,) to the optimal weights of the support, and return the vectors whose weight becomes zero."""
+    left: list[int] = []
+    while True:
+        aim = torch.where(inside, table[-1, :-1], 0.0)
+        falling = inside & (aim <= 0)
+        if not bool(falling.any()):
+            return left
+        share = torch.where(falling, weights / (weights - aim).clamp_min(torch.finfo(aim.dtype).tiny), torch.inf)
+        left.append(int(share.argmin()))
+        weights = torch.where(inside, weights + share.min() * (aim - weights), 0.0)
+        _sweep(table, inside, left[-1])
+
+
+def _sweep(table: Tensor, inside: Tensor, which: int) -> None:
+    """Move a vector into or out of the support."""
+    row = table[which].clone()
+    pivot = float(row[which])
+    table.addr_(row, row, alpha=-1.0 / pivot)
+    table[which] = table[:, which] = row / abs(pivot)
+    table[which, which] = -1.0 / pivot
+    inside[which] = ~inside[which]

@@ -1,4 +1,4 @@
-"""The interface of all coreset selectors."""
+"""The interface of all coreset selectors, and their baseline: examples chosen at random."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self, override
 
-from lit_sparse.checks import FLOATS, check_count
+from lit_sparse.checks import FLOATS, check_count, check_tensor
 from lit_sparse.coresets.coreset import Coreset
 from lit_sparse.coresets.pursuit import nonnegative_least_squares
 from lit_sparse.coresets.state import Resumable, SelectionState
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from lit_sparse.coresets.examples import Examples
     from lit_sparse.coresets.projections import Projection
 
-__all__ = ["CoresetSelector", "Selection"]
+
+__all__ = ["CoresetSelector", "Selection", "Uniform"]
 
 
 @dataclass
@@ -49,11 +50,10 @@ class Selection:
     trace: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        indices, weights = self.indices, self.weights
-        if not isinstance(indices, Tensor) or indices.ndim != 1 or indices.dtype != torch.int64:
-            raise ConfigurationError(f"Expected indices (n,) int64 of a selection but got {_shown(indices)}.")
-        if not isinstance(weights, Tensor) or weights.shape != indices.shape or weights.dtype not in FLOATS:
-            raise ConfigurationError(f"Expected {len(indices)} floating weights of a selection but got {_shown(weights)}.")
+        what = "indices (n,) int64 of a selection"
+        indices = check_tensor(self.indices, what, shape=(None,), dtypes=(torch.int64,))
+        what = f"{len(indices)} floating weights of a selection"
+        weights = check_tensor(self.weights, what, shape=indices.shape, dtypes=FLOATS)
         if len(set(indices.tolist())) < len(indices) or bool((indices < 0).any()):
             raise ConfigurationError(f"Expected different indices >= 0 of a selection but got {indices.tolist()}.")
         wrong = ~((weights >= 0) & (weights < torch.inf))
@@ -235,10 +235,6 @@ class CoresetSelector(nn.Module, ABC):
                     bar.update(task, total=done)
 
 
-def _shown(value: object) -> str:
-    return f"{tuple(value.shape)} {value.dtype}" if isinstance(value, Tensor) else full_name(value)
-
-
 def squared_distance(vectors: Vectors, indices: Tensor, weights: Tensor) -> float:
     """Return the objective ``||y - Phi w||^2`` for weights (n,) of some vectors, computed in float64."""
     made = vectors.combine(indices, weights.to(vectors.dtype)) if len(indices) else torch.zeros_like(vectors.total)
@@ -260,10 +256,24 @@ def _bar() -> Progress:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
     except ImportError as error:
         raise MissingExtraError("Progress bars of selectors", "train") from error
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[counted]}"),
-        TimeRemainingColumn(),
-    )
+    number = MofNCompleteColumn(), TextColumn("{task.fields[counted]}")
+    return Progress(TextColumn("{task.description}"), BarColumn(), *number, TimeRemainingColumn())
+
+
+class Uniform(CoresetSelector):
+    """Coreset selector that samples k examples without replacement, each with weight N / k: the baseline.
+
+    Args:
+        refit: whether to recompute the weights at the end, as the optimal nonnegative ones for the sampled examples.
+        progress: whether to show a progress bar.
+
+    Example:
+        >>> Uniform()(torch.randn(10, 3), 5).weights
+        tensor([2., 2., 2., 2., 2.])
+    """
+
+    @override
+    def select(self, vectors: Vectors, k: int, generator: torch.Generator) -> Selection:
+        size = vectors.shape[0]
+        indices = torch.randperm(size, generator=generator)[:k].to(vectors.device)
+        return Selection(indices, torch.full((k,), size / k, dtype=vectors.dtype, device=vectors.device))

@@ -36,6 +36,7 @@ __all__ = ["Kept", "Resumable", "SelectionState", "indices", "length_of"]
 ANEW = "Remove the file to begin anew."
 #: Largest difference of the vectors' sum, as a fraction of it, in a continued selection, due to rounding.
 ROUNDING = 1e-6
+LEAST = Kind("a number >= 0", lambda found: isinstance(found, float) and found >= 0)
 FINITE = Kind("a plain tensor of finite numbers", lambda value: is_plain(value) and bool(value.isfinite().all()))
 #: Norms that are summed at a time.
 CHUNK = 2**20
@@ -55,7 +56,9 @@ class Resumable(Protocol):
 
 
 class Kept(SimpleNamespace):
-    """Resumable variables of a loop: attributes that are tensors, numbers, or lists of these.
+    """Resumable variables of a loop: attributes that are tensors, numbers >= 0, lists of these, or tuples of tensors.
+
+    A tuple begins with a support, whose indices its empty tensors belong to.
 
     Example:
         >>> here = Kept(weights=torch.zeros(3), trace=[])
@@ -66,13 +69,16 @@ class Kept(SimpleNamespace):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the variables as a dict."""
-        return dict(vars(self))
+        return {name: (*value,) if isinstance(value, tuple) else value for name, value in vars(self).items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Set the variables from a stored state; tensors go to the devices of the present ones."""
         for name, value in state.items():
             before = getattr(self, name)
-            setattr(self, name, value.to(before) if isinstance(before, Tensor) else value)
+            if isinstance(before, tuple):
+                setattr(self, name, type(before)(*(part.to(own) for part, own in zip(value, before, strict=True))))
+            else:
+                setattr(self, name, value.to(before) if isinstance(before, Tensor) else value)
 
     def state_example(self, state: dict[str, Any], size: int) -> Any:
         """Return an example of the variables' state, against which a stored state is checked.
@@ -82,28 +88,43 @@ class Kept(SimpleNamespace):
         support = state.get("indices", state.get("support"))
         example: dict[str, Any] = {}
         for name, value in vars(self).items():
-            grows = isinstance(value, Tensor) and value.shape == (0,)
             if name in ("indices", "support"):
-                example[name] = indices(size)
-            elif grows:
-                example[name] = value.new_zeros(length_of(support))
+                example[name] = indices(size, value)
             elif name == "rounds":
                 example[name] = ListOf(Kind("indices and as many weights", lambda pair: _is_round(pair, size)))
+            elif isinstance(value, tuple):
+                first = next(iter(state[name]), None) if isinstance(state.get(name), list | tuple) else None
+                example[name] = (indices(size, value[0]), *(_grown(part, first) for part in value[1:]))
+            elif isinstance(value, float):
+                example[name] = LEAST
             else:
-                example[name] = ListOf(NUMBER) if isinstance(value, list) else value
+                example[name] = ListOf(NUMBER) if isinstance(value, list) else _grown(value, support)
         return example
 
 
+def _grown(value: Any, support: Any) -> Any:
+    """Return an example of a variable: an empty tensor becomes as long as a stored support."""
+    return value.new_zeros(length_of(support)) if isinstance(value, Tensor) and value.shape == (0,) else value
+
+
 def _is_round(pair: Any, size: int) -> bool:
-    if not isinstance(pair, list | tuple) or len(pair) != 2 or not indices(size).holds(pair[0]):
+    if not isinstance(pair, list | tuple) or len(pair) != 2 or not indices(size, torch.empty(0)).holds(pair[0]):
         return False
     return isinstance(pair[1], Tensor) and pair[1].is_floating_point() and pair[1].shape == (length_of(pair[0]),)
 
 
-def indices(size: int) -> Kind:
-    """Return an example of distinct indices of ``size`` vectors, in a tensor (n,) int64 or a list, to check a state against."""
+def indices(size: int, like: list[int] | Tensor, most: int | None = None) -> Kind:
+    """Return an example of distinct indices of ``size`` vectors, to check a state against.
+
+    Args:
+        size: number of vectors.
+        like: a list or a tensor, whichever the indices are in: a tensor (n,) int64 or a list.
+        most: largest number of indices.
+    """
 
     def holds(found: Any) -> bool:
+        if type(found) is not type(like) or length_of(found) > (size if most is None else most):
+            return False
         if isinstance(found, Tensor):
             found = found.tolist() if found.dtype == torch.int64 and found.dim() == 1 else None
         whole = isinstance(found, list) and all(type(index) is int and 0 <= index < size for index in found)
@@ -227,15 +248,10 @@ class SelectionState:
         self._steps += 1
         if self._steps % self.every or not self._vectors.is_first:
             return
-        state: dict[str, Any] = {
-            "problem": self._problem,
-            "total": self._vectors.total.cpu(),
-            "order": self._order,
-            "loop": self._loops,
-            "step": step,
-        }
+        problem = {"problem": self._problem, "total": self._vectors.total.cpu(), "order": self._order}
+        place = {"loop": self._loops, "step": step, "generator": self._generator.get_state()}
         with replaced(self.path, "wb") as file:
-            torch.save({**state, "generator": self._generator.get_state(), "state": here.state_dict()}, file)
+            torch.save({**problem, **place, "state": here.state_dict()}, file)
 
     def close(self) -> None:
         """Remove the file of the state at the end of a selection.

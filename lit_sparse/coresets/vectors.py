@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_sparse.checks import FLOATS, Count, check_indices, check_result, ranges
+from lit_sparse.checks import FLOATS, Count, check_indices, check_result, check_tensor, ranges
 from lit_sparse.errors import ConfigurationError, DataError, full_name
 from lit_sparse.ground.distributed import is_first
 from lit_sparse.kernels.row_sums import add_exactly, row_products, row_sum
@@ -143,10 +143,8 @@ class DenseVectors(Vectors):
     """
 
     def __init__(self, vectors: Tensor) -> None:
-        if not isinstance(vectors, Tensor) or vectors.ndim != 2 or vectors.dtype not in FLOATS:
-            got = f"{tuple(vectors.shape)} {vectors.dtype}" if isinstance(vectors, Tensor) else repr(type(vectors).__name__)
-            raise ConfigurationError(f"Expected `vectors` to be a floating tensor (N, S) but got {got}.")
-        vectors = vectors.detach().contiguous()
+        what = "`vectors` to be a floating tensor (N, S)"
+        vectors = check_tensor(vectors, what, shape=(None, None), dtypes=FLOATS).detach().contiguous()
         self.vectors = vectors if vectors.dtype in (torch.float32, torch.float64) else vectors.float()
         self.shape = (vectors.shape[0], vectors.shape[1])
         self.dtype, self.device = self.vectors.dtype, self.vectors.device
@@ -248,18 +246,14 @@ class BlockVectors(Vectors):
 
     @override
     def rows(self, indices: Tensor) -> Tensor:
-        made = self._rows(check_indices(indices, self.shape[0])).detach()
-        if made.shape != (len(indices), self.shape[1]):
-            raise ConfigurationError(
-                f"Expected `rows` to return the shape {(len(indices), self.shape[1])} for {len(indices)} indices but got"
-                f" {tuple(made.shape)}."
-            )
-        return made.to(self.dtype)
+        shape = (len(check_indices(indices, self.shape[0])), self.shape[1])
+        what = f"`rows` to return the shape {shape} for {len(indices)} indices"
+        return check_tensor(self._rows(indices), what, shape=shape).detach().to(self.dtype)
 
     @override
     def correlate(self, direction: Tensor) -> Tensor:
         products = direction.new_empty(self.shape[0])
-        for start, block in self._blocks():
+        for start, block in self.blocks():
             products[start : start + len(block)] = block @ direction
         return products
 
@@ -276,7 +270,7 @@ class BlockVectors(Vectors):
     def measure(self) -> tuple[Tensor, Tensor]:
         total = torch.zeros(self.shape[1], dtype=torch.float64, device=self.device)
         norms = total.new_empty(self.shape[0])
-        for start, block in self._blocks():
+        for start, block in self.blocks():
             norms[start : start + len(block)], sum_of_block = DenseVectors(block).measure()
             total += sum_of_block
         return norms, total
@@ -284,7 +278,7 @@ class BlockVectors(Vectors):
     def _alike(self, rows: Callable[[Tensor], Tensor], size: int) -> BlockVectors:
         return BlockVectors(rows, size, block_size=self.block_size, device=self.device)
 
-    def _blocks(self) -> Iterator[tuple[int, Tensor]]:
+    def blocks(self) -> Iterator[tuple[int, Tensor]]:
         """Iterate over all blocks, each with the index of its first vector."""
         for start in range(0, self.shape[0], self.block_size):
             yield start, self.rows(torch.arange(start, min(start + self.block_size, self.shape[0]), device=self.device))

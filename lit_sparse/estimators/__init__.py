@@ -1,17 +1,11 @@
 """Expected losses under a discrete latent variable, and their gradients."""
 
 from lit_sparse.estimators.base import Estimator, Expectation, LatentBatch
-from lit_sparse.estimators.gumbel_softmax import GumbelSoftmax
 from lit_sparse.estimators.latents import LatentDistribution
-from lit_sparse.estimators.leave_one_out import LeaveOneOut
 from lit_sparse.estimators.likelihoods import MarginalLikelihood, marginal_likelihood
-from lit_sparse.estimators.marginalize import Marginalize
-from lit_sparse.estimators.running_mean import RunningMean
+from lit_sparse.estimators.marginalize import Marginalize, SparseMAPMarginalize, TopKMarginalize
 from lit_sparse.estimators.sampler import Sampler, with_gradient_of
-from lit_sparse.estimators.score_function import ScoreFunction
-from lit_sparse.estimators.sparsemap_marginalize import SparseMAPMarginalize
-from lit_sparse.estimators.sum_and_sample import SumAndSample
-from lit_sparse.estimators.top_k_marginalize import TopKMarginalize
+from lit_sparse.estimators.sampling import GumbelSoftmax, LeaveOneOut, RunningMean, ScoreFunction, SumAndSample
 from lit_sparse.ground.arguments import check_types
 
 __all__ = [

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 from typing_extensions import Self
 
+from lit_sparse.checks import shown
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.ground.torch_internals import refuse_vmap
 from lit_sparse.mappings import SparseMapping
@@ -152,15 +153,11 @@ class Estimator(nn.Module, ABC):
             ConfigurationError: if a required mapping is missing, the scores are not (B, K) or (B, D), or the losses are
                 not (R,).
         """
-        if not isinstance(scores, Tensor) or not callable(loss_fn):
-            raise ConfigurationError(
-                f"Expected a tensor of scores and a function `loss_fn` but got {full_name(scores)} and {full_name(loss_fn)}."
-            )
-        if scores.dim() != 2 or not scores.is_floating_point() or not scores.shape[1]:
+        if not isinstance(scores, Tensor) or scores.dim() != 2 or not scores.is_floating_point() or not scores.shape[1]:
             second = "values" if self.latent == "categorical" else "bits"
-            raise ConfigurationError(
-                f"Expected floating scores of shape (batch, {second}) but got {tuple(scores.shape)} of {scores.dtype}."
-            )
+            raise ConfigurationError(f"Expected floating scores of shape (batch, {second}) but got {shown(scores)}.")
+        if not callable(loss_fn):
+            raise ConfigurationError(f"Expected a function `loss_fn` but got {full_name(loss_fn)}.")
         refuse_vmap(type(self).__name__)
         found = self.expect(scores, loss_fn, context)
         if not isinstance(found, Expectation) or found.loss.shape != scores.shape[:1]:
@@ -209,13 +206,10 @@ class Estimator(nn.Module, ABC):
         Raises:
             ConfigurationError: if it is not of shape (R,).
         """
-        losses = loss_fn(batch)
-        if not isinstance(losses, Tensor) or losses.shape != batch.example_index.shape:
-            shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
-            raise ConfigurationError(
-                f"Expected loss_fn to return one loss per row, {len(batch.example_index)} of them, in a tensor of shape"
-                f" ({len(batch.example_index)},), but got {shape}."
-            )
+        losses, shape = loss_fn(batch), batch.example_index.shape
+        if not isinstance(losses, Tensor) or losses.shape != shape:
+            what = f"loss_fn to return one loss per row, of shape {tuple(shape)},"
+            raise ConfigurationError(f"Expected {what} but got {shown(losses)}.")
         return losses if losses.is_floating_point() else losses.to(batch.values.dtype)
 
     def over_support(self, probs: Tensor, values: Tensor | None, loss_fn: LossFunction) -> Expectation:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as nnf
 
-from lit_sparse.checks import check_count
+from lit_sparse.checks import FLOATS, INTEGERS, check_count, check_tensor
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.estimators.base import Estimator, LatentBatch, LossFunction
 from lit_sparse.ground.arguments import checked
@@ -141,11 +141,9 @@ def _check(support: LatentBatch, index: Tensor, posterior: Tensor | None) -> Non
         ConfigurationError: if their shapes do not fit, the values are not sorted by example, or one is repeated or no bits.
     """
     values, of = support.values, support.example_index
-    if index.ndim != 1 or index.is_floating_point():
-        raise ConfigurationError(f"Expected the index of each example (B,) but got {index.dtype} {tuple(index.shape)}.")
-    if values.ndim != 2 or of.shape != values.shape[:1] or of.dtype != torch.int64:
-        got = f"{tuple(values.shape)} and {of.dtype} {tuple(of.shape)}"
-        raise ConfigurationError(f"Expected values (R, D) with the example of each (R,) int64 but got {got}.")
+    check_tensor(index, "the index of each example (B,)", shape=(None,), dtypes=INTEGERS)
+    check_tensor(values, "values (R, D)", shape=(None, None))
+    check_tensor(of, "the example of each value (R,) int64", shape=values.shape[:1], dtypes=(torch.int64,))
     if len(of) and not bool((of.diff() >= 0).all() and of[0] >= 0 and of[-1] < len(index)):
         raise ConfigurationError(
             f"Expected values that are sorted by example, 0 .. {len(index) - 1}, but got {of.tolist()[:9]}."
@@ -153,10 +151,10 @@ def _check(support: LatentBatch, index: Tensor, posterior: Tensor | None) -> Non
     rows = torch.cat([of.unsqueeze(-1), values.long()], -1)
     if not bool(((values == 0) | (values == 1)).all()) or len(rows.unique(dim=0)) < len(rows):  # type: ignore[no-untyped-call]
         raise ConfigurationError("Expected a support of vectors of 0 and 1, each once per example. Draws may repeat a vector.")
-    shape = (len(index), values.shape[1])
-    if posterior is not None and (posterior.shape != shape or bool(posterior.isnan().any())):
-        got = f"{tuple(posterior.shape)}" + (" with NaN" if posterior.shape == shape else "")
-        raise ConfigurationError(f"Expected logits {shape} as `posterior` but got {got}.")
+    if posterior is not None:
+        what = f"logits {(len(index), values.shape[1])} without NaN as `posterior`"
+        if bool(check_tensor(posterior, what, shape=(len(index), values.shape[1]), dtypes=FLOATS).isnan().any()):
+            raise ConfigurationError(f"Expected {what} but got some with NaN.")
 
 
 def _drawn_outside(signs: Tensor, index: Tensor, samples: int, seed: int) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 from typing_extensions import override
 
-from lit_sparse.errors import ConfigurationError
+from lit_sparse.checks import check_tensor
 from lit_sparse.estimators.base import Estimator, Expectation, Latent, LatentBatch, LossFunction
 from lit_sparse.estimators.latents import Bits, Categories, LatentDistribution, widened
 from lit_sparse.mappings import SparseMapping
@@ -88,10 +88,7 @@ class Sampler(Estimator):
             scores: (B, K) scores of the categories.
             noise: (B, K) independent draws from the standard Gumbel distribution.
         """
-        return one_hot((self._log_probs(scores) + noise).argmax(-1), scores.shape[-1]).to(scores.dtype)
-
-    def _log_probs(self, scores: Tensor) -> Tensor:
-        return self.probabilities(scores).log()
+        return one_hot((self.probabilities(scores).log() + noise).argmax(-1), scores.shape[-1]).to(scores.dtype)
 
     def _warn_of_zeros(self) -> None:
         """Warn once of a mapping with zeros, which are never sampled."""
@@ -148,8 +145,5 @@ def with_gradient_of(value: Tensor, surrogate: Tensor) -> Tensor:
     Raises:
         ConfigurationError: if the surrogate has another shape.
     """
-    if value.shape != surrogate.shape:
-        raise ConfigurationError(
-            f"Expected a surrogate of the value's shape {tuple(value.shape)} but got {tuple(surrogate.shape)}."
-        )
+    check_tensor(surrogate, f"a surrogate of the value's shape {tuple(value.shape)}", shape=value.shape)
     return value + (surrogate - surrogate.detach())

@@ -2,9 +2,9 @@
 
 from lit_sparse.ground import train_extra  # noqa: F401
 from lit_sparse.ground.arguments import check_types
-from lit_sparse.metrics.attention import group_counts, support_sizes, tied_groups
 from lit_sparse.metrics.bleu import Bleu, ChrF, PairedBootstrap, paired_bootstrap
-from lit_sparse.metrics.counts import CountHistogram, DecoderCalls, SupportSize
+from lit_sparse.metrics.counts import CountHistogram, DecoderCalls, SupportSize, group_counts, support_sizes, tied_groups
+from lit_sparse.metrics.exact_metric import TextMetric
 from lit_sparse.metrics.language import (
     MessageCounts,
     MessageStructure,
@@ -12,13 +12,9 @@ from lit_sparse.metrics.language import (
     positional_disentanglement,
     topographic_similarity,
 )
-from lit_sparse.metrics.likelihood import BitsPerDim
-from lit_sparse.metrics.log_mean_exp import LogMeanExp
-from lit_sparse.metrics.means import GroupMeans, MeanOverExamples
-from lit_sparse.metrics.reconstruction import DeadFraction, ExplainedVariance
+from lit_sparse.metrics.means import BitsPerDim, GroupMeans, LogMeanExp, MeanOverExamples
+from lit_sparse.metrics.reconstruction import DeadFraction, ExplainedVariance, HoyerSparseness, hoyer_sparseness
 from lit_sparse.metrics.rouge import Rouge
-from lit_sparse.metrics.sparseness import HoyerSparseness, hoyer_sparseness
-from lit_sparse.metrics.text import TextMetric
 
 __all__ = [
     "BitsPerDim",

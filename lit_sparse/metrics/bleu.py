@@ -16,7 +16,7 @@ from typing_extensions import override
 from lit_sparse.checks import MOST_LAYERS, Count, check_count, ranges
 from lit_sparse.errors import ConfigurationError, DataError, MissingExtraError, did_you_mean
 from lit_sparse.ground.arguments import checked
-from lit_sparse.metrics.text import TextMetric, check_name, check_texts
+from lit_sparse.metrics.exact_metric import TextMetric, check_name, check_texts
 
 if TYPE_CHECKING:
     from sacrebleu.metrics.bleu import BLEU
@@ -77,7 +77,7 @@ class Bleu(TextMetric):
 
     def statistics(self, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Tensor:
         """Return the lengths of hypothesis and reference, and matches and totals of n-grams for n = 1..4, (N, 10) int64."""
-        scorer, tokenized = self._scorer(), self._tokenized()
+        scorer, tokenized = self._scorer(), _moses(self.language) if self.tokenize == "moses" else str
         rows = []
         for hypothesis, some in zip(hypotheses, references, strict=True):
             score = scorer.corpus_score([tokenized(hypothesis)], [[tokenized(reference)] for reference in some])
@@ -100,9 +100,6 @@ class Bleu(TextMetric):
 
     def _scorer(self) -> BLEU:
         return _bleu("none" if self.tokenize == "moses" else self.tokenize, self.lowercase)
-
-    def _tokenized(self) -> Callable[[str], str]:
-        return _moses(self.language) if self.tokenize == "moses" else str
 
 
 @ranges(word_order=Count(0, MOST_LAYERS))

@@ -1,8 +1,9 @@
-"""The base of all metrics: exact states, and torchmetrics' keyword arguments."""
+"""The bases of all metrics: exact states and torchmetrics' keyword arguments, and sums over inputs for generated text."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from functools import wraps
 from hashlib import blake2b
 from typing import Any
@@ -12,10 +13,12 @@ from torch import Tensor
 from torchmetrics import Metric
 from typing_extensions import Self, override
 
-from lit_sparse.errors import ConfigurationError
+from lit_sparse.checks import check_tensor
+from lit_sparse.errors import ConfigurationError, DataError, full_name
 from lit_sparse.ground.arguments import KeepsArguments, checked
+from lit_sparse.kernels.row_sums import add_exactly
 
-__all__ = ["ExactMetric"]
+__all__ = ["ExactMetric", "TextMetric", "check_name", "check_texts"]
 
 
 class ExactMetric(KeepsArguments, Metric):
@@ -106,3 +109,151 @@ def _of_numbers(update: Callable[..., None]) -> Callable[..., None]:
         (update if len(tensors) == len(values) else other)(self, *args, **options)
 
     return called
+
+
+class TextMetric(ExactMetric, ABC):
+    """Base class of metrics of generated text, computed from sums over inputs, whatever the batches and processes.
+
+    A subclass defines the summands (:meth:`statistics`) and computes scores from the sums (:meth:`scores`). Texts stay on
+    the CPU; the sums are on the metric's device. Sums in float64 store their rounding errors in a second row, so that they
+    are rounded once, at the end.
+
+    Args:
+        columns: number of sums K.
+        dtype: dtype of the sums, int64 or float64.
+        options: keyword arguments of torchmetrics, such as ``sync_on_compute``.
+    """
+
+    higher_is_better: bool | None = True
+    sums: Tensor
+    seen: Tensor
+
+    def __init__(self, columns: int, dtype: torch.dtype = torch.int64, /, **options: Any) -> None:
+        super().__init__(**options)
+        if dtype.is_floating_point:
+            self.add_state("sums", torch.zeros(2, columns, dtype=dtype), dist_reduce_fx=_added)
+        else:
+            self.add_state("sums", torch.zeros(columns, dtype=dtype), dist_reduce_fx="sum")
+        # Inputs, references, and squares of the references per input, which show whether that number is constant.
+        self.add_state("seen", torch.zeros(3, dtype=torch.int64), dist_reduce_fx="sum")
+        self._reported: tuple[int, list[int]] | None = None
+
+    @abstractmethod
+    def statistics(self, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Tensor:
+        """Return the summands (N, K) of the metric for each input, on the CPU.
+
+        Args:
+            hypotheses: N >= 1 texts.
+            references: references of each hypothesis, at least one.
+        """
+
+    @abstractmethod
+    def scores(self, sums: Tensor, number: int) -> dict[str, float]:
+        """Return the scores to log from the sums (K,); the first score is the main one.
+
+        Args:
+            sums: sums on the CPU; zeros with ``number`` = 1 if there are no inputs and only the keys matter.
+            number: number of inputs N.
+        """
+
+    @abstractmethod
+    def described(self, references: int | None) -> str:
+        """Return the metric's signature for a number of references per input, None if that number varies."""
+
+    def update(self, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> None:
+        """Add hypotheses and their references.
+
+        Args:
+            hypotheses: N texts, which may be empty.
+            references: references of each hypothesis, at least one; their number may differ between inputs.
+
+        Raises:
+            DataError: if an input has no reference, the numbers of inputs differ, or an item is not a text.
+        """
+        check_texts(hypotheses, references)
+        self._reported = None
+        if not hypotheses:
+            return
+        numbers = torch.tensor([len(some) for some in references])
+        shape = (len(hypotheses), self.sums.shape[-1])
+        what = f"`statistics` of {full_name(self)} to return a row per text, {shape},"
+        summands = check_tensor(self.statistics(hypotheses, references), what, shape=shape).to(self.sums)
+        self.sums = self.sums + summands.sum(0) if self.sums.ndim == 1 else add_exactly(torch.cat([self.sums, summands]))
+        self.seen += torch.stack([torch.ones_like(numbers), numbers, numbers.square()]).sum(-1).to(self.seen)
+
+    def compute(self) -> dict[str, Tensor]:
+        """Return the scores by suffix of their log keys, as float64 scalars; NaN without inputs."""
+        seen = self.seen.tolist()
+        self._reported = (self.update_count, seen)  # numbers of all processes, for the signature
+        scores = self.scores(self.totals.cpu(), max(seen[0], 1))
+        if not isinstance(scores, dict):
+            raise ConfigurationError(
+                f"Expected `scores` of {full_name(self)} to return a dict of numbers but got {full_name(scores)}."
+            )
+        values = {key: value if seen[0] else torch.nan for key, value in scores.items()}
+        return {key: torch.tensor(value, dtype=torch.float64, device=self.sums.device) for key, value in values.items()}
+
+    @property
+    def totals(self) -> Tensor:
+        """The sums (K,) over all inputs, rounded once."""
+        return self.sums if self.sums.ndim == 1 else self.sums[0]
+
+    def reset(self) -> None:
+        """Remove all inputs."""
+        super().reset()
+        self._reported = None
+
+    @property
+    def signature(self) -> str | None:
+        """Signature of the settings that determine the scores, in sacrebleu's form; None without inputs.
+
+        After :meth:`compute`, it describes the inputs of all processes; before that, only this process's inputs.
+        """
+        reported = self._reported
+        number, total, squares = reported[1] if reported and reported[0] == self.update_count else self.seen.tolist()
+        if not number:
+            return None
+        return self.described(total // number if number * squares == total**2 else None)  # equality in Cauchy-Schwarz
+
+
+def _added(sums: Tensor) -> Tensor:
+    """Return the sum, in two rows (2, K), of the sums (p, 2, K) of processes."""
+    return add_exactly(sums.flatten(0, 1))
+
+
+def check_texts(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> None:
+    """Check that each hypothesis has references, and that all are texts.
+
+    Raises:
+        DataError: if an input has a wrong form.
+    """
+    for name, texts in (("hypotheses", hypotheses), ("references", references)):
+        if isinstance(texts, str) or not isinstance(texts, Sequence):
+            raise DataError(f"Expected `{name}` to be a list with one entry per input but got {type(texts).__name__}.")
+    if len(hypotheses) != len(references):
+        raise DataError(
+            f"Expected references for each hypothesis but got {len(hypotheses)} hypotheses, references for {len(references)}."
+        )
+    for index, (hypothesis, some) in enumerate(zip(hypotheses, references, strict=True)):
+        if not isinstance(hypothesis, str):
+            raise DataError(f"Expected hypotheses[{index}] to be a str but got {type(hypothesis).__name__}.")
+        if isinstance(some, str) or not isinstance(some, Sequence):
+            raise DataError(
+                f"Expected references[{index}] to be a list of str, such as ['the only one'], but got {type(some).__name__}."
+            )
+        if not some:
+            raise DataError(f"Expected at least one reference for each hypothesis but references[{index}] is empty.")
+        for number, reference in enumerate(some):
+            if not isinstance(reference, str):
+                raise DataError(f"Expected references[{index}][{number}] to be a str but got {type(reference).__name__}.")
+
+
+def check_name(name: str, value: str) -> str:
+    """Return a name for log keys, after a check.
+
+    Raises:
+        ConfigurationError: if it is not a nonempty text.
+    """
+    if not isinstance(value, str) or not value:
+        raise ConfigurationError(f"Expected argument `{name}` to be a name for log keys but got {value!r}.")
+    return value

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from lit_sparse.checks import FEATURES, INPUTS, MOST_INPUTS, Count, check_choice, ranges
+from lit_sparse.checks import FEATURES, INPUTS, INTEGERS, MOST_INPUTS, Count, check_choice, check_tensor, ranges
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.arguments import checked
 from lit_sparse.ground.directions import directions
@@ -72,23 +72,15 @@ def topographic_similarity(
         of_inputs = 1.0 - (units @ units.mT)[first, second]
     else:
         of_inputs = (inputs[first] != inputs[second]).sum(-1)
-    between = _edit_distances if message_distance == "edit" else _hamming_distances
-    of_messages = between(messages[first], messages[second])
+    one, other = messages[first], messages[second]
+    of_messages = _edit_distances(one, other) if message_distance == "edit" else (one != other).sum(-1)
     return _correlation(_ranks(of_inputs.double()), _ranks(of_messages.double()))
 
 
 def _check_rows(what: str, rows: Tensor, messages: Tensor) -> None:
     """Refuse what is not one real row for each message."""
-    if rows.dim() != 2 or messages.dim() != 2 or len(rows) != len(messages) or rows.is_complex() or messages.is_complex():
-        raise ConfigurationError(
-            f"Expected {what} and messages (N, L), real numbers, but got {rows.dtype} {tuple(rows.shape)} and"
-            f" {messages.dtype} {tuple(messages.shape)}."
-        )
-
-
-def _hamming_distances(first: Tensor, second: Tensor) -> Tensor:
-    """Return the number (P,) of positions in which messages (P, L) differ."""
-    return (first != second).sum(-1)
+    both = f"{what} and as many messages (N, L), real numbers,"
+    check_tensor(messages, both, shape=(len(check_tensor(rows, both, shape=(None, None))), None))
 
 
 def _edit_distances(first: Tensor, second: Tensor) -> Tensor:
@@ -266,11 +258,8 @@ class MessageCounts(ExactMetric):
             ConfigurationError: for other shapes, or, on the CPU, a symbol outside the vocabulary or a negative class.
         """
         classes, vocabulary = self.counts.shape
-        if messages.dim() != 1 or messages.shape != labels.shape or messages.is_floating_point() or labels.is_floating_point():
-            raise ConfigurationError(
-                f"Expected whole numbers, messages (B,) and labels (B,), but got {messages.dtype} {tuple(messages.shape)} and"
-                f" {labels.dtype} {tuple(labels.shape)}."
-            )
+        check_tensor(messages, "messages (B,), whole numbers,", shape=(None,), dtypes=(*INTEGERS, torch.bool))
+        check_tensor(labels, "a label for each message, a whole number,", shape=messages.shape, dtypes=(*INTEGERS, torch.bool))
         if messages.device.type == "cpu" and len(messages):
             _check_range("symbols", messages, vocabulary)
             _check_range("classes", labels, None)
@@ -352,17 +341,13 @@ class MessageStructure(ExactMetric):
         Raises:
             ConfigurationError: for other shapes, or an index, messages or attributes that are not integers.
         """
-        _check_rows("inputs (N, F)", inputs, messages)
-        known = attributes if attributes is not None else self.attributes.new_zeros(len(inputs), self.attributes.shape[1])
-        expected = (*self.inputs.shape[1:], *self.messages.shape[1:], *self.attributes.shape[1:])
-        if (*inputs.shape[1:], *messages.shape[1:], *known.shape[1:]) != expected or index.shape != inputs.shape[:1]:
-            raise ConfigurationError(
-                f"Expected inputs, messages and attributes of widths {expected}, and an index (B,), but got"
-                f" {tuple(inputs.shape)}, {tuple(messages.shape)}, {tuple(known.shape)} and {tuple(index.shape)}."
-            )
-        whole = not any(part.is_floating_point() or part.dtype == torch.bool for part in (index, messages, known))
-        if not whole or len(known) != len(inputs):
-            raise ConfigurationError("Expected an index, messages and attributes that are whole numbers, with a row per input.")
+        rows, features = len(inputs), self.inputs.shape[1]
+        check_tensor(inputs, f"inputs (B, {features})", shape=(None, features))
+        known = attributes if attributes is not None else self.attributes.new_zeros(rows, self.attributes.shape[1])
+        columns = (("messages", messages, self.messages.shape[1:]), ("attributes", known, self.attributes.shape[1:]))
+        for name, part, widths in (("an index", index, ()), *columns):
+            shape = (rows, *widths)
+            check_tensor(part, f"{name} of shape {shape}, whole numbers,", shape=shape, dtypes=INTEGERS)
         index, messages, known = index.long(), messages.long(), known.long()
         if index.device.type == "cpu" and len(index):
             _check_range("indices", index, None)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from lit_sparse.checks import FEATURES, ranges
-from lit_sparse.errors import ConfigurationError
+from lit_sparse.checks import FEATURES, INTEGERS, POSITIVE, Count, check_tensor, ranges
+from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.metrics.exact_metric import ExactMetric
 
-__all__ = ["GroupMeans", "MeanOverExamples"]
+__all__ = ["BitsPerDim", "GroupMeans", "LogMeanExp", "MeanOverExamples"]
 
 
 class MeanOverExamples(ExactMetric):
@@ -88,11 +89,8 @@ class GroupMeans(ExactMetric):
         Raises:
             ConfigurationError: for a group that is too large; on an accelerator such groups are ignored.
         """
-        if groups.is_floating_point() or values.shape != groups.shape:
-            raise ConfigurationError(
-                f"Expected a group, a whole number, for each of the values {tuple(values.shape)} but got {groups.dtype}"
-                f" {tuple(groups.shape)}."
-            )
+        what = f"a group, a whole number, for each of the values {tuple(values.shape)}"
+        check_tensor(groups, what, shape=values.shape, dtypes=(*INTEGERS, torch.bool))
         groups = groups.long()  # a number that is compared with integers of 8 bits would become one of them
         if groups.device.type == "cpu" and len(groups) and int(groups.max()) >= self.max_groups:
             raise ConfigurationError(
@@ -111,3 +109,112 @@ class GroupMeans(ExactMetric):
         means = self.totals[there] / self.counts[there]
         named = {f"{self.value}_group_{group}": mean for group, mean in zip(there.tolist(), means, strict=True)}
         return named | {f"worst_group_{self.value}": means.amax() if self.worst == "max" else means.amin()}
+
+
+@ranges(lam=POSITIVE)
+class LogMeanExp(ExactMetric):
+    r"""Metric: the objective of Kullback-Leibler robust training, the log-mean-exp of the losses over all examples.
+
+    .. math:: \mathrm{lam} \ln \operatorname{mean} e^{\ell / \mathrm{lam}}
+
+    where l are the losses. Computed in float64, for any batches and any number of processes.
+
+    Args:
+        lam: temperature, > 0, in units of the loss.
+        options: keyword arguments of torchmetrics, such as ``sync_on_compute``.
+
+    Raises:
+        ConfigurationError: if ``lam`` is not positive.
+
+    Example:
+        >>> import torch
+        >>> metric = LogMeanExp(1.0)
+        >>> metric.update(torch.tensor([0.0, 1000.0]))
+        >>> metric.update(torch.tensor([1000.0, 0.0]))
+        >>> round(float(metric.compute()), 4)
+        999.3069
+    """
+
+    higher_is_better: bool | None = False
+    log_total: Tensor
+    count: Tensor
+
+    def __init__(self, lam: float, **options: Any) -> None:
+        super().__init__(**options)
+        self.lam = lam
+        self.add_state("log_total", torch.tensor(-math.inf, dtype=torch.float64), dist_reduce_fx=_joined)
+        self.add_state("count", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
+
+    def update(self, losses: Tensor) -> None:
+        """Add the losses (B,) of examples."""
+        scores = losses.detach().double().flatten() / self.lam
+        self.log_total = torch.logaddexp(self.log_total, torch.logsumexp(scores, 0)) if len(scores) else self.log_total
+        self.count += scores.numel()
+
+    def compute(self) -> Tensor:
+        """Return the log-mean-exp of all losses as a float64 scalar, NaN without examples."""
+        return self.lam * (self.log_total - self.count.double().log()) if int(self.count) else self.log_total * math.nan
+
+
+def _joined(parts: Tensor) -> Tensor:
+    return torch.logsumexp(parts, 0)
+
+
+@ranges(dimensions=Count())
+class BitsPerDim(ExactMetric):
+    """Metric: mean bits per dimension, ``-log2 p(x) / dimensions``, and its standard error.
+
+    If each log p(x) is an estimate from independent samples, with its own standard error, the error of the mean over N
+    examples is ``sqrt(sum of squared errors) / N``. It measures the estimates for these N examples, not the variation
+    between examples.
+
+    Args:
+        dimensions: number of dimensions of an example, such as pixels.
+        options: keyword arguments of torchmetrics, such as ``sync_on_compute``.
+
+    Raises:
+        ConfigurationError: if ``dimensions`` is not a positive integer.
+
+    Example:
+        >>> import math, torch
+        >>> metric = BitsPerDim(dimensions=10)
+        >>> metric.update(torch.tensor([-10.0, -30.0]) * math.log(2), torch.tensor([3.0, 4.0]) * math.log(2))
+        >>> {name: round(float(value), 6) for name, value in metric.compute().items()}
+        {'mean': 2.0, 'standard_error': 0.25}
+    """
+
+    higher_is_better: bool | None = False
+    total: Tensor
+    variance: Tensor
+    count: Tensor
+
+    def __init__(self, dimensions: int, **options: Any) -> None:
+        super().__init__(**options)
+        self.dimensions = dimensions
+        self.add_state("total", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("variance", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("count", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
+
+    def update(self, log_likelihoods: Tensor, standard_errors: Tensor | None = None) -> None:
+        """Add the log-likelihoods of examples.
+
+        Args:
+            log_likelihoods: (B,) log p(x) in nats.
+            standard_errors: (B,) standard error of each estimate, in nats; None for exact values.
+
+        Raises:
+            DataError: for standard errors of another shape, or negative ones, which is not checked on an accelerator.
+        """
+        if standard_errors is not None:
+            what = f"a standard error per log likelihood {tuple(log_likelihoods.shape)}"
+            check_tensor(standard_errors, what, shape=log_likelihoods.shape, error=DataError)
+            if standard_errors.device.type == "cpu" and bool((standard_errors < 0).any()):
+                raise DataError(f"Expected standard errors of at least 0 but got {float(standard_errors.min())}.")
+            self.variance += standard_errors.detach().double().square().sum()
+        self.total -= log_likelihoods.detach().double().sum()
+        self.count += log_likelihoods.numel()
+
+    def compute(self) -> dict[str, Tensor]:
+        """Return the mean and its standard error, in bits per dimension, as float64 scalars; NaN without examples."""
+        scale = self.count * (self.dimensions * math.log(2.0))
+        return {"mean": self.total / scale, "standard_error": self.variance.sqrt() / scale}

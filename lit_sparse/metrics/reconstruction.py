@@ -1,24 +1,20 @@
-"""How well sparse codes reconstruct vectors, and how many units they use."""
+"""How well sparse codes reconstruct vectors, how many units they use, and how sparse they are."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lit_sparse.checks import INPUTS, ranges
+from lit_sparse.checks import INPUTS, INTEGER, check_dim, check_tensor, ranges
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.ground.arguments import checked
 from lit_sparse.metrics.exact_metric import ExactMetric
+from lit_sparse.metrics.means import MeanOverExamples
 
-__all__ = ["DeadFraction", "ExplainedVariance"]
-
-
-def _check_rows(width: int, **rows: Tensor) -> None:
-    """Refuse tensors that are not (B, width), all of one B; others would be broadcast."""
-    shapes = {name: tuple(values.shape) for name, values in rows.items()}
-    if len({*shapes.values()}) > 1 or any(len(shape) != 2 or shape[1] != width for shape in shapes.values()):
-        raise ConfigurationError(f"Expected {' and '.join(rows)} of the same shape (B, {width}) but got {shapes}.")
+__all__ = ["DeadFraction", "ExplainedVariance", "HoyerSparseness", "hoyer_sparseness"]
 
 
 @ranges(features=INPUTS)
@@ -53,8 +49,8 @@ class ExplainedVariance(ExactMetric):
     def __init__(self, features: int, **options: Any) -> None:
         super().__init__(**options)
         self.features = features
-        for name, shape in (("error", ()), ("squares", ()), ("total", (features,))):
-            self.add_state(name, torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
+        for name, size in (("error", ()), ("squares", ()), ("total", (features,))):
+            self.add_state(name, torch.zeros(size, dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("count", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, vectors: Tensor, made: Tensor) -> None:
@@ -63,7 +59,8 @@ class ExplainedVariance(ExactMetric):
         Raises:
             ConfigurationError: for other shapes.
         """
-        _check_rows(self.features, vectors=vectors, made=made)
+        shape = check_tensor(vectors, f"vectors (B, {self.features})", shape=(None, self.features)).shape
+        check_tensor(made, f"a reconstruction for each vector {tuple(shape)}", shape=shape)
         vectors = vectors.detach().double()
         self.error += (vectors - made.detach()).square().sum()
         self.squares += vectors.square().sum()
@@ -108,9 +105,76 @@ class DeadFraction(ExactMetric):
         Raises:
             ConfigurationError: for another shape.
         """
-        _check_rows(self.width, activity=activity)
+        check_tensor(activity, f"the activity (B, {self.width}) of units", shape=(None, self.width))
         self.active += (activity.detach() != 0).sum(0)
 
     def compute(self) -> Tensor:
         """Return the fraction of units that were active for no example."""
         return (self.active == 0).double().mean()
+
+
+@checked
+def hoyer_sparseness(x: Tensor, dim: int | tuple[int, ...] = -1) -> Tensor:
+    r"""Return the Hoyer sparseness of vectors: 0 if all magnitudes are equal, 1 for one-hot vectors.
+
+    .. math:: \frac{\sqrt d - \lVert x \rVert_1 / \lVert x \rVert_2}{\sqrt d - 1}
+
+    where x is a vector of dimension d.
+
+    Args:
+        x: (..., d, ...) floating.
+        dim: dimension, or dimensions, along which the vectors lie.
+
+    Returns:
+        Tensor of x's shape without ``dim``; NaN for a zero vector and for d < 2, where it is undefined.
+
+    Raises:
+        ConfigurationError: if x is not floating, or ``dim`` is not a dimension of x or repeats one.
+
+    Source: Hoyer (2004), Non-negative Matrix Factorization with Sparseness Constraints, arXiv:cs/0408058.
+
+    Example:
+        >>> hoyer_sparseness(torch.tensor([[1.0, -1.0, 1.0, 1.0], [0.0, -3.0, 0.0, 0.0]])).tolist()
+        [0.0, 1.0]
+    """
+    dims = tuple(check_dim(one, x, "vectors") for one in (dim if isinstance(dim, tuple) else (dim,)))
+    if len({one % x.dim() for one in dims}) < len(dims):
+        raise ConfigurationError(f"Expected argument `dim` without repetition but got {dim}.")
+    size = math.prod(x.shape[one] for one in dims)
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    if size < 2:
+        return torch.full_like(x.sum(dims), torch.nan)
+    x = x / x.abs().amax(dims, keepdim=True)  # squares of very small or large numbers would vanish or overflow
+    root = size**0.5
+    ratio = x.abs().sum(dims) / x.square().sum(dims).sqrt()
+    sparseness: Tensor = (root - ratio) / (root - 1)
+    return sparseness
+
+
+@ranges(dim=INTEGER)
+class HoyerSparseness(MeanOverExamples):
+    """Metric: mean Hoyer sparseness of vectors, see :func:`hoyer_sparseness`; undefined values are left out.
+
+    The sparseness is undefined for zero vectors and for vectors of size 0 or 1.
+
+    Args:
+        dim: dimension along which the vectors lie.
+        options: keyword arguments of torchmetrics, such as ``sync_on_compute``.
+
+    Example:
+        >>> metric = HoyerSparseness()
+        >>> metric.update(torch.tensor([[1.0, 1.0, 1.0, 1.0], [0.0, 3.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]))
+        >>> float(metric.compute())
+        0.5
+    """
+
+    def __init__(self, dim: int = -1, **options: Any) -> None:
+        super().__init__(**options)
+        self.dim = dim
+
+    def update(self, x: Tensor) -> None:
+        """Add vectors (..., d, ...)."""
+        found = hoyer_sparseness(x.detach(), self.dim)
+        undefined = x.detach().eq(0).all(self.dim) | (x.shape[self.dim] < 2)
+        self.total += found.masked_fill(undefined, 0.0).double().sum()
+        self.count += (~undefined).sum()

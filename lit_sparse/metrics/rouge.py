@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from lit_sparse.checks import Count, Number, ranges
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.metrics.text import TextMetric, check_name
+from lit_sparse.metrics.exact_metric import TextMetric, check_name
 
 __all__ = ["Overlap", "Rouge", "RougeScore", "combine", "first_bytes", "overlaps", "rouge_w", "weighted_lcs"]
 
@@ -248,16 +248,9 @@ class Rouge(TextMetric):
 
     @override
     def described(self, references: int | None) -> str:
-        fields = {
-            "nrefs": "var" if references is None else references,
-            "refs": self.references,
-            "tok": self.tokenizer,
-            "stem": "yes" if self.use_stemmer else "no",
-            "bytes": self.truncate_bytes or "all",
-            "w": f"{self.weight:g}",
-            "version": f"rouge-score-{version('rouge-score')}",
-        }
-        return "|".join(f"{key}:{value}" for key, value in fields.items())
+        number, stem = "var" if references is None else references, "yes" if self.use_stemmer else "no"
+        settings = f"refs:{self.references}|tok:{self.tokenizer}|stem:{stem}|bytes:{self.truncate_bytes or 'all'}"
+        return f"nrefs:{number}|{settings}|w:{self.weight:g}|version:rouge-score-{version('rouge-score')}"
 
     def _warn_of_letters(self, texts: Iterable[str]) -> None:
         """Warn, once, if the tokenizer drops most letters of a text."""

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lit_sparse.checks import POSITIVE, Count, check_count, check_flag, ranges
+from lit_sparse.checks import FLOATS, POSITIVE, Count, check_count, check_flag, check_tensor, ranges
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.ground.arguments import check_types
 from lit_sparse.ground.torch_internals import on_batches
@@ -89,15 +89,11 @@ def structure_of(optmodel: Any, *, processes: int = 0, cache: int = 1000) -> Fro
     if getattr(optmodel, "c_pred_index", None) is not None:
         raise ConfigurationError("Expected a model in which all costs are predicted but some are fixed.")
     if any(cls.__module__.partition(".")[0] == "pyepo" for cls in type(optmodel).__mro__):
-        _tell_untested()
+        found = metadata.version("pyepo")
+        if ".".join(found.split(".")[:2]) not in TESTED:
+            warnings.warn(f"PyEPO {found} is untested; these losses are tested with {', '.join(TESTED)}.", stacklevel=2)
     size = check_count("num_cost", optmodel.num_cost)
     return FromSolver(_Solve(optmodel), size, processes=processes, cache=cache)
-
-
-def _tell_untested() -> None:
-    found = metadata.version("pyepo")
-    if ".".join(found.split(".")[:2]) not in TESTED:
-        warnings.warn(f"PyEPO {found} is untested; these losses are tested with {', '.join(TESTED)}.", stacklevel=2)
 
 
 class _DecisionLoss(nn.Module, ABC):
@@ -123,18 +119,14 @@ class _DecisionLoss(nn.Module, ABC):
 
     def scores(self, costs: Tensor) -> Tensor:
         """Return the scores (B, d), to be maximized, for costs (B, d)."""
-        if not isinstance(costs, Tensor) or costs.dim() != 2 or not costs.is_floating_point():
-            got = f"{tuple(costs.shape)} of {costs.dtype}" if isinstance(costs, Tensor) else full_name(costs)
-            raise ConfigurationError(f"Expected floating costs of shape (rows, entries) but got {got}.")
-        self.structure.check(costs.shape[-1])
+        what = "floating costs of shape (rows, entries)"
+        self.structure.check(check_tensor(costs, what, shape=(None, None), dtypes=FLOATS).shape[-1])
         return -costs if self.minimize else costs
 
     @on_batches
     def solutions(self, given: Tensor, like: Tensor) -> Tensor:
         """Return solutions (B, d) as exact zeros and ones."""
-        if not isinstance(given, Tensor) or given.shape != like.shape:
-            shape = tuple(given.shape) if isinstance(given, Tensor) else full_name(given)
-            raise ConfigurationError(f"Expected solutions of shape {tuple(like.shape)}, as the costs have, but got {shape}.")
+        check_tensor(given, f"solutions of shape {tuple(like.shape)}, as the costs have,", shape=like.shape)
         bits = (given > 0.5).to(like)
         if not bool(((given - bits).abs() <= INTEGRAL).all()):
             raise ConfigurationError("Expected solutions of zeros and ones but got other values.")
@@ -166,8 +158,7 @@ class SparseMAPLoss(_DecisionLoss):
     Args:
         problem: a PyEPO model, or a structure, which is faster if there is one for the problem.
         gamma: strength of the regularizer, > 0.
-        minimize: whether costs are minimized; by default the model's setting, and True for a structure.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        options: ``minimize`` and ``reduction``; see :class:`SPOPlusLoss`.
 
     Raises:
         ConfigurationError: if an argument is invalid.
@@ -175,15 +166,8 @@ class SparseMAPLoss(_DecisionLoss):
     Source: Niculae, Martins, Blondel & Cardie (2018), SparseMAP: Differentiable Sparse Structured Inference.
     """
 
-    def __init__(
-        self,
-        problem: Any,
-        gamma: float = 1.0,
-        *,
-        minimize: bool | None = None,
-        reduction: Literal["mean", "sum", "none"] = "mean",
-    ) -> None:
-        super().__init__(problem, minimize=minimize, reduction=reduction)
+    def __init__(self, problem: Any, gamma: float = 1.0, **options: Any) -> None:
+        super().__init__(problem, **options)
         self.mapping = SparseMAP(self.structure, gamma=gamma)
 
     def forward(self, pred_cost: Tensor, true_sol: Tensor) -> Tensor:
@@ -203,8 +187,7 @@ class PerturbedFenchelYoungLoss(_DecisionLoss):
         problem: a PyEPO model, or a structure.
         samples: number of perturbations of each row.
         sigma: standard deviation of the noise, > 0.
-        minimize: whether costs are minimized; by default the model's setting, and True for a structure.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        options: ``minimize`` and ``reduction``; see :class:`SPOPlusLoss`.
 
     Raises:
         ConfigurationError: if an argument is invalid.
@@ -212,16 +195,8 @@ class PerturbedFenchelYoungLoss(_DecisionLoss):
     Source: Berthet, Blondel, Teboul, Cuturi, Vert & Bach (2020), Learning with Differentiable Perturbed Optimizers.
     """
 
-    def __init__(
-        self,
-        problem: Any,
-        samples: int = 10,
-        sigma: float = 1.0,
-        *,
-        minimize: bool | None = None,
-        reduction: Literal["mean", "sum", "none"] = "mean",
-    ) -> None:
-        super().__init__(problem, minimize=minimize, reduction=reduction)
+    def __init__(self, problem: Any, samples: int = 10, sigma: float = 1.0, **options: Any) -> None:
+        super().__init__(problem, **options)
         self.samples, self.sigma = samples, sigma
 
     def forward(self, pred_cost: Tensor, true_sol: Tensor) -> Tensor:
@@ -261,10 +236,7 @@ class SPOPlusLoss(_DecisionLoss):
             ConfigurationError: if the costs have different shapes.
         """
         scores, true = self.scores(pred_cost), self.scores(true_cost).detach()
-        if true.shape != scores.shape:
-            raise ConfigurationError(
-                f"Expected true costs of shape {tuple(scores.shape)}, as the predicted ones have, but got {tuple(true.shape)}."
-            )
+        check_tensor(true, f"true costs of shape {tuple(scores.shape)}, as the predicted ones have,", shape=scores.shape)
         target = self.solutions(true_sol, scores)
         twice = 2 * scores - true
         return self.reduced(((twice * self.best(twice)) - (twice * target)).sum(-1))

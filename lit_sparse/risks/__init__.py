@@ -1,16 +1,12 @@
 """Risks: objectives over the losses of a batch, in place of their mean."""
 
 from lit_sparse.ground.arguments import check_types
-from lit_sparse.risks.base import BrokenLossError, Risk
-from lit_sparse.risks.chi_square_dro import ChiSquareDRO
-from lit_sparse.risks.cvar import CVaR
+from lit_sparse.risks.base import BrokenLossError, Mean, Risk
+from lit_sparse.risks.cvar import CVaR, MultilevelCVaR
+from lit_sparse.risks.divergence_dro import KLDRO, ChiSquareDRO
 from lit_sparse.risks.group_dro import GroupDRO
-from lit_sparse.risks.kl_dro import KLDRO
 from lit_sparse.risks.logsumexp import safe_logsumexp
-from lit_sparse.risks.mean import Mean
-from lit_sparse.risks.multilevel_cvar import MultilevelCVaR
-from lit_sparse.risks.safe_kl_dro import DualRisk, SafeKLDRO
-from lit_sparse.risks.unbalanced_ot_dro import ExponentialOTDRO, UnbalancedOTDRO
+from lit_sparse.risks.safe_kl_dro import DualRisk, ExponentialOTDRO, SafeKLDRO, UnbalancedOTDRO
 
 __all__ = [
     "KLDRO",

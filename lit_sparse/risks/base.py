@@ -1,4 +1,4 @@
-"""The interface of all risks: objectives over the losses of a batch of examples."""
+"""The interface of all risks: objectives over the losses of a batch of examples; and the mean, as usual in training."""
 
 from __future__ import annotations
 
@@ -8,18 +8,16 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import Self
+from typing_extensions import Self, override
 
-from lit_sparse.checks import FLOATS
+from lit_sparse.checks import FLOATS, INTEGERS, check_tensor, shown
 from lit_sparse.errors import ConfigurationError, DataError, full_name
 from lit_sparse.ground.arguments import shown_arguments
 from lit_sparse.ground.distributed import gather_unequal, rank, world_size
 from lit_sparse.ground.torch_internals import can_read_values
 from lit_sparse.risks.input_adversary import InputAdversary
 
-__all__ = ["BrokenLossError", "Risk", "gathered_losses"]
-
-INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+__all__ = ["BrokenLossError", "Mean", "Risk", "gathered_losses", "mean_of"]
 
 
 class BrokenLossError(DataError):
@@ -91,13 +89,9 @@ class Risk(nn.Module, ABC):
             BrokenLossError: if a loss is NaN or infinite, before the model learns from it. This check synchronizes the
                 accelerator; it is left out under ``torch.func`` and ``torch.compile``.
         """
-        if not isinstance(losses, Tensor) or losses.dtype not in FLOATS:
-            got = losses.dtype if isinstance(losses, Tensor) else full_name(losses)
-            raise ConfigurationError(f"Expected losses in a floating torch tensor but got {got}.")
-        if losses.dim() != 1:
-            raise ConfigurationError(
-                f"Expected one loss per example, of shape (B,), but got {tuple(losses.shape)}. Use reduction='none'."
-            )
+        if not isinstance(losses, Tensor) or losses.dtype not in FLOATS or losses.dim() != 1:
+            what = "one floating loss per example, in a tensor of shape (B,),"
+            raise ConfigurationError(f"Expected {what} but got {shown(losses)}. Use reduction='none'.")
         if losses.shape[0] == 0:
             raise ConfigurationError("Expected the loss of at least one example but the batch is empty.")
         columns, readable = self._columns(groups, losses), can_read_values()
@@ -115,10 +109,8 @@ class Risk(nn.Module, ABC):
         else:
             found = self.measure(losses, weights, *columns)
         if not isinstance(found, Tensor) or found.dim() or not found.is_floating_point():
-            shown = f"{tuple(found.shape)} of {found.dtype}" if isinstance(found, Tensor) else repr(found)
-            raise ConfigurationError(
-                f"Expected `measure` of {full_name(self)} to return a floating scalar tensor but got {shown}."
-            )
+            what = f"`measure` of {full_name(self)} to return a floating scalar tensor"
+            raise ConfigurationError(f"Expected {what} but got {shown(found)}.")
         return found
 
     @abstractmethod
@@ -179,11 +171,7 @@ class Risk(nn.Module, ABC):
         return not self.unbiased
 
     def _weights(self, weights: Tensor, losses: Tensor, readable: bool) -> Tensor:
-        if not isinstance(weights, Tensor) or weights.shape != losses.shape or weights.is_complex():
-            got = tuple(weights.shape) if isinstance(weights, Tensor) else full_name(weights)
-            raise ConfigurationError(
-                f"Expected one weight per example, real and of shape {tuple(losses.shape)}, but got {got}."
-            )
+        check_tensor(weights, f"one weight per example, real and of shape {tuple(losses.shape)},", shape=losses.shape)
         weights = weights.to(losses.dtype)
         if readable and losses.device.type == "cpu":
             wrong = ~((weights >= 0) & (weights < torch.inf))
@@ -200,13 +188,10 @@ class Risk(nn.Module, ABC):
         """Return the arguments of :meth:`measure` after the weights."""
         if self.group_key is None:
             return ()
-        if not isinstance(groups, Tensor) or groups.shape != losses.shape or groups.dtype not in INTEGERS:
-            got = f"{groups.dtype} {tuple(groups.shape)}" if isinstance(groups, Tensor) else full_name(groups)
-            raise ConfigurationError(
-                f"Expected the group of each example, integers of shape {tuple(losses.shape)}, but got {got}. Use data whose"
-                f" batches have an entry {self.group_key!r}, or another risk."
-            )
-        return (groups.to(losses.device),)
+        what = f"the group of each example, integers of shape {tuple(losses.shape)},"
+        advice = f" Use data whose batches have an entry {self.group_key!r}, or another risk."
+        found = check_tensor(groups, what, shape=losses.shape, dtypes=INTEGERS, advice=advice)
+        return (found.to(losses.device),)
 
     def _check_losses(self, losses: Tensor) -> None:
         wrong = ~losses.detach().isfinite() if self.finite else losses.detach().isnan()
@@ -236,3 +221,33 @@ def gathered_losses(losses: Tensor, weights: Tensor | None) -> tuple[Tensor, Ten
     weights = torch.ones_like(losses) if weights is None else weights
     all_losses, all_weights = torch.cat(gather_unequal(torch.stack([losses, weights], 1))).unbind(1)
     return all_losses, all_weights
+
+
+def mean_of(losses: Tensor, weights: Tensor | None) -> Tensor:
+    """Return the scalar mean of losses (B,) times weights (B,)."""
+    return losses.mean() if weights is None else (weights * losses).mean()
+
+
+class Mean(Risk):
+    r"""Mean over the batch of weight times loss, the usual objective of training.
+
+    .. math:: \frac{1}{B} \sum_{i=1}^{B} w_i \ell_i
+
+    where l are the losses of the batch and w their weights, 1 by default.
+
+    On an accelerator losses are not checked for NaN: the check would synchronize, and mixed precision skips such steps
+    anyway.
+
+    Example:
+        >>> import torch
+        >>> float(Mean()(torch.tensor([1.0, 2.0, 6.0])))
+        3.0
+    """
+
+    unbiased: ClassVar[bool] = True
+    finite: ClassVar[bool] = False
+    synchronizes: ClassVar[bool] = False
+
+    @override
+    def measure(self, losses: Tensor, weights: Tensor | None) -> Tensor:
+        return mean_of(losses, weights)

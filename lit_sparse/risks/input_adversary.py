@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lit_sparse.checks import POSITIVE, Count, Number
+from lit_sparse.checks import FLOATS, POSITIVE, Count, Number, check_tensor
 from lit_sparse.errors import ConfigurationError
 
 __all__ = ["INNER", "InputAdversary"]
@@ -62,22 +62,16 @@ class InputAdversary:
         Raises:
             ConfigurationError: if the inputs are not floating, or the losses are not (B,).
         """
-        if not inputs.is_floating_point() or inputs.dim() < 1:
-            raise ConfigurationError(
-                f"Expected floating inputs (B, ...) to perturb but got {tuple(inputs.shape)} of {inputs.dtype}."
-            )
+        shape = (None, *inputs.shape[1:])
+        check_tensor(inputs, "floating inputs (B, ...) to perturb", shape=shape, dtypes=FLOATS)
         start = inputs.detach()
         moved, velocity = start, torch.zeros_like(start)
         for _ in range(self.steps):
             with torch.enable_grad():
                 ahead = (moved + self.momentum * velocity).requires_grad_()
                 losses = loss_fn(ahead)
-                if losses.shape != inputs.shape[:1]:
-                    raise ConfigurationError(
-                        f"Expected loss_fn to return one loss per input, {tuple(inputs.shape[:1])}, but got"
-                        f" {tuple(losses.shape)}."
-                    )
-                if not losses.requires_grad:
+                what = f"loss_fn to return one loss per input, {tuple(inputs.shape[:1])},"
+                if not check_tensor(losses, what, shape=inputs.shape[:1]).requires_grad:
                     raise ConfigurationError(
                         "Expected losses with a gradient for the inputs but got none. Leave out detach() and no_grad()."
                     )

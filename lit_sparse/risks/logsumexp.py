@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as nnf
 
-from lit_sparse.checks import FLOATS, check_dim, check_number
-from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.checks import FLOATS, Number, check_dim, check_number, check_tensor
+from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.arguments import checked
 from lit_sparse.ground.torch_internals import can_read_values, forward_mode_active
 from lit_sparse.kernels.row_kernel import HALVES
@@ -22,18 +22,10 @@ PLAIN = 1e4
 ROUNDED = 1e-6
 #: Smallest rho; its inverse must be finite in every dtype.
 LEAST = 1e-30
+#: Range of rho in risks with a dual variable; with rho = 1, the best one would be -inf.
+RHO = Number(LEAST, 1.0, open_high=True)
 
-__all__ = ["check_rho", "mass_tolerance", "safe_logsumexp", "safe_threshold_of", "softplus"]
-
-
-def check_rho(rho: float, *, open_high: bool = False) -> float:
-    """Return rho after checking that it is in (0, 1], or in (0, 1).
-
-    Raises:
-        ConfigurationError: if rho is outside its range.
-    """
-    found = check_number("rho", rho, 0.0, 1.0, open_low=True, open_high=open_high)
-    return check_number("rho", found, LEAST, 1.0)
+__all__ = ["RHO", "mass_tolerance", "safe_logsumexp", "safe_threshold_of", "softplus"]
 
 
 def softplus(x: Tensor) -> Tensor:
@@ -80,11 +72,8 @@ def safe_logsumexp(values: Tensor, rho: float, dim: int = -1, weights: Tensor | 
         >>> bool((torch.logsumexp(values, 0) - safe_logsumexp(values, 1e-4)).abs() < 2e-3)
         True
     """
-    rho = check_rho(rho)
-    if not isinstance(values, Tensor):
-        raise ConfigurationError(f"Expected values in a torch tensor but got {full_name(values)}.")
-    if values.dtype not in FLOATS:
-        raise ConfigurationError(f"Expected values of a floating dtype, one of {FLOATS}, but got {values.dtype}.")
+    rho = check_number("rho", rho, LEAST, 1.0)
+    check_tensor(values, f"values in a torch tensor of a floating dtype, one of {FLOATS},", dtypes=FLOATS)
     if values.dim() == 0:
         raise ConfigurationError("Expected values with at least one dimension but got a scalar.")
     dim = check_dim(dim, values, "values")
@@ -113,9 +102,7 @@ def safe_threshold_of(x: Tensor, rho: float, w: Tensor | None = None) -> Tensor:
 
 def _measure(weights: Tensor, values: Tensor, rho: float, dim: int) -> Tensor:
     """Return the checked weights in the values' shape."""
-    if not isinstance(weights, Tensor) or weights.dtype not in FLOATS:
-        got = weights.dtype if isinstance(weights, Tensor) else full_name(weights)
-        raise ConfigurationError(f"Expected weights in a floating torch tensor but got {got}.")
+    check_tensor(weights, "weights in a floating torch tensor", dtypes=FLOATS)
     if weights.device.type != values.device.type:
         raise ConfigurationError(f"Expected weights on the device {values.device} of the values but got {weights.device}.")
     try:
@@ -144,7 +131,7 @@ def _of_rows(x: Tensor, w: Tensor | None, rho: float) -> Tensor:
     if plain and torch.is_grad_enabled() and (x.requires_grad or (w is not None and w.requires_grad)):
         result: Tensor = _SafeLogSumExp.apply(x, w, rho)  # type: ignore[no-untyped-call]
         return result
-    return _value(x, w, rho)[0] if plain else _by_operations(x, w, rho)
+    return _value(x, w, rho)[0] if plain else _Rows(x, w, rho).value()
 
 
 class _Rows:
@@ -183,10 +170,6 @@ class _Rows:
         return values if self.w is None else self.w * values
 
 
-def _by_operations(x: Tensor, w: Tensor | None, rho: float) -> Tensor:
-    return _Rows(x, w, rho).value()
-
-
 class _SafeLogSumExp(torch.autograd.Function):
     """Safe LogSumExp with an explicit gradient that saves only the arguments; higher derivatives use torch operations."""
 
@@ -203,7 +186,7 @@ class _SafeLogSumExp(torch.autograd.Function):
         rho, (of_x, of_w, _) = ctx.rho, ctx.needs_input_grad
         if torch.is_grad_enabled():
             wanted = [tensor for tensor, needed in ((x, of_x), (w, of_w)) if needed]
-            found = iter(torch.autograd.grad(_by_operations(x, w, rho), wanted, grad, create_graph=True))
+            found = iter(torch.autograd.grad(_Rows(x, w, rho).value(), wanted, grad, create_graph=True))
             return next(found) if of_x else None, next(found) if of_w else None, None
         grad = grad.unsqueeze(-1) / rho
         if x.device.type == "cpu" and bool((a.abs() < ROUNDED / torch.finfo(x.dtype).eps).all()) and not of_w:

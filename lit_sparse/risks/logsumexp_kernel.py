@@ -118,16 +118,10 @@ def _center(v: Any, w: Any, n: Any, rho: Any, mass: Any) -> Any:
         if above >= rho:
             origin = v[order[k]]
             break
-    limit = _reach(mass / rho)
+    limit = 2.0 * (SATURATED + math.log(max(mass / rho, 1.0)))  # how far scores matter
     for j in range(n):
         v[j] = min(max(v[j] - origin, -limit), limit)
     return origin
-
-
-@compile_rows()
-def _reach(ratio: Any) -> Any:
-    """Return how far scores matter, given the mass over rho."""
-    return 2.0 * (SATURATED + math.log(max(ratio, 1.0)))
 
 
 @compile_rows()

@@ -1,4 +1,4 @@
-"""Robust training with the safe Kullback-Leibler divergence, whose objective is a mean over examples."""
+"""Robust risks with a learned dual variable: the safe Kullback-Leibler divergence, and unbalanced optimal transport."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from torch import Tensor, nn
 from typing_extensions import Self, override
 
 from lit_sparse.checks import POSITIVE, Number, ranges
+from lit_sparse.ground.distributed import reduce
 from lit_sparse.ground.torch_internals import can_read_values, outside_graphs
-from lit_sparse.risks.base import Risk, gathered_losses
-from lit_sparse.risks.logsumexp import check_rho, mass_tolerance, safe_threshold_of, softplus
-from lit_sparse.risks.mean import mean_of
+from lit_sparse.risks.base import Risk, gathered_losses, mean_of
+from lit_sparse.risks.input_adversary import INNER, InputAdversary
+from lit_sparse.risks.logsumexp import RHO, mass_tolerance, safe_threshold_of, softplus
 
-__all__ = ["DualRisk", "SafeKLDRO", "link_value", "mean_threshold"]
-
-LINKS = ("softplus", "capped_exp")
+__all__ = ["DualRisk", "ExponentialOTDRO", "SafeDualRisk", "SafeKLDRO", "UnbalancedOTDRO", "link_value"]
 
 
 def link_value(s: Tensor, rho: float, link: str) -> Tensor:
@@ -55,7 +54,7 @@ class DualRisk(Risk):
 
     unbiased: ClassVar[bool] = True
 
-    def __init__(self, *, dual_lr: float | None, initial_dual: float | None) -> None:
+    def __init__(self, *, dual_lr: float | None = None, initial_dual: float | None = None) -> None:
         super().__init__()
         self.dual_lr, self.initial_dual = dual_lr, initial_dual
         #: a; NaN until it is initialized.
@@ -82,16 +81,15 @@ class DualRisk(Risk):
 
     @override
     def measure(self, losses: Tensor, weights: Tensor | None) -> Tensor:
-        if can_read_values():
+        if can_read_values() or (self.training and torch.compiler.is_compiling() and not self._known):
             dual = self._begun(losses, weights)
-        elif self.training and torch.compiler.is_compiling() and not self._known:
-            dual = self._begun_eagerly(losses, weights)
         elif self._known:
             dual = self.dual
         else:  # under a transform nothing can be stored
             dual = torch.where(self.dual.isnan(), self.solve(losses, weights).to(self.dual), self.dual)
         return self.objective(losses, dual.to(losses.dtype), weights)
 
+    @outside_graphs
     def _begun(self, losses: Tensor, weights: Tensor | None) -> Tensor:
         """Return a; solve for it if it is not initialized, and store it in training."""
         dual = self.dual
@@ -106,10 +104,6 @@ class DualRisk(Risk):
         self._known = True
         return dual
 
-    @outside_graphs
-    def _begun_eagerly(self, losses: Tensor, weights: Tensor | None) -> Tensor:
-        return self._begun(losses, weights)
-
     @property
     def _needs_weight(self) -> bool:
         return bool(self.dual.detach().isnan())
@@ -123,8 +117,35 @@ class DualRisk(Risk):
         return {"dual": float(self.dual.detach())}
 
 
-@ranges(lam=POSITIVE)
-class SafeKLDRO(DualRisk):
+class SafeDualRisk(DualRisk):
+    """Base class of risks with a safe exponential, whose derivative is at most 1 / rho.
+
+    Args:
+        rho: inverse of the largest weight of an example, in (0, 1).
+        options: options of :class:`DualRisk`, ``dual_lr`` and ``initial_dual``.
+    """
+
+    link = "softplus"
+
+    def __init__(self, rho: float, **options: Any) -> None:
+        super().__init__(**options)
+        self.rho = rho
+
+    @override
+    def solve(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
+        scores = losses.detach() / self.temperature
+        if self.link == "capped_exp":
+            return self.temperature * _capped_threshold(scores, self.rho, weights).to(losses.dtype)
+        return self.temperature * safe_threshold_of(scores, self.rho, _measure(scores, self.rho, weights)).squeeze(-1)
+
+    @override
+    def objective(self, losses: Tensor, dual: Tensor, weights: Tensor | None = None) -> Tensor:
+        links = link_value((losses - dual) / self.temperature, self.rho, self.link)
+        return dual + self.temperature * mean_of(links, weights)
+
+
+@ranges(lam=POSITIVE, rho=RHO)
+class SafeKLDRO(SafeDualRisk):
     r"""Robust risk with the safe Kullback-Leibler divergence, a mean over examples at a learned dual variable.
 
     .. math:: a + \frac{\mathrm{lam}}{\rho} \mathrm{mean} \ln(1 + \rho e^{(\ell - a) / \mathrm{lam}}) - \mathrm{lam}
@@ -140,8 +161,7 @@ class SafeKLDRO(DualRisk):
         rho: inverse of the largest weight of an example, in (0, 1).
         link: ``"softplus"``, or ``"capped_exp"``: e^s in place of ``ln(1 + rho e^s) / rho``, linear for ``s > -ln rho``.
             The latter is closer to KLDRO at the same bound on weights, but has only one derivative.
-        dual_lr: learning rate of a; None for the model's.
-        initial_dual: initial a; None for the minimizer over the first training batch.
+        options: options of :class:`DualRisk`, ``dual_lr`` and ``initial_dual``.
 
     Raises:
         ConfigurationError: for an argument outside its range. With rho = 1 the optimal a would be -inf.
@@ -158,18 +178,9 @@ class SafeKLDRO(DualRisk):
         True
     """
 
-    def __init__(
-        self,
-        lam: float,
-        rho: float,
-        link: Literal["softplus", "capped_exp"] = "softplus",
-        *,
-        dual_lr: float | None = None,
-        initial_dual: float | None = None,
-    ) -> None:
-        super().__init__(dual_lr=dual_lr, initial_dual=initial_dual)
+    def __init__(self, lam: float, rho: float, link: Literal["softplus", "capped_exp"] = "softplus", **options: Any) -> None:
+        super().__init__(rho, **options)
         self.lam, self.link = lam, link
-        self.rho = check_rho(rho, open_high=True)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -182,19 +193,8 @@ class SafeKLDRO(DualRisk):
         return self.lam
 
     @override
-    def solve(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
-        scores = losses.detach() / self.lam
-        find = _capped_threshold if self.link == "capped_exp" else mean_threshold
-        return self.lam * find(scores, self.rho, weights).to(losses.dtype)
-
-    @override
     def objective(self, losses: Tensor, dual: Tensor, weights: Tensor | None = None) -> Tensor:
-        return dual + self.lam * mean_of(link_value((losses - dual) / self.lam, self.rho, self.link), weights) - self.lam
-
-
-def mean_threshold(scores: Tensor, rho: float, weights: Tensor | None) -> Tensor:
-    """Return the dual variable a that minimizes the safe Kullback-Leibler objective of scores (B,), a scalar."""
-    return safe_threshold_of(scores, rho, _measure(scores, rho, weights)).squeeze(-1)
+        return super().objective(losses, dual, weights) - self.lam
 
 
 def _measure(scores: Tensor, rho: float, weights: Tensor | None) -> Tensor:
@@ -225,3 +225,136 @@ def _capped_threshold(scores: Tensor, rho: float, weights: Tensor | None) -> Ten
 def _look_again(risk: DualRisk, keys: Any) -> None:
     """After loading a state, check again whether a is initialized."""
     risk._known = False
+
+
+@ranges(transport_cost=POSITIVE, beta=POSITIVE, rho=RHO, **INNER)
+class UnbalancedOTDRO(SafeDualRisk):
+    r"""Risk that is robust against perturbed inputs and outliers, by unbalanced optimal transport.
+
+    .. math:: a + \frac{\kappa\,\beta}{\rho} \mathrm{mean} \ln(1 + \rho e^{(l - a) / (\kappa\,\beta)})
+
+    where l are the losses at perturbed inputs minus the transport costs, kappa is the ``transport_cost``, and a is a
+    learned dual variable. An adversary perturbs inputs where that raises the loss by more than kappa times the squared
+    distance. It also reweights examples; its gain from a few outliers is bounded. A model calls :meth:`perturb` for the
+    inputs first.
+
+    Args:
+        transport_cost: kappa, the cost of a unit of squared distance, in units of the loss, > 0.
+        beta: cost of a unit of reweighting, in units of kappa, > 0.
+        rho: inverse of the largest weight of an example, in (0, 1).
+        inner_steps: steps of :class:`InputAdversary`; 0 leaves the inputs unchanged.
+        inner_lr: step size; None for ``0.1 / transport_cost``.
+        inner_momentum: momentum, in [0, 1).
+        options: options of :class:`DualRisk`, ``dual_lr`` and ``initial_dual``.
+
+    Raises:
+        ConfigurationError: for an argument outside its range.
+
+    Source: Gladin, Kroshnin, Zhu & Dvurechensky (2025), Improved Stochastic Optimization of LogSumExp, arXiv:2509.24894,
+    equations 20 and 22. Wang et al. (2024), Outlier-Robust Distributionally Robust Optimization via Unbalanced Optimal
+    Transport.
+
+    Example:
+        >>> import torch
+        >>> risk = UnbalancedOTDRO(1.0, 1.0, 0.1)
+        >>> inputs, cost = risk.perturb(lambda x: x.sum(1), torch.zeros(2, 3))
+        >>> bool((inputs > 0).all() and (cost > 0).all())
+        True
+    """
+
+    def __init__(
+        self,
+        transport_cost: float,
+        beta: float,
+        rho: float,
+        *,
+        inner_steps: int = 5,
+        inner_lr: float | None = None,
+        inner_momentum: float = 0.4,
+        **options: Any,
+    ) -> None:
+        super().__init__(rho, **options)
+        self.transport_cost, self.beta = transport_cost, beta
+        self.inner_steps, self.inner_lr, self.inner_momentum = inner_steps, inner_lr, inner_momentum
+        self.adversary = InputAdversary(transport_cost, inner_steps, inner_lr, inner_momentum)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        """Return instances for the shared tests: the paper's settings, and one without adversarial steps."""
+        return [cls(1.0, 1.0, 0.1), cls(0.5, 2.0, 0.01, inner_steps=0, initial_dual=0.0)]
+
+    @property
+    @override
+    def temperature(self) -> float:
+        """Number by which losses are divided in the exponent, kappa beta."""
+        return self.transport_cost * self.beta
+
+
+@ranges(transport_cost=POSITIVE, beta=POSITIVE, **INNER)
+class ExponentialOTDRO(Risk):
+    r"""Exponential objective of unbalanced optimal transport DRO, as originally published, which can overflow.
+
+    .. math:: \mathrm{mean} \exp(l / (\kappa\,\beta))
+
+    where l are the losses at perturbed inputs minus the transport costs, and kappa is the ``transport_cost``. The weights
+    of examples are unbounded; a loss of 89 kappa beta is too large for float32. Overflows are counted as
+    ``train/overflows``; after an overflow the model's weights are lost. :class:`UnbalancedOTDRO` does not overflow.
+
+    Args:
+        transport_cost: kappa, the cost of a unit of squared distance, in units of the loss, > 0.
+        beta: cost of a unit of reweighting, in units of kappa, > 0.
+        inner_steps: steps of :class:`InputAdversary`; 0 leaves the inputs unchanged.
+        inner_lr: step size; None for ``0.1 / transport_cost``.
+        inner_momentum: momentum, in [0, 1).
+
+    Raises:
+        ConfigurationError: for an argument outside its range.
+
+    Source: Wang et al. (2024), Outlier-Robust Distributionally Robust Optimization via Unbalanced Optimal Transport.
+    Gladin, Kroshnin, Zhu & Dvurechensky (2025), Improved Stochastic Optimization of LogSumExp, arXiv:2509.24894, equation
+    21.
+
+    Example:
+        >>> import torch
+        >>> float(ExponentialOTDRO(1.0, 1.0)(torch.zeros(3)))
+        1.0
+    """
+
+    unbiased: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        transport_cost: float,
+        beta: float,
+        *,
+        inner_steps: int = 5,
+        inner_lr: float | None = None,
+        inner_momentum: float = 0.4,
+    ) -> None:
+        super().__init__()
+        self.transport_cost, self.beta = transport_cost, beta
+        self.inner_steps, self.inner_lr, self.inner_momentum = inner_steps, inner_lr, inner_momentum
+        self.adversary = InputAdversary(transport_cost, inner_steps, inner_lr, inner_momentum)
+        #: Number of training batches whose exponentials had no finite mean; a parameter, because buffers are broadcast.
+        self.overflows = nn.Parameter(torch.zeros((), dtype=torch.float64), requires_grad=False)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        """Return an instance for the shared tests, with the paper's settings."""
+        return [cls(1.0, 1.0)]
+
+    @override
+    def measure(self, losses: Tensor, weights: Tensor | None) -> Tensor:
+        found = mean_of((losses / (self.transport_cost * self.beta)).exp(), weights)
+        if self.training and can_read_values():
+            with torch.no_grad():
+                self.overflows.add_(reduce(found.isinf().double()))
+        return found
+
+    def measurements(self) -> dict[str, float]:
+        """Return the number of batches so far whose objective overflowed, as ``overflows``."""
+        return {"overflows": float(self.overflows)}
+
+    def _hint(self) -> str:
+        count = int(self.overflows.detach())
+        return super()._hint() + (f" The exponentials overflowed {count} times before." if count else "")

@@ -15,8 +15,7 @@ from lit_sparse.structures.factor_graph import Factor, FactorGraph
 from lit_sparse.structures.from_solver import FromSolver
 from lit_sparse.structures.graph import ShortestPath, SpanningTree
 from lit_sparse.structures.knapsack import Knapsack
-from lit_sparse.structures.logic import Or, OrOut, Xor
-from lit_sparse.structures.pair import Pair
+from lit_sparse.structures.logic import Or, OrOut, Pair, Xor
 from lit_sparse.structures.sequence import Sequence
 from lit_sparse.structures.tree import Tree
 

@@ -4,19 +4,37 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.checks import check_tensor
+from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.arguments import shown_arguments
 from lit_sparse.kernels.oracles import FINE, STEP, TIE, CompiledOracle
-from lit_sparse.structures.count import CountConstraint
 
-__all__ = ["Structure", "as_structure", "best_by_search", "coarse_scores", "less_the_largest"]
+__all__ = ["CountConstraint", "Structure", "as_structure", "best_by_search", "coarse_scores", "less_the_largest"]
+
+
+class CountConstraint(NamedTuple):
+    """Constraint that between ``least`` and ``most`` of some bits are 1, where a negated bit b counts as 1 - b.
+
+    Within the unit cube this is the convex hull of the bit vectors with that many ones.
+
+    Attributes:
+        entries: indices of the bits.
+        negated: positions in ``entries`` of the negated bits.
+        least: smallest number of ones.
+        most: largest number of ones.
+    """
+
+    entries: tuple[int, ...]
+    negated: tuple[int, ...] = ()
+    least: int = 0
+    most: int = 0
 
 
 class Structure(ABC):
@@ -180,11 +198,7 @@ class Structure(ABC):
         Raises:
             ConfigurationError: if it does not; the message gives the expected shape.
         """
-        if not isinstance(scores, Tensor):
-            raise ConfigurationError(f"Expected scores in a tensor but got {full_name(scores)}.")
-        if scores.dim() != 2:
-            raise ConfigurationError(f"Expected scores of shape (rows, entries) but got {tuple(scores.shape)}.")
-        self.check(scores.shape[-1])
+        self.check(check_tensor(scores, "scores of shape (rows, entries) in a tensor", shape=(None, None)).shape[-1])
         if potentials is not None:
             self.check_potentials(potentials)
 

@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 from typing_extensions import Self, override
 
-from lit_sparse.checks import check_count
+from lit_sparse.checks import Count, check_count, ranges
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.torch_internals import on_values
 from lit_sparse.kernels.budget_sparsemax import map_budget
 from lit_sparse.kernels.kbest import best_bits
 from lit_sparse.kernels.oracles import BITS, TIE, CompiledOracle
-from lit_sparse.structures.base import Structure, best_by_search, coarse_scores, less_the_largest
-from lit_sparse.structures.count import CountConstraint
+from lit_sparse.structures.base import CountConstraint, Structure, best_by_search, coarse_scores, less_the_largest
 
 __all__ = ["BitVector", "Budget", "TopK"]
 
@@ -37,6 +36,7 @@ class _Bits(Structure):
         return (logits + 1) / 2
 
 
+@ranges(d=Count())
 @dataclass(frozen=True)
 class BitVector(_Bits):
     """Structure of all binary vectors of length d; their convex hull is the cube, so SparseMAP clips scores to [0, 1].
@@ -56,10 +56,6 @@ class BitVector(_Bits):
     has_nested: ClassVar[bool] = True
 
     d: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.d is not None:
-            check_count("d", self.d)
 
     def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
         """Return the best bit vector for each row of scores (B, d), with ones where scores are positive."""

@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_sparse.checks import MOST_FEATURES, check_count
+from lit_sparse.checks import FEATURES, ranges
 from lit_sparse.errors import ConfigurationError, did_you_mean
-from lit_sparse.structures.base import Structure, as_structure
-from lit_sparse.structures.count import CountConstraint
-from lit_sparse.structures.pair import Pair
+from lit_sparse.structures.base import CountConstraint, Structure, as_structure
+from lit_sparse.structures.logic import Pair
 
 __all__ = ["Factor", "FactorGraph", "FactorLayout", "Group", "layout_of"]
 
@@ -46,13 +45,31 @@ class Factor:
         if variables is not None and variables != "neighbours":
             object.__setattr__(self, "variables", _as_groups(variables))
         object.__setattr__(self, "negated", _as_tuple(self.negated, "negated"))
-        size = 2 if variables == "neighbours" else None if variables is None else len(self.groups(0)[0])
-        if size is not None:
-            self.structure.check(size)
+        self.check(2 if variables == "neighbours" else None if variables is None else len(self.groups(0)[0]))
+
+    def check(self, size: int | None) -> None:
+        """Raise an error unless this factor can have groups of ``size`` variables, which is None if it is not known.
+
+        Raises:
+            ConfigurationError: if it cannot.
+        """
         outside = [place for place in self.negated if place < 0 or (size is not None and place >= size)]
         if outside:
             last = "last place" if size is None else f"{size - 1}"
             raise ConfigurationError(f"Expected argument `negated` of {self!r} to hold places 0 .. {last} but got {outside}.")
+        if size is None:
+            return
+        self.structure.check(size)
+        if self.structure.expand_scores(torch.zeros(size)).shape[-1] != size:
+            raise ConfigurationError(
+                f"Expected a structure that shows all its entries but got {self.structure!r}. Give each entry a variable, as"
+                " with Sequence(tags=2) over twice as many variables as positions."
+            )
+        if self.negated and self.structure.count_constraints(size) is None and type(self.structure) is not Pair:
+            raise ConfigurationError(
+                f"Expected no negated variables of {self.structure!r}, because only bits, logic and pairs can have them. Add a"
+                " variable for the negation, and Xor() over both."
+            )
 
     def groups(self, d: int) -> tuple[tuple[int, ...], ...]:
         """Return the variables of each group of this factor, in a graph of d variables."""
@@ -97,6 +114,7 @@ def _as_groups(variables: Any) -> Any:
     return groups
 
 
+@ranges(variables=FEATURES)
 @dataclass(frozen=True)
 class FactorGraph:
     """Factor graph over shared binary variables: a binary vector must satisfy the structure of every factor at once.
@@ -122,8 +140,6 @@ class FactorGraph:
     factors: list[Factor]
 
     def __post_init__(self) -> None:
-        if self.variables is not None:
-            check_count("variables", self.variables, most=MOST_FEATURES)
         given: Any = self.factors
         if not isinstance(given, list | tuple) or not given or not all(isinstance(factor, Factor) for factor in given):
             raise ConfigurationError(
@@ -232,7 +248,7 @@ def layout_of(graph: FactorGraph, d: int) -> FactorLayout:
             continue
         covered.update(*members)
         size = len(members[0])
-        _check_factor(factor, size)
+        factor.check(size)
         counts = factor.structure.count_constraints(size)
         if counts is not None:
             for group in members:
@@ -249,23 +265,6 @@ def layout_of(graph: FactorGraph, d: int) -> FactorLayout:
     if free:
         limits.setdefault(1, []).extend((count, -1) for count in free)
     return FactorLayout((*_count_groups(limits), *groups), tuple(tied), kinds)
-
-
-def _check_factor(factor: Factor, size: int) -> None:
-    factor.structure.check(size)
-    structure = factor.structure
-    if max(factor.negated, default=-1) >= size:
-        raise ConfigurationError(f"Expected argument `negated` of {factor!r} to hold places 0 .. {size - 1}.")
-    if structure.expand_scores(torch.zeros(size)).shape[-1] != size:
-        raise ConfigurationError(
-            f"Expected a structure that shows all its entries but got {structure!r}. Give each entry a variable, as with"
-            " Sequence(tags=2) over twice as many variables as positions."
-        )
-    if factor.negated and structure.count_constraints(size) is None and type(structure) is not Pair:
-        raise ConfigurationError(
-            f"Expected no negated variables of {structure!r}, because only bits, logic and pairs can have them. Add a variable"
-            " for the negation, and Xor() over both."
-        )
 
 
 def _over(count: CountConstraint, group: tuple[int, ...], negated: tuple[int, ...]) -> CountConstraint:

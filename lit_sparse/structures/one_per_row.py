@@ -23,12 +23,20 @@ class OnePerRow(Structure):
     """
 
     @abstractmethod
-    def grid(self, entries: Tensor) -> Tensor:
-        """View entries (..., d) as a grid (..., rows, columns).
+    def shape(self, d: int) -> tuple[int, int]:
+        """Return the numbers of rows and columns of a grid with d entries.
 
         Raises:
             ConfigurationError: if d entries do not form such a grid.
         """
+
+    def grid(self, entries: Tensor) -> Tensor:
+        """View entries (..., d) as a grid (..., rows, columns)."""
+        return entries.reshape(*entries.shape[:-1], *self.shape(entries.shape[-1]))
+
+    @override
+    def check(self, d: int) -> None:
+        self.shape(d)
 
     @override
     def centered(self, scores: Tensor) -> Tensor:
@@ -48,9 +56,11 @@ class OnePerRow(Structure):
         self, scores: Tensor, potentials: Tensor | None, search: Callable[[np.ndarray], tuple[Any, Any]], what: str, advice: str
     ) -> Tensor:
         """Return the best structure of each row by a search over scores (B, rows, columns); see :func:`best_by_search`."""
-        self.check_call(scores, potentials)
-        grid = self.grid(scores).shape[1:]
-        return best_by_search(self, scores, potentials, lambda rows: search(rows.reshape(-1, *grid)), what, advice)
+
+        def of_grids(rows: np.ndarray) -> tuple[Any, Any]:
+            return search(rows.reshape(-1, *self.shape(rows.shape[-1])))
+
+        return best_by_search(self, scores, potentials, of_grids, what, advice)
 
     @staticmethod
     def marked(places: Sequence[Any], columns: int) -> Tensor:

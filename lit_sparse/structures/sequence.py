@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self, override
 
-from lit_sparse.checks import MOST_FEATURES, check_count
+from lit_sparse.checks import FEATURES, Count, ranges
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.kernels.oracles import SEQUENCE, TIE, CompiledOracle
 from lit_sparse.structures.one_per_row import OnePerRow
@@ -19,6 +19,7 @@ from lit_sparse.structures.one_per_row import OnePerRow
 __all__ = ["Sequence"]
 
 
+@ranges(length=Count(), tags=FEATURES)
 @dataclass(frozen=True)
 class Sequence(OnePerRow):
     """Structure of tag sequences: one tag at each position, with optional transition scores (a linear chain).
@@ -56,9 +57,6 @@ class Sequence(OnePerRow):
     select: int | None = None
 
     def __post_init__(self) -> None:
-        check_count("tags", self.tags, most=MOST_FEATURES)
-        if self.length is not None:
-            check_count("length", self.length)
         if self.select is not None and (type(self.select) is not int or not 0 <= self.select < self.tags):
             raise ConfigurationError(
                 f"Expected argument `select` to be an integer in 0 .. {self.tags - 1} or None but got {self.select!r}."
@@ -76,12 +74,20 @@ class Sequence(OnePerRow):
 
     @override
     def check(self, d: int) -> None:
-        step = 1 if self.select is not None else self.tags
-        length, rest = d // step, d % step  # divmod knows no sizes that torch.jit.trace records
-        if rest or (self.length is not None and length != self.length):
+        if self.select is None:
+            self.shape(d)
+        elif self.length not in (None, d):
+            raise ConfigurationError(
+                f"Expected scores for length={self.length} times one tag, select={self.select}, but got {d}."
+            )
+
+    @override
+    def shape(self, d: int) -> tuple[int, int]:
+        length, rest = d // self.tags, d % self.tags  # divmod knows no sizes that torch.jit.trace records
+        if rest or self.length not in (None, length):
             lengths = "any number of positions" if self.length is None else f"length={self.length}"
-            tags = f"tags={self.tags}" if self.select is None else f"one tag, select={self.select}"
-            raise ConfigurationError(f"Expected scores for {lengths} times {tags} but got {d}.")
+            raise ConfigurationError(f"Expected scores for {lengths} times tags={self.tags} but got {d}.")
+        return length, self.tags
 
     def batch_potentials(self, potentials: Tensor, d: int) -> Tensor:
         """Return checked transition scores as (rows or 1, length - 1 or 1, tags, tags).
@@ -120,19 +126,6 @@ class Sequence(OnePerRow):
         columns = [scores if tag == self.select else others for tag in range(self.tags)]
         return torch.stack(columns, -1).flatten(-2)
 
-    def grid(self, entries: Tensor) -> Tensor:
-        """View entries of all tags (..., length * tags) as a grid (..., length, tags).
-
-        Raises:
-            ConfigurationError: if the entries do not form such a grid.
-        """
-        length, rest = entries.shape[-1] // self.tags, entries.shape[-1] % self.tags
-        if rest or (self.length is not None and length != self.length):
-            raise ConfigurationError(
-                f"Expected scores of length {self.length or 'positions'} x {self.tags} but got {entries.shape[-1]}."
-            )
-        return entries.reshape(*entries.shape[:-1], length, self.tags)
-
     def select_entries(self, structures: Tensor) -> Tensor:
         """Return the entries (..., length) of the selected tag, or all entries (..., length * tags) without ``select``."""
         return structures if self.select is None else structures[..., self.select :: self.tags]
@@ -152,7 +145,9 @@ class Sequence(OnePerRow):
             potentials: transition scores; None for zeros.
         """
         grid = self.grid(scores)
-        links = self._links(potentials, scores)
+        links = scores.new_zeros(1, 1, self.tags, self.tags)
+        if potentials is not None:
+            links = self.batch_potentials(potentials, scores.shape[-1]).to(scores.dtype)
         if len(links) not in (1, len(scores)):
             raise ConfigurationError(f"Expected potentials for {len(scores)} rows, or shared ones, but got {len(links)}.")
         rows, length = grid.shape[:2]
@@ -205,11 +200,6 @@ class Sequence(OnePerRow):
     @override
     def compiled(self, potentials: Tensor | None) -> CompiledOracle:
         return CompiledOracle(SEQUENCE, tags=self.tags, links=potentials)
-
-    def _links(self, potentials: Tensor | None, scores: Tensor) -> Tensor:
-        if potentials is None:
-            return scores.new_zeros(1, 1, self.tags, self.tags)
-        return self.batch_potentials(potentials, scores.shape[-1]).to(scores.dtype)
 
 
 def _first_best(totals: Tensor) -> tuple[Tensor, Tensor]:

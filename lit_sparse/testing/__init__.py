@@ -6,7 +6,7 @@ Example:
     >>> MAPPING_CHECKS["simplex"](Sparsemax(gamma=0.3))
 """
 
-from lit_sparse.testing.discovery import concrete_subclasses
+from lit_sparse.testing.checks import concrete_subclasses
 from lit_sparse.testing.estimators import ESTIMATOR_CHECKS, check_estimator
 from lit_sparse.testing.mappings import MAPPING_CHECKS, check_mapping
 from lit_sparse.testing.risks import RISK_CHECKS, check_risk

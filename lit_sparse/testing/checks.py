@@ -1,4 +1,4 @@
-"""Named checks of one kind of part, the base of all shared testers."""
+"""Named checks of one kind of part, and the parts to test."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ import pickle
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from lit_sparse.errors import ConfigurationError
-from lit_sparse.ground.arguments import constructor_parameters
+import torch
+from torch import Tensor
 
-__all__ = ["Checks", "copies_of", "keeps_arguments", "refuses"]
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.ground.arguments import checked, constructor_parameters
+
+__all__ = ["Checks", "check_copies", "concrete_subclasses", "random_scores", "refuses"]
 
 Part = TypeVar("Part")
 
@@ -49,16 +52,17 @@ class Checks(dict[str, Callable[[Part], None]], Generic[Part]):
                 raise AssertionError(f"{part!r} fails the check '{name}': {error}") from error
 
 
-def copies_of(part: Part) -> tuple[Part, Part]:
-    """Return copies of a part: from its own pickle, and a deep copy."""
-    return pickle.loads(pickle.dumps(part)), copy.deepcopy(part)
+def random_scores(*shape: int, seed: int = 0, scale: float = 2.0, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Return normally distributed scores of a given shape, which depend only on the seed, in any dtype."""
+    generator = torch.Generator().manual_seed(seed)
+    return scale * torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
 
 
-def keeps_arguments(part: object) -> None:
-    """Check that each argument of a part's constructor is an attribute of the same name.
+def check_copies(part: Part, result: Callable[[Part], Tensor]) -> None:
+    """Check that a part keeps its arguments as attributes, and that its copies show the same and have the same result.
 
     Raises:
-        AssertionError: if one is not; the message names it.
+        AssertionError: if it does not; the message names the argument.
     """
     several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     for name, parameter in constructor_parameters(type(part)).items():
@@ -67,6 +71,9 @@ def keeps_arguments(part: object) -> None:
                 f"expected {type(part).__name__} to keep the argument `{name}` of its constructor as the attribute `{name}`,"
                 " which checkpoints and configs read"
             )
+    for copied in (pickle.loads(pickle.dumps(part)), copy.deepcopy(part)):
+        assert repr(copied) == repr(part), f"a copy shows {copied!r}"
+        assert torch.equal(result(copied), result(part)), "a copy does the same"
 
 
 def refuses(call: Callable[[], object], words: str, kind: type[Exception] = ConfigurationError) -> None:
@@ -82,3 +89,25 @@ def refuses(call: Callable[[], object], words: str, kind: type[Exception] = Conf
             raise AssertionError(f"the message should name {words!r} but is: {error}") from error
     else:
         raise AssertionError(f"expected a {kind.__name__} about {words!r} but got {result!r}")
+
+
+T = TypeVar("T")
+
+
+@checked
+def concrete_subclasses(base: type[T], package: str | None = "lit_sparse") -> list[type[T]]:
+    """Return the classes derived from ``base`` that can be instantiated, sorted by name.
+
+    Args:
+        base: a base class such as ``SparseMapping``.
+        package: only classes of this top-level package; None for all that are imported.
+    """
+    found: dict[str, type[T]] = {}
+    waiting = [base]
+    while waiting:
+        cls = waiting.pop()
+        waiting += cls.__subclasses__()
+        inside = package is None or cls.__module__.split(".")[0] == package
+        if cls is not base and not inspect.isabstract(cls) and inside and not cls.__name__.startswith("_"):
+            found[f"{cls.__module__}.{cls.__qualname__}"] = cls
+    return [found[name] for name in sorted(found)]

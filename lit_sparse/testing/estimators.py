@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from lit_sparse.estimators import Estimator, Expectation, LatentBatch
+from lit_sparse.estimators.base import LossFunction
 from lit_sparse.mappings import Softmax, Sparsemax
-from lit_sparse.testing.checks import Checks, copies_of, keeps_arguments, refuses
+from lit_sparse.testing.checks import Checks, check_copies, random_scores, refuses
 
 __all__ = ["ESTIMATOR_CHECKS", "check_estimator"]
 
@@ -57,8 +58,7 @@ class Decoder(nn.Module):
 
 
 def _scores() -> Tensor:
-    generator = torch.Generator().manual_seed(1)
-    scores = torch.randn(EXAMPLES, VALUES, generator=generator, dtype=torch.float64)
+    scores = random_scores(EXAMPLES, VALUES, seed=1, scale=1.0)
     scores[0] = torch.tensor([-9.0, -9.0, 9.0, -9.0, -9.0])  # one value alone in the support of a sparse distribution
     scores[1] = 0.0  # all categories
     return scores.requires_grad_()
@@ -78,8 +78,15 @@ def _values(estimator: Estimator) -> Tensor:
     return torch.eye(VALUES, dtype=torch.float64)
 
 
-def _run(estimator: Estimator, scores: Tensor, decoder: Decoder) -> Expectation:
-    out = estimator(scores, decoder, context=_context(len(scores)))
+def _run(estimator: Estimator, scores: Tensor, loss_fn: LossFunction, seed: int | None = None) -> Expectation:
+    """Call an estimator; with a seed, its samples are the same each time."""
+    with torch.random.fork_rng(devices=[], enabled=seed is not None):
+        if seed is not None:
+            torch.manual_seed(seed)
+        if seed is not None:
+            torch.manual_seed(seed)
+        context = torch.linspace(-1.0, 1.0, 3 * len(scores), dtype=torch.float64).reshape(-1, 3).float()  # of a baseline
+        out = estimator(scores, loss_fn, context=context)
     assert isinstance(out, Expectation), "an Expectation comes back"
     return out
 
@@ -92,11 +99,6 @@ def _source(estimator: Estimator) -> str:
 def _same(actual: Tensor | None, expected: Tensor | None, what: str) -> None:
     """Check that two results are close; a failure begins with what was expected."""
     torch.testing.assert_close(actual, expected, msg=lambda detail: f"{what}: {detail}")
-
-
-def _context(size: int) -> Tensor:
-    """Return context features (B, 3) for a learned baseline."""
-    return torch.linspace(-1.0, 1.0, 3 * size, dtype=torch.float64).reshape(size, 3).float()
 
 
 def _table(estimator: Estimator, scores: Tensor) -> Tensor:
@@ -196,9 +198,7 @@ def _unbiased(estimator: Estimator) -> None:
         exact = (probs * losses(values)).sum()
         expected = torch.autograd.grad(exact, [one, weight], retain_graph=True)
         scores = one.detach().expand(DRAWS, -1).clone().requires_grad_()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(3)
-            out = ready.train()(scores, lambda latent: losses(latent.values), context=_context(DRAWS))
+        out = _run(ready.train(), scores, lambda latent: losses(latent.values), seed=3)
         _is_mean(out.loss.detach(), exact.detach(), "the loss")
         (per_row,) = torch.autograd.grad(out.loss.sum(), scores, retain_graph=True)
         _is_mean(per_row, expected[0][0], "the gradient in the scores")
@@ -267,9 +267,7 @@ def _state(estimator: Estimator) -> None:
         results = []
         for trained in (ready, fresh.train()):
             scores = _scores()
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(5)
-                out = _run(trained, scores, Decoder())
+            out = _run(trained, scores, Decoder(), seed=5)
             (gradient,) = torch.autograd.grad(out.loss.sum(), scores, allow_unused=True)
             results.append((out.loss.detach(), torch.zeros(()) if gradient is None else gradient))
         for ours, theirs in zip(*results, strict=True):
@@ -355,15 +353,9 @@ def _invalid_scores(estimator: Estimator) -> None:
 @ESTIMATOR_CHECKS.add
 def _objects(estimator: Estimator) -> None:
     """Pickled and deep-copied estimators give the same results in evaluation; an empty batch is allowed."""
-    keeps_arguments(estimator)
     ready = _ready(estimator)[0].eval()
-    losses = []
-    for copied in (ready, *copies_of(ready)):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(5)
-            losses.append(_run(copied, _scores(), Decoder()).loss)
-        torch.testing.assert_close(losses[-1], losses[0])
-    empty = ready.train()(torch.zeros(0, VALUES, dtype=torch.float64), Decoder(), context=_context(0))
+    check_copies(ready, lambda copied: _run(copied, _scores(), Decoder(), seed=5).loss)
+    empty = _run(ready.train(), torch.zeros(0, VALUES, dtype=torch.float64), Decoder())
     assert empty.loss.shape == (0,), "an empty batch has an empty loss"
 
 

@@ -12,6 +12,7 @@ from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 
 from lit_sparse.ground.arguments import constructor_parameters
 from lit_sparse.mappings import SparseMapping
+from lit_sparse.testing.checks import random_scores
 
 __all__ = [
     "compiles",
@@ -19,7 +20,6 @@ __all__ = [
     "derivatives",
     "gradient_of",
     "machine_code",
-    "random_scores",
     "same",
     "tolerance_of",
     "transforms",
@@ -30,12 +30,6 @@ NAN = float("nan")
 
 #: Before torch 2.4 it does not.
 FORWARD_MODE_NESTS = hasattr(torch.library, "custom_op")
-
-
-def random_scores(*shape: int, seed: int = 0, scale: float = 2.0, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Return normally distributed scores of a given shape, which depend only on the seed, in any dtype."""
-    generator = torch.Generator().manual_seed(seed)
-    return scale * torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
 
 
 def tolerance_of(mapping: SparseMapping, dtype: torch.dtype = torch.float64) -> float:

@@ -12,14 +12,13 @@ import torch
 from torch import Tensor
 
 from lit_sparse.mappings import FenchelYoungLoss, SparseMapping
-from lit_sparse.testing.checks import Checks, copies_of, keeps_arguments, refuses
+from lit_sparse.testing.checks import Checks, check_copies, random_scores, refuses
 from lit_sparse.testing.mapping_transforms import (
     compiles,
     constructor_arguments,
     derivatives,
     gradient_of,
     machine_code,
-    random_scores,
     same,
     tolerance_of,
     transforms,
@@ -237,10 +236,8 @@ def _devices(mapping: SparseMapping) -> None:
 @MAPPING_CHECKS.add
 def _objects(mapping: SparseMapping) -> None:
     """Copies give the same results, ``state_dict`` holds only parameters, and ``repr`` shows the arguments."""
-    keeps_arguments(mapping)
     x = random_scores(4, 6)
-    for copied in copies_of(mapping):
-        same(copied(x), mapping(x), mapping, "a copy does the same", 0.0)
+    check_copies(mapping, lambda copied: copied(x))
     learnt = {name for name, _ in mapping.named_parameters()}
     assert set(mapping.state_dict()) <= learnt, f"state_dict holds {set(mapping.state_dict()) - learnt}, which is not learnt"
     arguments = constructor_arguments(mapping)

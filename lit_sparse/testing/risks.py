@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lit_sparse.errors import DataError
 from lit_sparse.risks import DualRisk, Risk
-from lit_sparse.testing.checks import Checks, copies_of, keeps_arguments, refuses
+from lit_sparse.testing.checks import Checks, check_copies, refuses
 
 __all__ = ["RISK_CHECKS", "check_risk"]
 
@@ -248,9 +248,5 @@ def _refuses(risk: Risk) -> None:
 @RISK_CHECKS.add
 def _module(risk: Risk) -> None:
     """It can be pickled, copied and printed."""
-    keeps_arguments(risk)
-    losses = _losses()
-    for other in copies_of(risk):
-        assert repr(other) == repr(risk)
-        torch.testing.assert_close(_value(other.eval(), losses), _value(copy.deepcopy(risk).eval(), losses))
+    check_copies(risk, lambda other: _value(copy.deepcopy(other).eval(), _losses()))
     assert type(risk).__name__ in repr(risk)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lit_sparse.coresets import BlockVectors, Coreset, CoresetSelector, FileVectors, SelectionState, Vectors
 from lit_sparse.errors import DataError
-from lit_sparse.testing.checks import Checks, copies_of, keeps_arguments, refuses
+from lit_sparse.testing.checks import Checks, check_copies, refuses
 
 __all__ = ["SELECTOR_CHECKS", "check_selector"]
 
@@ -39,8 +39,12 @@ def _vectors(seed: int = 0, size: int = SIZE, shift: float = 0.5) -> Tensor:
     return vectors * torch.rand(size, 1, generator=generator, dtype=torch.float64) + shift / DRAWS
 
 
+def _generator() -> torch.Generator:
+    return torch.Generator().manual_seed(7)
+
+
 def _select(selector: CoresetSelector, vectors: Tensor | Vectors, k: int) -> Coreset:
-    coreset = selector(vectors, k, torch.Generator().manual_seed(7))
+    coreset = selector(vectors, k, _generator())
     assert isinstance(coreset, Coreset), f"expected a Coreset but got {type(coreset).__name__}"
     return coreset
 
@@ -121,15 +125,11 @@ def _resumes(selector: CoresetSelector) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "state.pt"
         for moment in sorted({2 + (number - 2) * part // 5 for part in range(1, 5)}):
-            try:
-                selector(_counted(vectors, moment)[0], 9, torch.Generator().manual_seed(7), SelectionState(path, every=1))
-            except InterruptedError:
-                pass
-            else:
-                raise AssertionError(f"expected more than {moment} reads of the vectors")
+            killed, state = _counted(vectors, moment)[0], SelectionState(path, every=1)
+            refuses(lambda killed=killed, state=state: selector(killed, 9, _generator(), state), "reads", InterruptedError)  # type: ignore[misc]
             written = path.is_file()
             again, calls = _counted(vectors, 10**9)
-            found = selector(again, 9, torch.Generator().manual_seed(7), SelectionState(path))
+            found = selector(again, 9, _generator(), SelectionState(path))
             assert torch.equal(expected.indices, found.indices), f"after read {moment} of {number} it selects others"
             assert torch.equal(expected.weights, found.weights), f"after read {moment} of {number} weights differ"
             assert torch.equal(expected.trace, found.trace), f"after read {moment} of {number} the trace differs"
@@ -144,7 +144,7 @@ def _counted(vectors: Tensor, most: int) -> tuple[BlockVectors, list[int]]:
     def rows(indices: Tensor) -> Tensor:
         calls[0] += 1
         if calls[0] > most:
-            raise InterruptedError
+            raise InterruptedError(f"the vectors get no more than {most} reads")
         return vectors[indices]
 
     return BlockVectors(rows, len(vectors)), calls
@@ -213,9 +213,6 @@ def _refuses(selector: CoresetSelector) -> None:
 @SELECTOR_CHECKS.add
 def _module(selector: CoresetSelector) -> None:
     """It can be pickled, copied and printed, and has no state."""
-    keeps_arguments(selector)
-    for other in copies_of(selector):
-        assert repr(other) == repr(selector)
-        assert torch.equal(_select(other, _vectors(), 9).indices, _select(selector, _vectors(), 9).indices)
+    check_copies(selector, lambda other: _select(other, _vectors(), 9).indices)
     assert type(selector).__name__ in repr(selector)
     assert not selector.state_dict()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import ClassVar
 
 from lit_sparse.checks import check_choice
@@ -62,11 +62,6 @@ class VocabularyOptions:
                         f"The vocabulary {self.file!r} has {name}={actual!r}, not {expected!r}. Leave `{name}` out."
                     )
             return loaded
-        return Vocabulary.build(
-            lines,
-            kind=self.kind,
-            lowercase=self.lowercase,
-            max_size=self.max_size,
-            min_count=self.min_count,
-            language=self.language,
-        )
+        options = asdict(self)
+        options.pop("file")
+        return Vocabulary.build(lines, **options)

@@ -6,6 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,7 @@ from lit_sparse.checks import check_choice, check_count, check_integer
 from lit_sparse.errors import ConfigurationError, DataError, MissingExtraError
 from lit_sparse.ground.files import replaced
 from lit_sparse.ground.stored import open_plain, unique_keys
-from lit_sparse.text.spacing import join_words
-from lit_sparse.text.tokenization import KINDS, Kind, kind_of, make_tokenizer, with_breaks
+from lit_sparse.text.tokenization import KINDS, Kind, join_words, kind_of, make_tokenizer, with_breaks
 from lit_sparse.text.tokenizer_json import guarded, tokenizer_of
 
 __all__ = ["BOS", "EOS", "PAD", "UNK", "Vocabulary", "check_sizes"]
@@ -75,7 +75,6 @@ class Vocabulary:
         self.pad, self.bos, self.eos, self.unk = (stoi[token] for token in SPECIALS)
         self._stoi = stoi
         self._default: int | None = self.unk
-        self._moses: tuple[Any, Any] | None = None
 
     @classmethod
     def build(
@@ -115,11 +114,7 @@ class Vocabulary:
             with guarded("The lines cannot be tokenized"):
                 tokenizer.train_from_iterator(map(with_breaks, lines), trainer)
             return cls(tokenizer, kind, language)
-        empty = cls(
-            make_tokenizer(models.WordLevel({token: i for i, token in enumerate(SPECIALS)}, UNK), kind, lowercase),
-            kind,
-            language,
-        )
+        empty = cls.from_tokens(SPECIALS, kind=kind, lowercase=lowercase, language=language)
         counts: Counter[str] = Counter()
         for line in lines:
             counts.update(empty.tokenize(line))
@@ -194,7 +189,7 @@ class Vocabulary:
         """Return the ids of each line's tokens, without ``<bos>`` and ``<eos>``."""
         _check_many("lines", lines)
         if self.kind == "moses":
-            lines = [" ".join(self._moses_tokens(line)) for line in lines]
+            lines = [_moses(self.language)[0].tokenize(line, return_str=True, escape=False) for line in lines]
         with guarded("The lines cannot be encoded"):
             encoded = [found.ids for found in self._tokenizer.encode_batch_fast(list(lines), add_special_tokens=False)]
         for row, line in enumerate(lines):
@@ -205,7 +200,7 @@ class Vocabulary:
     def tokenize(self, line: str) -> list[str]:
         """Return the tokens of a line, including those that are not in the vocabulary."""
         if self.kind == "moses":
-            line = " ".join(self._moses_tokens(line))
+            line = _moses(self.language)[0].tokenize(line, return_str=True, escape=False)
         with guarded("The line cannot be tokenized"):
             if self.kind == "bpe":
                 found = self._tokenizer.encode(line, add_special_tokens=False)
@@ -233,7 +228,7 @@ class Vocabulary:
                 text: str = self._tokenizer.decoder.decode(list(tokens))
             return text.strip()
         if self.kind == "moses":
-            return str(self._moses_parts()[1].detokenize(list(tokens)))
+            return str(_moses(self.language)[1].detokenize(list(tokens)))
         return join_words(tokens) if self.kind == "words" else " ".join(tokens)
 
     def get_itos(self) -> list[str]:
@@ -350,21 +345,15 @@ class Vocabulary:
     def __repr__(self) -> str:
         return f"Vocabulary({len(self)} tokens, kind={self.kind!r}, lowercase={self.lowercase})"
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_moses": None}
 
-    def _moses_parts(self) -> tuple[Any, Any]:
-        if self._moses is None:
-            try:
-                from sacremoses import MosesDetokenizer, MosesTokenizer
-            except ModuleNotFoundError as error:
-                raise MissingExtraError("The tokens of Moses", "text") from error
-            self._moses = MosesTokenizer(lang=self.language), MosesDetokenizer(lang=self.language)
-        return self._moses
-
-    def _moses_tokens(self, line: str) -> list[str]:
-        found: list[str] = self._moses_parts()[0].tokenize(line, escape=False)
-        return found
+@lru_cache(maxsize=16)  # not an attribute, because vocabularies are copied and pickled
+def _moses(language: str) -> tuple[Any, Any]:
+    """Return the Moses tokenizer and detokenizer of a language."""
+    try:
+        from sacremoses import MosesDetokenizer, MosesTokenizer
+    except ModuleNotFoundError as error:
+        raise MissingExtraError("The tokens of Moses", "text") from error
+    return MosesTokenizer(lang=language), MosesDetokenizer(lang=language)
 
 
 def _check_many(name: str, texts: Iterable[str]) -> None:

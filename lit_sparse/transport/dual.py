@@ -15,7 +15,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lit_sparse.checks import MOST_FEATURES, MOST_INPUTS, check_choice, check_count, check_number, check_positive
+from lit_sparse.checks import (
+    FLOATS,
+    INTEGERS,
+    MOST_FEATURES,
+    MOST_INPUTS,
+    check_choice,
+    check_count,
+    check_number,
+    check_positive,
+    check_tensor,
+)
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.ground.arguments import checked
 
@@ -344,17 +354,11 @@ def _is_dual(objective: str, rho: float) -> bool:
 
 def _check_points(source: Tensor, target: Tensor) -> None:
     """Refuse what is not two arrays of points with equally many real coordinates, on one device."""
-    shown = []
+    what = "points (n, d) and (m, d) with equally many real coordinates, on one device,"
     for points in (source, target):
-        real = isinstance(points, Tensor) and points.layout == torch.strided and not points.is_nested
-        real = real and not points.is_complex() and points.dtype != torch.bool
-        shown.append(
-            f"{points.dtype} {tuple(points.shape)} on {points.device}" if isinstance(points, Tensor) else full_name(points)
-        )
-        if not real or points.dim() != 2 or points.shape[1] != source.shape[1] or points.device != source.device:
-            raise ConfigurationError(
-                f"Expected points (n, d) and (m, d) with equally many real coordinates but got {' and '.join(shown)}."
-            )
+        width = source.shape[1] if isinstance(source, Tensor) and source.dim() == 2 else None
+        if check_tensor(points, what, shape=(None, width), dtypes=(*FLOATS, *INTEGERS)).device != source.device:
+            raise ConfigurationError(f"Expected {what} but got {source.device} and {points.device}.")
 
 
 def _weights(name: str, weights: Tensor | None, points: Tensor) -> Tensor:
@@ -374,10 +378,7 @@ def _weights(name: str, weights: Tensor | None, points: Tensor) -> Tensor:
 
 def _potential(name: str, potential: Tensor, weights: Tensor) -> Tensor:
     """Return a potential (n,) in float64."""
-    if not isinstance(potential, Tensor) or potential.shape != weights.shape or potential.is_complex():
-        got = f"{potential.dtype} {tuple(potential.shape)}" if isinstance(potential, Tensor) else full_name(potential)
-        raise ConfigurationError(f"Expected the potential `{name}` at each of {len(weights)} points but got {got}.")
-    return potential.double()
+    return check_tensor(potential, f"the potential `{name}` at each of {len(weights)} points", shape=weights.shape).double()
 
 
 def _costs(source: Tensor, target: Tensor) -> Iterator[tuple[slice, Tensor]]:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lit_sparse.checks import check_tensor
 from lit_sparse.ground.torch_internals import on_values
 from lit_sparse.kernels.cpu.compile import bits_of, compile_rows, empty
 from lit_sparse.kernels.cpu.threads import over_rows
@@ -204,11 +205,9 @@ def gaussian_sum(points: Tensor, centres: Tensor, coefficients: Tensor, width: f
     Raises:
         ValueError: for arrays that are not of these shapes.
     """
-    if points.ndim != 2 or points.shape[1:] != centres.shape[1:] or centres.shape[:1] != coefficients.shape:
-        raise ValueError(
-            f"Expected points (B, d), centres (N, d) and coefficients (N,) but got {tuple(points.shape)},"
-            f" {tuple(centres.shape)} and {tuple(coefficients.shape)}."
-        )
+    what = "points (B, d), centres (N, d) and coefficients (N,)"
+    check_tensor(points, what, shape=(None, *centres.shape[1:]), error=ValueError)
+    check_tensor(coefficients, what, shape=centres.shape[:1], error=ValueError)
     out = empty(len(points), np.float64)
     arrays = (out, _rows(points), np.ascontiguousarray(_rows(centres).T), _rows(coefficients))
     over_rows(_sums, (len(points), len(centres)), COST, *arrays, 0.5 / width**2)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from lit_sparse.checks import check_tensor
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.random import seeded_normal, seeded_uniform
 
@@ -66,14 +67,16 @@ class GaussianMixture(Measure):
 
     def __init__(self, means: list[Any], variances: list[Any], weights: list[float] | None = None) -> None:
         self.means, self.variances, self.weights = means, variances, weights
-        self._means = torch.tensor([_numbers("means", mean) for mean in _rows("means", means)], dtype=torch.float64)
-        spreads = [_numbers("variances", variance) for variance in _rows("variances", variances)]
-        components, dim = self._means.shape
+        centres, spreads = _rows("means", means), _rows("variances", variances)
+        components, dim = len(centres), len(centres[0])
+        if any(len(one) != dim for one in centres):
+            raise ConfigurationError(f"Expected argument `means` to have components of equal length but got {means!r}.")
         if len(spreads) != components or any(len(one) not in (1, dim) for one in spreads):
             raise ConfigurationError(
                 f"Expected argument `variances` to be, for each of the {components} components, a number or a list of {dim}"
                 f" but got {variances!r}."
             )
+        self._means = torch.tensor(centres, dtype=torch.float64)
         self._variances = torch.tensor([one * (dim // len(one)) for one in spreads], dtype=torch.float64)
         if not bool((self._variances > 0).all()) or not bool(self._variances.isfinite().all()):
             raise ConfigurationError(f"Expected argument `variances` to be positive and finite but got {variances!r}.")
@@ -97,8 +100,7 @@ class GaussianMixture(Measure):
         Raises:
             ConfigurationError: for points of another dimension.
         """
-        if x.dim() != 2 or x.shape[1] != self.dim:
-            raise ConfigurationError(f"Expected points (B, {self.dim}) but got {tuple(x.shape)}.")
+        check_tensor(x, f"points (B, {self.dim})", shape=(None, self.dim))
         means, variances, log_shares = (part.to(x) for part in (self._means, self._variances, self._log_shares))
         away = (x.unsqueeze(1) - means).square() / variances
         each = -0.5 * (away + variances.log() + math.log(2.0 * math.pi)).sum(-1)
@@ -133,18 +135,12 @@ def normalized_weights(weights: Sequence[float] | None, count: int, what: str) -
     return found / found.sum()
 
 
-def _rows(name: str, values: Any) -> list[Any]:
+def _rows(name: str, values: Any) -> list[list[float]]:
+    """Return a list of numbers, or of lists of them, as lists of numbers."""
     if not isinstance(values, list | tuple) or not values:
         raise ConfigurationError(f"Expected argument `{name}` to be a list with one entry per component but got {values!r}.")
-    lengths = {len(one) if isinstance(one, list | tuple) else 1 for one in values}
-    if name == "means" and len(lengths) > 1:
-        raise ConfigurationError(f"Expected argument `means` to have components of equal length but got {values!r}.")
-    return list(values)
-
-
-def _numbers(name: str, value: Any) -> list[float]:
-    """Return a number, or a list of numbers, as a list."""
-    found = list(value) if isinstance(value, list | tuple) else [value]
-    if not found or any(isinstance(one, bool) or not isinstance(one, int | float) or not math.isfinite(one) for one in found):
-        raise ConfigurationError(f"Expected argument `{name}` to hold finite numbers, or lists of them, but got {value!r}.")
-    return [float(one) for one in found]
+    rows = [[*one] if isinstance(one, list | tuple) else [one] for one in values]
+    wrong = [one for row in rows for one in row if isinstance(one, bool) or not isinstance(one, int | float)]
+    if wrong or not all(row and all(map(math.isfinite, row)) for row in rows):
+        raise ConfigurationError(f"Expected argument `{name}` to hold finite numbers, or lists of them, but got {values!r}.")
+    return rows

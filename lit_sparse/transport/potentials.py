@@ -192,17 +192,9 @@ class KernelPotentials(Potentials):
             )
         self.sources[first:last] = x.detach().to(self.sources)
         self.targets[first:last] = y.detach().to(self.targets)
+        numbers = {"width": self.width, "step_size": self.step_size, "eps": eps, "rho": rho}
         sums, broken = run_kernel_sgd(
-            self.sources,
-            self.targets,
-            self.coefficients,
-            first,
-            last,
-            width=self.width,
-            step_size=self.step_size,
-            eps=eps,
-            rho=rho,
-            objective=objective,
+            self.sources, self.targets, self.coefficients, first, last, objective=objective, **numbers
         )
         if broken:
             self.sources[first:last], self.targets[first:last], self.coefficients[first:last] = 0.0, 0.0, 0.0

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.optimize import nnls
 from torch import Tensor
 
-from lit_sparse.coresets import exchange
+from lit_sparse.coresets import pursuit as exchange
 from lit_sparse.coresets.pursuit import NonnegativeFit, nonnegative_least_squares
 from lit_sparse.coresets.vectors import DenseVectors
 

@@ -23,7 +23,7 @@ from lit_sparse.estimators import (
     SumAndSample,
 )
 from lit_sparse.estimators.latents import Bits, Categories
-from lit_sparse.estimators.running_mean import RunningMean
+from lit_sparse.estimators.sampling import RunningMean
 from lit_sparse.mappings import HoyerProjection, Softmax, Sparsemax
 from lit_sparse.testing import concrete_subclasses
 from tests.support.processes import run_processes

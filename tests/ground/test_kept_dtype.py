@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from lit_sparse.estimators.running_mean import RunningMean
+from lit_sparse.estimators.sampling import RunningMean
 from lit_sparse.mappings import BatchTopK
 
 

@@ -33,8 +33,8 @@ from lit_sparse.mappings.soft_sort.kernel import rank_product, rank_softly, sort
 from lit_sparse.mappings.sq_pnorm_max.kernel import map_pnorm, pnorm_product
 from lit_sparse.nn.categorical.kernel import log_likelihood
 from lit_sparse.structures import Assignment, BitVector, Budget, Sequence, Structure, Tree
-from lit_sparse.structures.arborescence import best_trees
-from lit_sparse.structures.assignment_kernel import best_assignments
+from lit_sparse.structures.assignment import best_assignments
+from lit_sparse.structures.tree import best_trees
 
 ROWS, EXAMPLES = 64, 330
 HOSTILE = [0.0, -0.0, np.inf, -np.inf, np.nan, -np.nan, 1e-45, -1e-45, 3e38, -3e38, 1.0, 1.0, 1e4, 1e-6]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.optimize import linear_sum_assignment
 
-from lit_sparse.structures.assignment_kernel import best_assignments
+from lit_sparse.structures.assignment import best_assignments
 
 
 def grids(kind: str, rows: int, columns: int) -> np.ndarray:
