@@ -91,6 +91,11 @@ class Lists:
     blocks: Tensor
     shape: tuple[int, int]
 
+    @cached_property
+    def programs(self) -> bool:
+        """Whether GPU programs compute with the lists."""
+        return runs_on(self.places.device)
+
     @property
     def flat(self) -> Tensor:
         """Listed indices (R, C) in the matrix viewed as one block (B S, E); 0 past a list's end."""
@@ -106,13 +111,12 @@ class Lists:
 
 def listed_products(rows: Tensor, matrix: Tensor, lists: Lists) -> Tensor:
     """Return the products (R, C) of each row (R, E) with the matrix rows (B, S, E) it lists; 0 past a list's end."""
-    if _has_programs(rows):
+    if lists.programs:
         return triton_lists.multiply_listed(rows, matrix, lists.places, lists.blocks)
     if rows.is_cpu:
         out = rows.new_zeros(lists.places.shape)
-        over_rows(
-            _products, (len(rows), out.shape[1] * rows.shape[1]), COST, *_arrays(out, rows, matrix, lists.places, lists.blocks)
-        )
+        shape = (len(rows), out.shape[1] * rows.shape[1])
+        over_rows(_products, shape, COST, *_arrays(out, rows, matrix, lists.places, lists.blocks))
         return out
     return torch.einsum("re,rce->rc", rows, matrix.flatten(0, 1)[lists.flat]).masked_fill(lists.places < 0, 0.0)
 
@@ -122,7 +126,7 @@ def listed_sums(weights: Tensor, matrix: Tensor, lists: Lists) -> Tensor:
 
     A matrix row with weight zero does not take part, even if it is NaN.
     """
-    if _has_programs(weights):
+    if lists.programs:
         return triton_lists.sum_listed(weights, matrix, lists.places, lists.blocks)
     if weights.is_cpu:
         out = weights.new_zeros(len(weights), matrix.shape[2])
@@ -136,7 +140,7 @@ def listed_sums(weights: Tensor, matrix: Tensor, lists: Lists) -> Tensor:
 
 def sums_to_listed(weights: Tensor, rows: Tensor, lists: Lists) -> Tensor:
     """Return (B, S, E), for each matrix row the sum of the rows (R, E) that list it, times their weights (R, C)."""
-    if _has_programs(rows):
+    if lists.programs:
         return triton_lists.scatter_listed(weights, rows, *lists.by_place).view(*lists.shape, rows.shape[1])
     blocks = lists.shape[0]
     out = rows.new_zeros(*lists.shape, rows.shape[1])
@@ -150,10 +154,6 @@ def sums_to_listed(weights: Tensor, rows: Tensor, lists: Lists) -> Tensor:
     none = (lists.places < 0) | (weights == 0)
     terms = (weights.unsqueeze(-1) * rows.unsqueeze(1)).masked_fill_(none.unsqueeze(-1), 0.0)
     return out.flatten(0, 1).index_add(0, lists.flat.flatten(), terms.flatten(0, 1)).view(out.shape)
-
-
-def _has_programs(x: Tensor) -> bool:
-    return x.dtype in (torch.float32, torch.float64) and runs_on(x.device)
 
 
 def _arrays(*tensors: Tensor) -> list[Any]:

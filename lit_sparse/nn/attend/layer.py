@@ -10,10 +10,8 @@ from lit_sparse.checks import FEATURES, Number, check_flag, ranges
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import Softmax, SparseMapping
 from lit_sparse.mappings.base import check_mapping, warn_off_simplex
-from lit_sparse.nn.attend.dense import attend_to_all
-from lit_sparse.nn.attend.function import attend
-from lit_sparse.nn.attend.operands import Operands, Pairs, any_along, check_tensors
-from lit_sparse.nn.attend.plan import Method
+from lit_sparse.nn.attend.function import Method, attend
+from lit_sparse.nn.attend.operands import Operands, Pairs, any_along, attend_to_all, check_tensors
 
 __all__ = ["MultiheadAttention"]
 
