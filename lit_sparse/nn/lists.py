@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from lit_sparse.kernels.cpu.compile import compile_rows
 from lit_sparse.kernels.cpu.threads import over_rows
@@ -167,14 +166,12 @@ class _Listed(torch.autograd.Function):
     """One of the operations, which is linear in both of its tensors."""
 
     @staticmethod
-    @override
     def forward(ctx: Any, operation: _Operation, first: Tensor, second: Tensor, lists: Lists) -> Tensor:
         ctx.save_for_backward(first, second)
         ctx.operation, ctx.lists = operation, lists
         return operation(first, second, lists)
 
     @staticmethod
-    @override
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
         first, second = ctx.saved_tensors
         needed = ctx.needs_input_grad[1:3]
@@ -187,34 +184,22 @@ class _Listed(torch.autograd.Function):
 
 def products(rows: Tensor, matrix: Tensor, lists: Lists) -> Tensor:
     """Return the products (R, C) of rows (R, E) with the matrix rows (B, S, E) that they list, without derivatives."""
-    result: Tensor = _Listed.apply(listed_products, rows, matrix, lists)  # type: ignore[no-untyped-call]
-    return result
+    return _Listed.apply(listed_products, rows, matrix, lists)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def sums(weights: Tensor, matrix: Tensor, lists: Lists) -> Tensor:
     """Return the sums (R, E) of the listed matrix rows (B, S, E), times weights (R, C), without derivatives."""
-    result: Tensor = _Listed.apply(listed_sums, weights, matrix, lists)  # type: ignore[no-untyped-call]
-    return result
+    return _Listed.apply(listed_sums, weights, matrix, lists)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _sums_at(weights: Tensor, rows: Tensor, lists: Lists) -> Tensor:
     """Return the sums (B, S, E), at each place, of the rows (R, E) that list it, times their weights (R, C)."""
-    result: Tensor = _Listed.apply(sums_to_listed, weights, rows, lists)  # type: ignore[no-untyped-call]
-    return result
+    return _Listed.apply(sums_to_listed, weights, rows, lists)  # type: ignore[no-any-return, no-untyped-call]
 
 
 #: Operation -> its derivatives by the first and the second tensor, times the slope of the result.
 _DERIVATIVES: dict[_Operation, tuple[Callable[[Tensor, Tensor, Tensor, Lists], Tensor], ...]] = {
-    listed_products: (
-        lambda rows, matrix, slope, lists: sums(slope, matrix, lists),
-        lambda rows, matrix, slope, lists: _sums_at(slope, rows, lists),
-    ),
-    listed_sums: (
-        lambda weights, matrix, slope, lists: products(slope, matrix, lists),
-        lambda weights, matrix, slope, lists: _sums_at(weights, slope, lists),
-    ),
-    sums_to_listed: (
-        lambda weights, rows, slope, lists: products(rows, slope, lists),
-        lambda weights, rows, slope, lists: sums(weights, slope, lists),
-    ),
+    listed_products: (lambda a, b, slope, lists: sums(slope, b, lists), lambda a, b, slope, lists: _sums_at(slope, a, lists)),
+    listed_sums: (lambda a, b, slope, lists: products(slope, b, lists), lambda a, b, slope, lists: _sums_at(a, slope, lists)),
+    sums_to_listed: (lambda a, b, slope, lists: products(b, slope, lists), lambda a, b, slope, lists: sums(a, slope, lists)),
 }

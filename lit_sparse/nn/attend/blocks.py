@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from lit_sparse.kernels.gpu import triton_attention
 from lit_sparse.kernels.gpu.triton_attention import BlockOptions
@@ -65,7 +64,6 @@ class _Blocks(torch.autograd.Function):
     """Attention of heads (N, L, E) to keys (B, S, E)."""
 
     @staticmethod
-    @override
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: BlockOptions) -> Tensor:
         output, *rest = triton_attention.attend(query, key, value, mask, options)
         ctx.save_for_backward(query, key, value, mask, output, *rest)
@@ -73,7 +71,6 @@ class _Blocks(torch.autograd.Function):
         return output
 
     @staticmethod
-    @override
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, mask, *attended = ctx.saved_tensors
         options: BlockOptions = ctx.options

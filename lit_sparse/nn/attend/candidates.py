@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from lit_sparse.kernels.cpu.threads import over_blocks
@@ -150,13 +149,11 @@ class _Search:
         self.blocks = list(_blocks(len(self.heads), self.length, self.size, pairs.is_causal, alike))
         self.most = min(self.size, max(FEW, self.size // 4))
         self.counts = query.new_zeros(len(self.heads), self.length, dtype=torch.int32)
-        self.places = self.counts.new_empty(len(self.heads), self.length, min(self.most, FEW))
-        #: The same for the blocks, on a CPU as arrays: indexing them costs a fraction of indexing tensors.
+        #: The same for the blocks, on a CPU as an array: indexing it costs a fraction of indexing a tensor.
         self.block_counts: Any = self.counts.numpy() if query.is_cpu else self.counts
-        self.block_places: Any = self.places.numpy() if query.is_cpu else self.places
-        #: Number of a block -> its lists, if they are longer.
-        self.longer: dict[int, Any] = {}
-        self.needed = 0  # length of the longest lists so far
+        #: Lists of each block that sees any keys.
+        self.lists: list[Tensor | None] = [None] * len(self.blocks)
+        self.needed = self.short = min(self.most, FEW)  # length of the longest lists so far, and of the shortest ones
         self.spaces: list[_Space] = []  # for the scores of a block, one for each thread
         #: Numbers of candidates and of queries of each block that is done.
         self.done: list[tuple[int, int] | None] = [None] * len(self.blocks)
@@ -181,7 +178,6 @@ class _Search:
         head, others, first, last = self.blocks[number]
         low, high, allowed = _range(self.pairs, head, first, last, self.leading, self.size)
         if low == high:
-            self.block_places[head:others, first:last] = -1
             return 0, 0
         try:
             space = self.spaces.pop()
@@ -206,57 +202,46 @@ class _Search:
 
     def _list_scores(self, number: int, space: _Space, low: int) -> Any:
         """Write the lists of a block of scores, as long as its rows need; return the number of candidates of each row."""
-        head, others, first, last = self.blocks[number]
-        mine = self.block_places[head:others, first:last]
-        width = mine.shape[-1]
-        contiguous = others - head == 1 or last - first == self.length  # the kernel is compiled for nothing else
-        lists = mine if contiguous and self.needed <= width else self._new_lists(*mine.shape[:-1], max(self.needed, width))
-        counts = self._write(number, space, low, lists)
+        lists, counts = self._write(number, space, low, self.needed)
+        width = self.short
         if width < self.most and int(counts.max()) > width:
             wanted = best_width(torch.as_tensor(counts).flatten(), self.most, self.size)
             width = width if wanted <= width else min(self.most, wanted + wanted // 4)
         if width > lists.shape[-1]:
-            lists = self._new_lists(*mine.shape[:-1], width)
-            self._write(number, space, low, lists)
-        if width > mine.shape[-1]:
-            self.longer[number] = lists[..., :width]
-            self.needed = max(self.needed, width)
-        elif lists is not mine:
-            mine[...] = lists[..., :width]
+            lists, _ = self._write(number, space, low, width)
+        self.needed = max(self.needed, width)
+        kept = torch.as_tensor(lists)[..., :width]
+        self.lists[number] = kept if kept.is_contiguous() else kept.clone()  # not the memory of longer ones
         return counts
 
-    def _write(self, number: int, space: _Space, low: int, lists: Any) -> Any:
-        """Write lists of a given length; return the number of candidates of each row."""
+    def _write(self, number: int, space: _Space, low: int, width: int) -> tuple[Any, Any]:
+        """Return lists of a given length, and the number of candidates of each row."""
         head, others, first, last = self.blocks[number]
+        shape = (others - head, last - first, width)
+        lists: Any = np.empty(shape, np.int32) if self.counts.is_cpu else self.counts.new_empty(shape)
         alpha, ahead = self.alphas[head], first - low if self.pairs.is_causal else None
         if space.rows is None:
             counts: Any = list_candidates_of(space.scores, alpha, self.gamma, lists, low=low, ahead=ahead)
         else:
-            counts = np.empty(lists.shape[:-1], np.int32)
+            counts = np.empty(shape[:-1], np.int32)
             list_rows(space.rows, alpha, self.gamma, lists, counts, space.rows[:, :0], low=low, ahead=ahead)
         self.block_counts[head:others, first:last] = counts
-        return counts
-
-    def _new_lists(self, *shape: int) -> Any:
-        return np.empty(shape, np.int32) if self.places.is_cpu else self.places.new_empty(shape)
+        return lists, counts
 
     def result(self) -> tuple[Tensor, Tensor] | None:
         """Return the result of :func:`list_candidates`."""
         if self.many:
             return None
-        longest = max([self.places.shape[-1], *(lists.shape[-1] for lists in self.longer.values())])
-        width = min(best_width(self.counts.flatten(), self.most, self.size), longest)
-        short = self.places.shape[-1]
-        places = self.places[..., :width] if width <= short else F.pad(self.places, (0, width - short), value=-1)
-        #: Length of the list of each row, of which the candidates may be more.
-        lengths = torch.full_like(self.counts, min(width, short))
-        for number, lists in self.longer.items():
-            head, others, first, last = self.blocks[number]
-            listed = torch.as_tensor(lists[..., :width])
-            places[head:others, first:last, : listed.shape[-1]] = listed
-            lengths[head:others, first:last] = listed.shape[-1]
+        width = min(best_width(self.counts.flatten(), self.most, self.size), self.needed)
+        places = self.counts.new_full((*self.counts.shape, width), -1)
+        lengths = torch.zeros_like(self.counts)  # of the list of each row, of which the candidates may be more
+        for (head, others, first, last), lists in zip(self.blocks, self.lists, strict=True):
+            if lists is not None:
+                length = min(width, lists.shape[-1])
+                places[head:others, first:last, :length] = lists[..., :length]
+                lengths[head:others, first:last] = length
         long = (self.counts > lengths).flatten()
-        return places.flatten(0, 1).masked_fill(long.unsqueeze(1), -1), long
+        return places.flatten(0, 1).masked_fill_(long.unsqueeze(1), -1), long
 
 
 class _Space:

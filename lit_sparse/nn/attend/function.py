@@ -17,7 +17,7 @@ from lit_sparse.mappings.base import Threshold, check_mapping, warn_off_simplex
 from lit_sparse.mappings.masking import align_parameter
 from lit_sparse.nn.attend.blocks import attend_in_blocks, saves
 from lit_sparse.nn.attend.listed import Way, attend_to_listed, sparse_ways
-from lit_sparse.nn.attend.operands import Operands, attend_to_all
+from lit_sparse.nn.attend.operands import Operands, Pairs, attend_to_all
 from lit_sparse.nn.attend.traced import attend_by_operator
 
 __all__ = ["METHODS", "Method", "Plan", "attend", "attention", "choose"]
@@ -119,7 +119,7 @@ def attention(
         check_positive("softcap", softcap)
     if mask is not None:
         check_mask(mask, "a query may look")
-    operands = Operands.of(query, key, value, mask, bias, softcap, is_causal, scale, dropout)
+    operands = Operands.of(query, key, value, Pairs(mask, bias, softcap, is_causal), scale, dropout)
     output, weights = attend(operands, mapping, method, need_weights)
     return output, weights if need_weights else None
 
@@ -181,7 +181,8 @@ def choose(operands: Operands, mapping: SparseMapping, method: Method, need_weig
     if auto and (size < LEAST_KEYS or not operands.key.numel() or operands.number_of_scores() < LEAST_SCORES):
         return Plan("dense", "there are few scores")
     threshold = mapping.threshold()
-    way, otherwise, programs = sparse_ways(operands, threshold, auto, need_weights)
+    none: tuple[Way, Way | None, bool] = ("dense", None, False)
+    way, otherwise, programs = none if threshold is None else sparse_ways(operands, threshold, auto, need_weights)
     has_any = programs or way == "blocks"
     if auto and not (query.is_cpu or (has_any and saves(operands))):
         return Plan("dense", "the device has no faster way")

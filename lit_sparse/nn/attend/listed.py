@@ -58,18 +58,13 @@ class _LongRows(NamedTuple):
 
 
 def sparse_ways(
-    operands: Operands, threshold: Threshold | None, auto: bool, need_weights: bool = False
+    operands: Operands, threshold: Threshold, auto: bool, need_weights: bool = False
 ) -> tuple[Way, Way | None, bool]:
-    """Return the way a sparse method computes, the way to use instead if candidates are many, and whether programs list them.
-
-    Without a threshold, the way is dense.
-    """
+    """Return the way a sparse method computes, the way to use if candidates are many, and whether programs list them."""
     query, key, programs, blocks = operands.query, operands.key, False, False
     if runs_on(query.device):  # else a graph would hold what the dtype is read from
         programs = 0 not in (*query.shape, *key.shape) and triton_lists.serves(query.device, operands.dtype(), key.shape[-1])
-        blocks = threshold is not None and not need_weights and serves(operands, threshold)
-    if threshold is None:
-        return "dense", None, programs
+        blocks = not need_weights and serves(operands, threshold)
     if blocks and not programs:
         return "blocks", None, False
     return "listed", "blocks" if blocks else "dense" if auto else None, programs
@@ -140,17 +135,10 @@ def attend_to_listed(
 
 def _listed_bias(bias: Tensor, places: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Return the bias (..., L, C) at the listed places (R, C), of scores of a shape (..., L, S)."""
-    index: Tensor | int = 0
-    for dim, size in enumerate(shape[:-1]):
-        view = [1] * len(shape)
-        view[dim] = size
-        if bias.shape[dim] > 1:
-            step = bias.shape[dim + 1 :].numel()
-            index = index + torch.arange(size, device=places.device).view(view) * step
-    if bias.shape[-1] > 1:
-        index = index + places.clamp_min(0).long().view(*shape[:-1], places.shape[-1])
-    whole = torch.as_tensor(index, device=places.device).expand(*shape[:-1], places.shape[-1])
-    return bias.reshape(-1).index_select(0, whole.flatten()).view(whole.shape)
+    listed = (*shape[:-1], places.shape[-1])
+    numbers = torch.arange(bias.numel(), device=places.device).view(bias.shape).expand(*shape[:-1], -1)
+    numbers = numbers.gather(-1, places.clamp_min(0).long().view(listed)) if bias.shape[-1] > 1 else numbers.expand(listed)
+    return bias.reshape(-1).index_select(0, numbers.flatten()).view(listed)
 
 
 def _attend_long(operands: Operands, mapping: SparseMapping, long: Tensor) -> _LongRows:

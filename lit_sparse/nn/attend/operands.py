@@ -60,18 +60,7 @@ class Operands(NamedTuple):
     finite: bool = False
 
     @classmethod
-    def of(
-        cls,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        bias: Tensor | None,
-        softcap: float | None,
-        is_causal: bool,
-        scale: float | None,
-        dropout: float,
-    ) -> Operands:
+    def of(cls, query: Tensor, key: Tensor, value: Tensor, pairs: Pairs, scale: float | None, dropout: float) -> Operands:
         """Return operands after a check of shapes and dtypes, see :func:`lit_sparse.nn.attention`."""
         check_tensors(query, key, value)
         leading = _check_shapes(query, key, value)
@@ -79,13 +68,14 @@ class Operands(NamedTuple):
         if query.shape[:-2].numel() < heads and key.shape[:-2].numel() < heads:
             query = query.expand(*leading, *query.shape[-2:])  # the values alone have all heads: so do the weights
         block = (*leading, query.shape[-2], key.shape[-2])
+        mask, bias = pairs.mask, pairs.bias
         if mask is not None:
             mask = _fitted(mask, "mask", block, query.device)
         if bias is not None:
             _check_floating("bias", bias, " A boolean tensor is the `mask`.")
             bias = _fitted(bias, "bias", block, query.device)
             mask = bias != -torch.inf if mask is None else mask & (bias != -torch.inf)
-        return cls(query, key, value, Pairs(mask, bias, softcap, is_causal), scale, dropout)
+        return cls(query, key, value, pairs._replace(mask=mask, bias=bias), scale, dropout)
 
     def groups(self) -> int:
         """Return how many query heads share a key head; 1 where keys have one head or none."""

@@ -71,8 +71,7 @@ def log_partition(
     Returns:
         Values (N,), scores (N,) of the labels, and the largest scores (N,), which have no gradient.
     """
-    found: tuple[Tensor, Tensor, Tensor] = _LogPartition.apply(hidden, weight, bias, labels, gamma)  # type: ignore[no-untyped-call]
-    return found
+    return _LogPartition.apply(hidden, weight, bias, labels, gamma)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _LogPartition(torch.autograd.Function):
