@@ -19,7 +19,7 @@ from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.ground.arguments import checked
 from lit_sparse.ground.torch_internals import is_exporting, lacks_autocast_dtype, scan
 from lit_sparse.mappings import SparseMapping
-from lit_sparse.mappings.base import warn_off_simplex
+from lit_sparse.mappings.base import check_mapping, warn_off_simplex
 
 __all__ = ["EncoderDecoder", "State", "call_recurrent", "length_mask", "run_recurrent"]
 
@@ -86,6 +86,7 @@ class EncoderDecoder(nn.Module, ABC):
             ConfigurationError: for a mapping that couples queries, which a decoder processes one at a time, or if a mapping
                 is already set.
         """
+        check_mapping(mapping)
         bound = dict(self.named_children()).get("mapping")
         if bound is not None:
             raise ConfigurationError(
