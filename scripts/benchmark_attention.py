@@ -47,7 +47,7 @@ from lit_sparse.data.splits import Split
 from lit_sparse.mappings import Entmax, Fusedmax, Oscarmax, Softmax, SparseMapping, Sparsemax, SqPNormMax
 from lit_sparse.models import Seq2Seq
 from lit_sparse.nn import RecurrentBody, attention
-from lit_sparse.nn.attend.plan import Method
+from lit_sparse.nn.attend.function import Method
 from lit_sparse.text import BOS, EOS, PAD, UNK, Vocabulary
 
 MAPPINGS: dict[str, type[SparseMapping]] = {

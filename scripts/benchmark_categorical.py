@@ -27,9 +27,8 @@ from torch import Tensor
 from lit_sparse.estimators import TopKMarginalize
 from lit_sparse.models import BitVectorVAE
 from lit_sparse.nn import SharedCategorical
-from lit_sparse.nn.categorical import kernel
-from lit_sparse.nn.categorical import layer as shared_categorical
-from lit_sparse.nn.categorical.kernel import Likelihood
+from lit_sparse.nn import categorical as shared_categorical
+from lit_sparse.nn.categorical import Likelihood
 
 PIXELS, FEATURES, LEVELS, BATCH, BITS = 784, 5, 256, 64, 32
 #: Logits in memory at a time, as many as fit into the caches.
@@ -49,8 +48,8 @@ def in_parts(features: Tensor, weight: Tensor, bias: Tensor, values: Tensor, *, 
     assert slopes
     rows, h = len(features), features.detach()
     out = Likelihood(h.new_empty(rows), torch.empty_like(h), h.new_empty(rows, FEATURES + 1, LEVELS))
-    with mock.patch.object(kernel, "OTHER_LOGITS", PART):
-        kernel._likelihood_reference(h, weight.detach(), bias.detach(), values, out)
+    with mock.patch.object(shared_categorical, "OTHER_LOGITS", PART):
+        shared_categorical._likelihood_reference(h, weight.detach(), bias.detach(), values, out)
     return out
 
 
@@ -91,7 +90,7 @@ def steps(k: int) -> dict[str, Callable[[], object]]:
 
         return step
 
-    return {"in parts": step_of(in_parts), "compiled": step_of(kernel.log_likelihood)}
+    return {"in parts": step_of(in_parts), "compiled": step_of(shared_categorical.log_likelihood)}
 
 
 def rows_of(name: str, contestants: dict[str, Callable[[], object]], rounds: int) -> list[str]:

@@ -7,8 +7,7 @@ from lit_sparse.callbacks.pictures.curves import DecoderCallsPlot, NegativeELBOP
 from lit_sparse.callbacks.pictures.heat_maps import draw_attention
 from lit_sparse.callbacks.pictures.samples import ClassSamplesPlot, ReconstructionPlot, TransportPlot
 from lit_sparse.callbacks.pictures.units import ActivityHistogram, BasesPlot, TopTokensPlot
-from lit_sparse.callbacks.stopping import RelativeChangeStopping
-from lit_sparse.callbacks.temperature import TemperatureAnnealing
+from lit_sparse.callbacks.steering import RelativeChangeStopping, TemperatureAnnealing
 from lit_sparse.callbacks.weights import OptimalBrainDamage, SparseConnectivity
 from lit_sparse.callbacks.writers import PredictionWriter, TextPredictionWriter
 from lit_sparse.ground.arguments import check_types

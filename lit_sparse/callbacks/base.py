@@ -17,21 +17,14 @@ Stage: TypeAlias = Literal["train", "val", "test"]
 
 
 def _hooks(stage: Stage) -> tuple[Callable[..., None], Callable[..., None], Callable[..., None]]:
-    """Return Lightning's hooks of an evaluation stage: at the start of an epoch, after a batch, and at the end of an epoch."""
+    """Return Lightning's hooks of a stage: at the start of an epoch, after a batch, and at the end of an epoch."""
 
     def start(self: StageCallback, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.on_stage_start(trainer, pl_module, stage)
 
-    def batch_end(
-        self: StageCallback,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        self.on_stage_batch_end(trainer, pl_module, outputs, stage, dataloader_idx)
+    def batch_end(self: StageCallback, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *rest: Any) -> None:
+        _batch, _batch_idx, *loader = rest  # training has no index of a loader
+        self.on_stage_batch_end(trainer, pl_module, outputs, stage, *loader)
 
     def end(self: StageCallback, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.on_stage_end(trainer, pl_module, stage)
@@ -69,14 +62,7 @@ class StageCallback(pl.Callback):
         if batch_idx == 0:  # Lightning calls `on_train_epoch_start` again when a run resumes within an epoch
             self.on_stage_start(trainer, pl_module, "train")
 
-    @override
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *_: Any) -> None:
-        self.on_stage_batch_end(trainer, pl_module, outputs, "train")
-
-    @override
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.on_stage_end(trainer, pl_module, "train")
-
+    _, on_train_batch_end, on_train_epoch_end = _hooks("train")
     on_validation_epoch_start, on_validation_batch_end, on_validation_epoch_end = _hooks("val")
     on_test_epoch_start, on_test_batch_end, on_test_epoch_end = _hooks("test")
 

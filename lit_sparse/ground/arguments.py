@@ -172,7 +172,7 @@ def _compare(function: Any, args: tuple[Any, ...], options: dict[str, Any], caus
     for name, hint in hints.items():
         value = given.get(name, signature.parameters[name].default)
         if value is not signature.parameters[name].default and not _fits(value, hint):
-            shown = repr(value) if type(value) in WORDS else full_name(value)
+            shown = repr(value) if type(value) in WORDS or isinstance(value, type) else full_name(value)
             raise ConfigurationError(f"Expected argument `{name}` to be {_words(hint)} but got {shown}.") from cause
 
 
@@ -228,4 +228,5 @@ def _words(hint: Any) -> str:
         return f"a list, each entry {_words(inner[0])}"
     if origin is Callable:
         return "a function"
-    return WORDS.get(hint) or f"a {getattr(hint, '__name__', hint)}"
+    name = str(getattr(hint, "__name__", hint))
+    return WORDS.get(hint) or f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"

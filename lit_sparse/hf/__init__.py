@@ -10,16 +10,19 @@ Example:
 """
 
 from lit_sparse.ground.arguments import check_types
-from lit_sparse.hf.annealed import AnnealedEntmax
-from lit_sparse.hf.attachment import AttentionReport, LayerReport, sparsify
-from lit_sparse.hf.callbacks import AlphaAnnealing, SparsityCallback
-from lit_sparse.hf.layer_mapping import LayerMapping
-from lit_sparse.hf.loss_functions import fenchel_young_loss_func, risk_loss_func
+from lit_sparse.hf.adapter import LayerMapping
+from lit_sparse.hf.attachment import AttentionReport, LayerReport, from_pretrained, sparsify
+from lit_sparse.hf.callbacks import AlphaAnnealing, AnnealedEntmax, SparsityCallback
+from lit_sparse.hf.loss_functions import (
+    example_gradients,
+    fenchel_young_loss_func,
+    risk_loss_func,
+    weighted_dataset,
+    weighted_loss_func,
+)
 from lit_sparse.hf.pooling import SparseAttentionPooling
 from lit_sparse.hf.registry import register
 from lit_sparse.hf.sae_lens import save_for_sae_lens
-from lit_sparse.hf.saving import from_pretrained
-from lit_sparse.hf.selection import example_gradients, weighted_dataset, weighted_loss_func
 from lit_sparse.hf.splicing import activations, loss_recovered, spliced
 
 __all__ = [

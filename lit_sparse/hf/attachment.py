@@ -1,8 +1,8 @@
-"""Gives the attention of a transformers model another mapping, and reports the layers."""
+"""Gives the attention of a transformers model another mapping, reports the layers, and loads what was saved with it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,16 +12,18 @@ from torch import nn
 from lit_sparse.checks import check_choice
 from lit_sparse.errors import CheckpointError, ConfigurationError, did_you_mean, full_name
 from lit_sparse.ground.arguments import checked
-from lit_sparse.hf.annealed import AnnealedEntmax
-from lit_sparse.hf.layer_mapping import CHILD, LayerMapping, is_torch_layer, set_mapping
+from lit_sparse.hf.adapter import CHILD, LayerMapping, is_torch_layer, set_mapping
+from lit_sparse.hf.callbacks import AnnealedEntmax
 from lit_sparse.hf.probe import example_inputs, probe, run, use_attention, uses_interface
-from lit_sparse.hf.registry import BY_LAYER, BY_LAYER_BOOLEAN, check_on_simplex, register
-from lit_sparse.hf.requirement import import_transformers
+from lit_sparse.hf.registry import BY_LAYER, BY_LAYER_BOOLEAN, check_on_simplex, import_transformers, register
+from lit_sparse.hf.saved_files import SavedFiles, unreadable
 from lit_sparse.mappings import Entmax, LearnableEntmax, Softmax, SparseMapping, Sparsemax
 from lit_sparse.runs.builder import build
+from lit_sparse.runs.checkpoint_files import restoring_error
 from lit_sparse.runs.descriptions import describe
+from lit_sparse.runs.trust import trusting
 
-__all__ = ["ATTRIBUTE", "AttentionReport", "LayerReport", "attach", "sparsify"]
+__all__ = ["AttentionReport", "LayerReport", "from_pretrained", "sparsify"]
 
 #: Attribute of the model's config that holds the description of the mappings.
 ATTRIBUTE = "lit_sparse"
@@ -114,9 +116,11 @@ def sparsify(
     given = [_started(each, start) for each in (mapping if isinstance(mapping, list | tuple) else [mapping])]
     _check_model(model)
     register()
-    before = [(config, config._attn_implementation) for config in _configs(model)]
+    configs: list[Any] = [getattr(part, "config", None) for part in model.modules()]
+    before = [(each, each._attn_implementation) for each in configs if hasattr(each, "_attn_implementation")]
     config: Any = model.config
     former = getattr(config, ATTRIBUTE, None)
+    previous = [(part, getattr(part, CHILD, None)) for part in model.modules()]
     try:
         found = probe(model, example)
         others = [name for name in found.others if model.get_submodule(name) not in found.heads]
@@ -125,34 +129,27 @@ def sparsify(
         if not found.heads:
             raise _refusal(model, "its forward pass never called the interface")
         if others and layers is None:
-            raise _refusal(
-                model,
-                f"{', '.join(others[:3])} compute their own softmax. Give `layers` to change only the other layers",
-            )
+            own = f"{', '.join(others[:3])} compute their own softmax"
+            raise _refusal(model, f"{own}. Give `layers` to change only the other layers")
         chosen = _chosen([name for name, _ in reached], layers)
-        mappings = dict(zip(chosen, _one_per_layer(given, len(chosen)), strict=True))
+        if len(given) not in (1, len(chosen)):
+            raise ConfigurationError(f"Expected one mapping, or one for each of {len(chosen)} layers, but got {len(given)}.")
+        mappings = dict(zip(chosen, given * len(chosen) if len(given) == 1 else given, strict=True))
         described = {name: describe(mappings.get(name, Softmax())) for name, _ in reached}
-        previous = {part: getattr(part, CHILD, None) for _, part in reached}
         attach(model, described)
         for name, each in mappings.items():
             getattr(dict(reached)[name], CHILD).mapping.load_state_dict(each.state_dict())
-        try:
-            run(model, example_inputs(model) if example is None else [example])
-        except Exception:
-            for part, child in previous.items():
-                set_mapping(part, child)
-            raise
+        run(model, example_inputs(model) if example is None else [example])
     except Exception:
-        for each, name in before:
-            each._attn_implementation = name
+        for part, child in previous:
+            set_mapping(part, child)
+        for part_config, name in before:
+            part_config._attn_implementation = name
         if hasattr(config, ATTRIBUTE):
             setattr(config, ATTRIBUTE, former) if former is not None else delattr(config, ATTRIBUTE)
         raise
-    return AttentionReport(
-        type(model).__name__,
-        tuple(LayerReport(name, found.heads.get(part), repr(getattr(part, CHILD).mapping)) for name, part in reached),
-        tuple(others),
-    )
+    reports = [LayerReport(name, found.heads.get(part), repr(getattr(part, CHILD).mapping)) for name, part in reached]
+    return AttentionReport(type(model).__name__, tuple(reports), tuple(others))
 
 
 def attach(model: Any, described: Mapping[str, Any], source: str = "the config") -> None:
@@ -229,12 +226,6 @@ def _pretrained(model: Any) -> list[Any]:
     return [part for part in model.modules() if isinstance(part, import_transformers().PreTrainedModel)]
 
 
-def _configs(model: Any) -> list[Any]:
-    """Return the configs of all parts, each once."""
-    configs = [getattr(part, "config", None) for part in model.modules()]
-    return list({id(config): config for config in configs if hasattr(config, "_attn_implementation")}.values())
-
-
 def _refusal(model: object, reason: str) -> ConfigurationError:
     return ConfigurationError(
         f"Expected a model whose attention uses the interface of transformers but {type(model).__name__} would stay softmax:"
@@ -263,9 +254,97 @@ def _chosen(names: list[str], layers: Sequence[int | str] | None) -> list[str]:
     return chosen
 
 
-def _one_per_layer(mappings: Sequence[SparseMapping], number: int) -> list[SparseMapping]:
-    if len(mappings) == 1:
-        return list(mappings) * number
-    if len(mappings) != number:
-        raise ConfigurationError(f"Expected one mapping, or one for each of {number} layers, but got {len(mappings)}.")
-    return list(mappings)
+def from_pretrained(model_class: Any, path: Any, *args: Any, trust: Collection[str] = (), **options: Any) -> nn.Module:
+    """Return a saved model that :func:`lit_sparse.hf.sparsify` has changed, with its mappings and their parameters.
+
+    ``model_class.from_pretrained(path)`` would load it with softmax, and log a warning of unexpected weights.
+
+    The config names the classes of the mappings. They are checked before anything is built: classes of this package, public
+    layers of torch, classes from modules that the program has imported, and those in ``trust`` are allowed. A config is
+    refused if it names code, kernels, a quantization or files elsewhere, or has larger layers than the weights.
+
+    Args:
+        model_class: class of the model, or an ``AutoModel`` class.
+        path: folder, or name on the Hugging Face hub.
+        args: further arguments of ``model_class.from_pretrained``.
+        trust: import paths of further classes that the config may name.
+        options: further arguments of ``model_class.from_pretrained``.
+
+    Returns:
+        The model in eval mode.
+
+    Raises:
+        CheckpointError: if a file is missing, or the config does not describe mappings, names a class that is not allowed,
+            or does not match the weights.
+        ConfigurationError: if ``attn_implementation`` is given too.
+        MissingExtraError: without transformers.
+    """
+    import_transformers()
+    if not isinstance(model_class, type):
+        raise ConfigurationError(f"Expected a transformers model class, such as AutoModel, but got {model_class!r}.")
+    if "attn_implementation" in options:
+        raise ConfigurationError(
+            "Expected no `attn_implementation`, because the saved mappings are used. Call `model_class.from_pretrained` to"
+            " choose another attention."
+        )
+    config = options.pop("config", None)
+    shared = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
+    files = SavedFiles(str(path), {name: options[name] for name in shared if name in options}, options.get("variant"))
+    if config is None:
+        config = files.config(trust_remote_code=bool(options.get("trust_remote_code")))
+    described = getattr(config, ATTRIBUTE, None)
+    source = f"the config of {str(path)!r}"
+    if not isinstance(described, dict) or not described:
+        raise CheckpointError(
+            f"Expected {source} to describe attention mappings but got none. Load it by"
+            f" {model_class.__name__}.from_pretrained, then call `lit_sparse.hf.sparsify(model, mapping)`."
+        )
+    concrete = _concrete(model_class, config)
+    limits = files.limits()
+    options = {"use_safetensors": True, **options}
+    with trusting(trust):
+        try:
+            with limits.kept():
+                kind, options = _with_mappings(concrete, described, source), {**options, "output_loading_info": True}
+                model, info = kind.from_pretrained(path, *args, config=config, **options)
+            if missing := [name for name in sorted(info["missing_keys"]) if CHILD in name.split(".")]:
+                raise CheckpointError(f"Expected {missing[0]!r} among the weights of {str(path)!r} but it is missing.")
+            model.__class__ = concrete
+            # Loading starts on the meta device, where tensors that are not saved get no values: rebuild, and keep the loaded.
+            loaded = {name: part.state_dict() for name, part in model.named_modules() if isinstance(part, LayerMapping)}
+            attach(model, described, source)
+            for name, state in loaded.items():
+                part = model.get_submodule(name)
+                part.load_state_dict(state)
+                part.eval()
+        except OSError as error:  # a file is not there
+            raise unreadable(f"The weights of {str(path)!r}", error) from error
+        except Exception as error:  # wrong values of a config raise anything
+            raise restoring_error(source, error) from error
+    return model  # type: ignore[no-any-return]
+
+
+def _with_mappings(concrete: Any, described: dict[str, Any], source: str) -> Any:
+    """Return a subclass whose layers have their mappings before the weights are loaded."""
+
+    def construct(self: Any, config: Any, *args: Any, **options: Any) -> None:
+        concrete.__init__(self, config, *args, **options)
+        attach(self, described, source)
+
+    return type(concrete.__name__, (concrete,), {"__init__": construct, "__module__": concrete.__module__})
+
+
+def _concrete(model_class: Any, config: Any) -> Any:
+    """Return the class that an ``AutoModel`` class stands for, or the class itself."""
+    known = getattr(model_class, "_model_mapping", None)
+    if known is None:
+        if not issubclass(model_class, import_transformers().PreTrainedModel):
+            raise ConfigurationError(f"Expected a transformers model class, such as AutoModel, but got {model_class.__name__}.")
+        return model_class
+    if type(config) not in known:
+        raise ConfigurationError(f"Expected a class that loads {full_name(config)} but got {model_class.__name__}.")
+    found = known[type(config)]
+    if isinstance(found, tuple | list):
+        wanted = list(getattr(config, "architectures", None) or [])
+        found = next((each for each in found if each.__name__ in wanted), found[0])
+    return found

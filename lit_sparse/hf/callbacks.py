@@ -1,4 +1,4 @@
-"""Callbacks of the Trainer of transformers: sparsity of attention, and annealing from softmax."""
+"""Callbacks of the Trainer of transformers: sparsity of attention, and annealing from softmax, with its mapping."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self, override
 
-from lit_sparse.checks import Count, Number, ranges
+from lit_sparse.checks import Count, Number, check_number, ranges
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.ground.distributed import gather_objects
-from lit_sparse.hf.annealed import AnnealedEntmax
-from lit_sparse.hf.layer_mapping import LayerMapping
+from lit_sparse.hf.adapter import LayerMapping
+from lit_sparse.mappings import Entmax, SparseMapping
 
-__all__ = ["AlphaAnnealing", "SparsityCallback"]
+__all__ = ["AlphaAnnealing", "AnnealedEntmax", "SparsityCallback"]
 
 
 class _Callback:
@@ -26,12 +27,8 @@ class _Callback:
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         if name.startswith("on_"):
-            return _ignore
+            return lambda *_args, **_options: None
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
-
-def _ignore(*_args: Any, **_options: Any) -> None:
-    """Do nothing at an event."""
 
 
 @ranges(every=Count())
@@ -130,6 +127,64 @@ def _values(layers: list[Tensor | None], prefix: str, per_head: bool) -> dict[st
             values[f"{prefix}attention/{name}support"] = nonzero / queries
             values[f"{prefix}attention/{name}zeros"] = 1.0 - nonzero / allowed
     return values
+
+
+@ranges(target=Number(1.0, 100.0, open_low=True))
+class AnnealedEntmax(Entmax):
+    r"""Entmax whose alpha rises from 1, where it is softmax, to a target; alpha is saved with the model's weights.
+
+    .. math:: \alpha = 1 + \mathrm{progress} \cdot (\mathrm{target} - 1)
+
+    where the progress is a number in [0, 1]. For the mapping, see :func:`~lit_sparse.mappings.functional.entmax`.
+
+    :class:`lit_sparse.hf.AlphaAnnealing` raises alpha while a Trainer runs. In a loop of your own, call
+    :meth:`set_progress`.
+
+    Args:
+        target: alpha at the end, > 1 and <= 100; 2 is sparsemax.
+        progress: initial progress, in 0 .. 1.
+        gamma: strength of the regularizer, > 0.
+        dim: dimension along which to map.
+
+    Raises:
+        ConfigurationError: if an argument is out of its range.
+
+    Source: after Correia, Niculae & Martins (2019), Adaptively Sparse Transformers, where alpha is learned.
+
+    Example:
+        >>> mapping, scores = AnnealedEntmax(1.5), torch.tensor([3.0, 0.0])
+        >>> bool((mapping(scores) > 0).all())
+        True
+        >>> mapping.set_progress(1.0)
+        >>> mapping(scores).tolist()
+        [1.0, 0.0]
+    """
+
+    alpha: nn.Parameter
+
+    def __init__(self, target: float = 1.5, progress: float = 0.0, *, gamma: float = 1.0, dim: int = -1) -> None:
+        SparseMapping.__init__(self, gamma=gamma, dim=dim)
+        self.target = target
+        self.alpha = nn.Parameter(torch.ones(()), requires_grad=False)  # in the state dict, and not trained
+        self.set_progress(progress)
+
+    @property
+    def progress(self) -> float:
+        """The progress of alpha from 1 to its target, in 0 .. 1."""
+        return float(self.alpha.detach().double() - 1.0) / (self.target - 1.0)
+
+    def set_progress(self, progress: float) -> None:
+        """Set alpha between 1 and its target.
+
+        Args:
+            progress: number in 0 .. 1.
+        """
+        self.alpha.data.fill_(1.0 + (self.target - 1.0) * check_number("progress", progress, 0.0, 1.0))
+
+    @classmethod
+    @override
+    def examples(cls) -> list[Self]:
+        return [cls(), cls(progress=1.0)]
 
 
 @ranges(share=Number(0.0, 1.0, open_low=True))

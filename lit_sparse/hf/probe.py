@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,11 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
-from typing_extensions import override
 
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.hf.adapter import attend
-from lit_sparse.hf.layer_mapping import is_torch_layer
+from lit_sparse.hf.adapter import attend, is_torch_layer
 from lit_sparse.hf.registry import register_function
 from lit_sparse.mappings import Softmax
 
@@ -31,56 +28,54 @@ _SOFTMAX = {torch.softmax, F.softmax, Tensor.softmax}
 _ROUTERS = ("router", "gate", "moe", "expert")
 
 
-@dataclass
-class Probe:
-    """Result of a forward pass that finds a model's attention layers.
+class Probe(TorchFunctionMode):
+    """Attention layers of a model, as a forward pass in this mode finds them.
+
+    Attention outside of the interface is a fused call, or a softmax inside a layer that is called attention.
 
     Args:
-        heads: name of each layer that uses the attention interface, or is torch's -> number of heads.
+        model: the model.
+
+    Attributes:
+        heads: each layer that uses the attention interface, or is torch's -> number of heads.
         others: names of layers with a softmax of their own.
     """
 
-    heads: dict[nn.Module, int] = field(default_factory=dict)
-    others: list[str] = field(default_factory=list)
-
-
-class _OwnSoftmax(TorchFunctionMode):
-    """Records attention outside of the interface: fused calls, and softmax inside a layer that is called attention."""
-
-    def __init__(self, found: Probe, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.found = found
+        self.heads: dict[nn.Module, int] = {}
+        self.others: list[str] = []
         self.names = {module: name for name, module in model.named_modules()}
         self.stack: list[nn.Module] = []
         self.inside = False  # the interface
 
-    @override
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not self.inside and (func in _FUSED or (func in _SOFTMAX and not self._in_router())):
-            attention = next((each for each in reversed(self.stack) if _is_attention(each)), None)
+            layers = (
+                each for each in reversed(self.stack) if is_torch_layer(each) or "attention" in type(each).__name__.lower()
+            )
+            attention = next(layers, None)
             place = attention if attention is not None else self.stack[-1] if self.stack and func in _FUSED else None
             name = self.names.get(place) if place is not None else None
-            if name is not None and name not in self.found.others and place not in self.found.heads:
-                self.found.others.append(name)
+            if name is not None and name not in self.others and place not in self.heads:
+                self.others.append(name)
         return func(*args, **(kwargs or {}))
 
     def _in_router(self) -> bool:
         return bool(self.stack) and any(part in type(self.stack[-1]).__name__.lower() for part in _ROUTERS)
 
     def enter(self, module: nn.Module, _inputs: Any) -> None:
+        """Note a module that is called."""
         if self.names.get(module) == "":  # the model itself; a pass that failed has left its layers
             self.stack.clear()
             self.inside = False
         self.stack.append(module)
         if is_torch_layer(module):
-            self.found.heads.setdefault(module, module.num_heads)  # type: ignore[arg-type]
+            self.heads.setdefault(module, module.num_heads)  # type: ignore[arg-type]
 
     def leave(self, _module: nn.Module, _inputs: Any, _output: Any) -> None:
+        """Forget a module that returns."""
         self.stack.pop()
-
-
-def _is_attention(module: nn.Module) -> bool:
-    return is_torch_layer(module) or "attention" in type(module).__name__.lower()
 
 
 def probe(model: nn.Module, example: Mapping[str, Any] | None) -> Probe:
@@ -95,25 +90,23 @@ def probe(model: nn.Module, example: Mapping[str, Any] | None) -> Probe:
     Raises:
         ConfigurationError: if the pass fails.
     """
-    found = Probe()
-    mode = _OwnSoftmax(found, model)
-    softmax = Softmax()
+    found, softmax = Probe(model), Softmax()
 
     def function(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
     ) -> tuple[Tensor, Tensor | None]:
-        mode.inside = True
+        found.inside = True
         found.heads.setdefault(module, query.shape[1])
         result = attend(module, query, key, value, attention_mask, softmax, **options)
-        mode.inside = False
+        found.inside = False
         return result
 
     register_function(RECORDING, function)
     use_attention(model, RECORDING)
     examples = example_inputs(model) if example is None else [example]
-    hooks = [register_module_forward_pre_hook(mode.enter), register_module_forward_hook(mode.leave)]
+    hooks = [register_module_forward_pre_hook(found.enter), register_module_forward_hook(found.leave)]
     try:
-        with mode:
+        with found:
             run(model, examples)
     finally:
         for hook in hooks:
@@ -215,13 +208,9 @@ def _spectrum(model: Any) -> Tensor:
     return torch.zeros(shape, dtype=model.dtype)
 
 
-def _wave(model: Any) -> Tensor:
-    return torch.linspace(-1, 1, 4000, dtype=model.dtype).unsqueeze(0)
-
-
 _MAKERS: dict[str, Callable[[Any], Tensor]] = {
     "input_ids": _tokens,
     "pixel_values": _image,
     "input_features": _spectrum,
-    "input_values": _wave,
+    "input_values": lambda model: torch.linspace(-1, 1, 4000, dtype=model.dtype).unsqueeze(0),  # a wave
 }

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 from torch import Tensor, nn
 
 import lit_sparse.mappings
-from lit_sparse.errors import ConfigurationError
-from lit_sparse.hf.adapter import attend
-from lit_sparse.hf.layer_mapping import attend_by_layer
-from lit_sparse.hf.masks import added_mask, boolean_mask
-from lit_sparse.hf.requirement import import_transformers
+from lit_sparse.errors import ConfigurationError, MissingExtraError
+from lit_sparse.hf.adapter import added_mask, attend, attend_by_layer, boolean_mask
 from lit_sparse.mappings import Entmax, SparseMapping
 from lit_sparse.mappings.base import check_mapping
 
-__all__ = ["BY_LAYER", "BY_LAYER_BOOLEAN", "check_on_simplex", "register", "register_function"]
+__all__ = ["BY_LAYER", "BY_LAYER_BOOLEAN", "check_on_simplex", "import_transformers", "register", "register_function"]
+
+#: First major version of transformers whose models share one interface of attention and one of masks.
+OLDEST = 5
 
 PREFIX = "lit_sparse_"
 #: Names of the attention that uses the mapping of each layer: with boolean masks, for models that support ``sdpa``, and with
@@ -25,6 +27,23 @@ PREFIX = "lit_sparse_"
 BY_LAYER_BOOLEAN, BY_LAYER = "lit_sparse_by_layer_boolean", "lit_sparse_by_layer"
 
 AttentionFunction = Callable[..., tuple[Tensor, Tensor | None]]
+
+
+def import_transformers() -> ModuleType:
+    """Return the module ``transformers``, imported when it is first used.
+
+    Raises:
+        MissingExtraError: if it is not installed, or older than version 5.
+    """
+    try:
+        transformers = import_module("transformers")
+    except ImportError as error:
+        raise MissingExtraError("Models of Hugging Face", "hf") from error
+    major = re.match(r"\d+", transformers.__version__)
+    if major is not None and int(major[0]) < OLDEST:
+        but = f" with transformers {OLDEST} or newer but got {transformers.__version__}"
+        raise MissingExtraError("Models of Hugging Face", "hf", but)
+    return transformers
 
 
 def register(**mappings: SparseMapping) -> list[str]:
@@ -113,9 +132,6 @@ def _mappings_without_arguments() -> dict[str, SparseMapping]:
         except TypeError:  # an argument is required
             continue
         if not any(True for _ in mapping.parameters()):
-            mappings["entmax15" if kind is Entmax else _snake_case(name)] = mapping
+            words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name.replace("PNorm", "Pnorm")).lower()
+            mappings["entmax15" if kind is Entmax else words] = mapping
     return mappings
-
-
-def _snake_case(name: str) -> str:
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name.replace("PNorm", "Pnorm")).lower()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from lit_sparse.errors import CheckpointError, ConfigurationError, LitSparseError, printable
+from lit_sparse.ground.state_checks import entries
 from lit_sparse.ground.stored import open_plain, parse_json, read_json
-from lit_sparse.hf.requirement import import_transformers
+from lit_sparse.hf.registry import import_transformers
 from lit_sparse.runs.allocation import SPARE_ELEMENTS, SPARE_PARAMETERS, Limits
 from lit_sparse.runs.checkpoint_files import restoring_error
 
@@ -184,11 +185,9 @@ def _plain(content: dict[Any, Any], source: str) -> dict[Any, Any]:
         CheckpointError: naming the key.
     """
     for key, value in content.items():
-        wrong = key in ACTING and value is not None and value is not False
-        if key == "backbone_config" and isinstance(value, str):
-            wrong = True
-        if key == "architecture" and ":" in str(value):  # timm's name of a place
-            wrong = True
+        acts = key in ACTING and value is not None and value is not False
+        elsewhere = key == "architecture" and ":" in str(value)  # timm's name of a place
+        wrong = acts or elsewhere or (key == "backbone_config" and isinstance(value, str))
         if key == "architectures" and value is not None:
             wrong = not isinstance(value, list) or not all(isinstance(name, str) for name in value)
         if key in ("dtype", "torch_dtype") and value is not None:
@@ -196,7 +195,7 @@ def _plain(content: dict[Any, Any], source: str) -> dict[Any, Any]:
         if isinstance(value, int) and (key.startswith("num_") or "layer" in key):
             wrong = value > MOST
         if isinstance(value, list):
-            numbers = list(_inside(value))
+            numbers = [number for _, number in entries("", value)]
             wrong = wrong or max((n for n in numbers if isinstance(n, int)), default=0) * len(numbers) > 100 * MOST
         if wrong:
             raise CheckpointError(
@@ -214,15 +213,6 @@ def _plain_value(value: Any, source: str) -> Any:
     if isinstance(value, list):
         return [_plain_value(item, source) for item in value]
     return _plain(value, source) if isinstance(value, dict) else value
-
-
-def _inside(values: list[Any]) -> Iterator[Any]:
-    """Yield the values of nested lists."""
-    for value in values:
-        if isinstance(value, list):
-            yield from _inside(value)
-        else:
-            yield value
 
 
 def _sizes(file: Path) -> list[int]:

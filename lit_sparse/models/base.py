@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -15,6 +14,7 @@ from torchmetrics import Metric
 from typing_extensions import Self, override
 
 from lit_sparse.checks import check_indices
+from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.ground.distributed import shard
 from lit_sparse.lightning.choice import (
     NAME,
@@ -30,13 +30,11 @@ from lit_sparse.lightning.limits import limits_of
 from lit_sparse.lightning.states import is_tuning, unmask
 from lit_sparse.models.data_protocols import Batch, first_update, rows_of, size_of, updates_of
 from lit_sparse.models.loaded_weights import load_initial_weights, match_risk, not_given
-from lit_sparse.models.objective import ObjectiveModule, Stage, column_of
-from lit_sparse.models.optimizers import build_optimizer, clip_fused, renew_dual_rates, warn_of_other_rates
+from lit_sparse.models.objective import ObjectiveModule, Stage, StepOutput, column_of
+from lit_sparse.models.optimizers import build_optimizer, check_updates, clip_fused, joined, make_update, renew_dual_rates
 from lit_sparse.models.restoring import guard_restoring, prepare_to_continue, start_training, store_training
-from lit_sparse.models.schedulers import built_scheduler, check_end, describe_scheduler
-from lit_sparse.models.stage_metrics import StageMetrics, check_measurement, check_metrics, group_metrics, mean_metrics
-from lit_sparse.models.step_output import StepOutput
-from lit_sparse.models.updates import check_updates, joined, make_update
+from lit_sparse.models.schedulers import check_end, describe_scheduler
+from lit_sparse.models.stage_metrics import StageMetrics, group_metrics, mean_metrics
 from lit_sparse.random import seed_generator
 from lit_sparse.risks import Mean, Risk
 from lit_sparse.runs.checkpoint_files import check_kinds, load_module
@@ -158,7 +156,11 @@ class LitSparseModule(ObjectiveModule):
         """
         name = f"{stage}_metrics_{self._loader}".removesuffix("_0")
         if name not in self._modules:
-            declared = check_metrics(self, self.configure_metrics(stage))
+            declared: Any = self.configure_metrics(stage)
+            if not isinstance(declared, dict) or not all(isinstance(metric, Metric) for metric in declared.values()):
+                raise ConfigurationError(
+                    f"Expected `configure_metrics` of {full_name(self)} to return a dict of metrics but got {declared!r}."
+                )
             if stage != "train":
                 declared |= group_metrics(declared)
             elif not isinstance(self.risk, Mean):
@@ -238,12 +240,11 @@ class LitSparseModule(ObjectiveModule):
 
     @override
     def configure_optimizers(self) -> Any:
-        optimizer = build_optimizer(self.optimizer, self, self.risk, self._rate)
+        optimizer = build_optimizer(self, self.risk, self._rate)
         if self.lr_scheduler is None:
             return optimizer
-        scheduler = built_scheduler(self.lr_scheduler, optimizer)
-        warn_of_other_rates(optimizer, scheduler, self.risk)
-        return {"optimizer": optimizer, "lr_scheduler": describe_scheduler(scheduler, self._trainer)}
+        scheduler = describe_scheduler(self.lr_scheduler, optimizer, self.risk, self._trainer)
+        return {"optimizer": optimizer, "lr_scheduler": scheduler}
 
     def configure_gradient_clipping(
         self,
@@ -252,12 +253,12 @@ class LitSparseModule(ObjectiveModule):
         gradient_clip_algorithm: str | None = None,
     ) -> None:
         """Clip gradients, also for fused optimizers in bf16-mixed, which Lightning refuses."""
-        given = (self.trainer.precision_plugin, optimizer, gradient_clip_val, gradient_clip_algorithm)
-        if not clip_fused(*given):
+        if not clip_fused(self.trainer.precision_plugin, optimizer, gradient_clip_val, gradient_clip_algorithm):
             super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def setup(self, stage: str) -> None:
         """Log the hyperparameters, and prepare the initial weights of a new run."""
+        self._loader = 0  # also after a run that an exception ended
         if stage == "fit":
             self._limits = limits_of(self.trainer)
             guard_restoring(self.trainer)
@@ -311,7 +312,10 @@ class LitSparseModule(ObjectiveModule):
     def on_train_epoch_end(self) -> None:
         self._log_metrics("train")
         for name, value in self.risk.measurements().items():
-            check_measurement(self.risk, name, value)
+            if not isinstance(value, int | float | Tensor):
+                raise ConfigurationError(
+                    f"Expected `measurements` of {full_name(self.risk)} to return numbers but got {value!r} as {name!r}."
+                )
             self.log(f"train/{name}", value, sync_dist=True)
 
     @override
@@ -365,29 +369,21 @@ class LitSparseModule(ObjectiveModule):
 
     def _measured(self, batch: Batch, batch_idx: int, stage: Stage, loader: int) -> dict[str, Any]:
         """Run the step and update the means; a process without examples has one batch, and this batch is empty."""
-        with self._of_loader(loader):
-            metrics = self.stage_metrics(stage)
-            if batch_idx == 0:
-                metrics.reset()
-            if not batch:
-                return {}
-            output = self.run_step(batch, batch_idx, stage)
-            metrics.measure(output["per_example"], column_of(self.risk.group_key or GROUP, batch, output["example_index"]))
-        return output
-
-    @contextmanager
-    def _of_loader(self, loader: int) -> Iterator[None]:
-        """Measure and log, within a context, for one data loader of validation or test."""
         self._loader = loader
-        try:
-            yield
-        finally:
-            self._loader = 0
+        metrics = self.stage_metrics(stage)
+        if batch_idx == 0:
+            metrics.reset()
+        output = self.run_step(batch, batch_idx, stage) if batch else {}
+        if output:
+            metrics.measure(output["per_example"], column_of(self.risk.group_key or GROUP, batch, output["example_index"]))
+        self._loader = 0
+        return output
 
     def _log_loaders(self, stage: Literal["val", "test"]) -> None:
         for loader in range(number_of_loaders(self.trainer, stage)):
-            with self._of_loader(loader):
-                self._log_metrics(stage)
+            self._loader = loader
+            self._log_metrics(stage)
+        self._loader = 0
 
     @override
     def log(self, name: str, *args: Any, **options: Any) -> None:

@@ -15,13 +15,11 @@ from lit_sparse.coresets import GaussianPosterior, Likelihood, LogisticLikelihoo
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.distributed import reduce
 from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, mean_metrics
-from lit_sparse.models.data_protocols import check_columns, check_entries, has_rows
+from lit_sparse.models.data_protocols import check_columns, check_entries, has_rows, require_rows
 from lit_sparse.random import seeded_normal
 from lit_sparse.risks import Mean
 
 __all__ = ["BayesianRegression"]
-
-FITS = ("map", "laplace", "variational")
 
 
 @ranges(
@@ -89,8 +87,6 @@ class BayesianRegression(LitSparseModule):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        if not isinstance(likelihood, Likelihood):
-            raise ConfigurationError(f"Expected argument `likelihood` to be a Likelihood but got {likelihood!r}. Build one.")
         if fit == "laplace" and not isinstance(self.risk, Mean):
             raise ConfigurationError(
                 f"Expected no risk with `fit: laplace` but got {type(self.risk).__name__}. Use `fit: map` with a risk."
@@ -195,12 +191,8 @@ class BayesianRegression(LitSparseModule):
         Raises:
             ConfigurationError: without a data module of this package.
         """
-        data = getattr(self.trainer, "datamodule", None)
-        if not has_rows(data):
-            raise ConfigurationError(
-                "Expected a data module of lit_sparse with `fit: laplace`, which reads all training data, but got none. Train"
-                " with one."
-            )
+        purpose = "with `fit: laplace`, which reads all training data,"
+        data = require_rows(getattr(self.trainer, "datamodule", None), purpose, "Train with one.")
         share = torch.arange(data.size("train"))[self.global_rank :: self.trainer.world_size]
         precision = torch.zeros(self.in_features, self.in_features, dtype=torch.float64, device=self.device)
         for start in range(0, len(share), 4096):

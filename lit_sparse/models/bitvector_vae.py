@@ -139,13 +139,10 @@ class BitVectorVAE(LitSparseModule):
         nelbo = out.loss + rate
         if stage == "test":
             self._score(pixels, latent, batch["index"])
-        return StepOutput(
-            nelbo,
-            per_example={"nelbo": nelbo, "rate": rate, "distortion": out.loss},
-            support_size=out.support_size,
-            decoder_calls=out.decoder_calls,
-            artifacts=self._drawn(pixels[:DRAWN], out, latent) if stage != "train" and batch_idx == 0 else {},
-        )
+        per_example = {"nelbo": nelbo, "rate": rate, "distortion": out.loss}
+        counts: dict[str, Any] = {"support_size": out.support_size, "decoder_calls": out.decoder_calls}
+        artifacts = self._drawn(pixels[:DRAWN], out, latent) if stage != "train" and batch_idx == 0 else {}
+        return StepOutput(nelbo, per_example=per_example, artifacts=artifacts, **counts)
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """Return the predictions for a batch as a dict: ``index`` (B,), ``nelbo`` (B,), and the bits' ``marginals`` (B, D)."""
@@ -176,14 +173,8 @@ class BitVectorVAE(LitSparseModule):
             posterior = self(pixels)
             best = self.estimator.distribution(posterior).best(1)[0][:, 0]
             latent = LatentBatch(best, torch.arange(len(best), device=best.device))
-        likelihood = marginal_likelihood(
-            lambda drawn: self.distortion(pixels, drawn),
-            latent,
-            index,
-            posterior=posterior,
-            samples=self.importance_samples,
-            seed=self.sample_seed,
-        )
+        options: Any = {"posterior": posterior, "samples": self.importance_samples, "seed": self.sample_seed}
+        likelihood = marginal_likelihood(lambda drawn: self.distortion(pixels, drawn), latent, index, **options)
         self.stage_metrics("test")["bits_per_dim"].update(likelihood.corrected, likelihood.standard_error)
 
     def _features(self, values: Tensor) -> Tensor:
@@ -204,7 +195,6 @@ class BitVectorVAE(LitSparseModule):
 class _BitsPerDim(BitsPerDim):
     """Bits per dimension under the names that the model logs."""
 
-    @override
     def compute(self) -> dict[str, Tensor]:
         computed = super().compute()
         return {"bits_per_dim": computed["mean"], "bits_per_dim_standard_error": computed["standard_error"]}

@@ -24,6 +24,7 @@ __all__ = [
     "check_positions",
     "first_update",
     "has_rows",
+    "require_rows",
     "rows_of",
     "size_of",
     "updates_of",
@@ -51,6 +52,22 @@ def has_rows(data: object) -> TypeGuard[HasRows]:
     return callable(getattr(data, "size", None)) and callable(getattr(data, "fetch", None))
 
 
+def require_rows(data: object, purpose: str, remedy: str) -> HasRows:
+    """Return a data module after a check that it gives access to its rows.
+
+    Args:
+        data: the data module, or None.
+        purpose: words after "a data module of lit_sparse" in the message.
+        remedy: last sentence of the message.
+
+    Raises:
+        ConfigurationError: if it does not.
+    """
+    if not has_rows(data):
+        raise ConfigurationError(f"Expected a data module of lit_sparse {purpose} but got none. {remedy}")
+    return data
+
+
 def check_keys(batch: Any, names: Sequence[str], remedy: str) -> None:
     """Check that a batch is a dict with the named entries.
 
@@ -62,8 +79,7 @@ def check_keys(batch: Any, names: Sequence[str], remedy: str) -> None:
     Raises:
         ConfigurationError: if an entry is missing.
     """
-    if not isinstance(batch, dict):
-        check_batch(batch)
+    check_batch(batch)
     missing = [name for name in names if name not in batch]
     if missing:
         raise ConfigurationError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from lit_sparse.errors import ConfigurationError
 from lit_sparse.lightning.choice import rank_zero_info
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.models.base import Batch, Stage, StepOutput, mean_metrics
-from lit_sparse.models.text import TextModule, check_lines, check_parts, count_groups, two_texts
+from lit_sparse.models.text import TextModule, check_lines, count_groups, two_texts
 from lit_sparse.nn import EntailmentNetwork, EntailmentPredictor, WordVectors
 from lit_sparse.random import seeded_uniform
 from lit_sparse.text.labels import LABELS, check_labels
@@ -25,13 +25,6 @@ __all__ = ["EntailmentClassifier"]
 
 #: Range of the uniform random vectors of words without a vector, far below published vectors.
 RANDOM = 0.05
-
-
-@runtime_checkable
-class _HasVectors(Protocol):
-    """A data module with word vectors."""
-
-    def vectors(self) -> tuple[Tensor, Tensor] | None: ...
 
 
 @ranges(vector_size=FEATURES)
@@ -89,7 +82,6 @@ class EntailmentClassifier(TextModule):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        check_parts(mapping=(mapping, SparseMapping))
         self.mapping = mapping
         self.labels = check_labels(labels)
         self.vector_size = vector_size
@@ -117,7 +109,7 @@ class EntailmentClassifier(TextModule):
 
     def initialize(self, data: Any) -> None:
         """Use the word vectors of the data module, if it has any."""
-        vectors = data.vectors() if isinstance(data, _HasVectors) else None
+        vectors = data.vectors() if callable(getattr(data, "vectors", None)) else None
         if vectors is not None:
             self.use_vectors(*vectors)
 
@@ -178,15 +170,9 @@ class EntailmentClassifier(TextModule):
         losses = nnf.cross_entropy(scores, batch["label"], reduction="none")
         weights, allowed = weights.detach(), batch["premise_length"]
         support, predicted = weights.ne(0).sum(-1), scores.detach().argmax(-1)
-        output = StepOutput(
-            losses,
-            per_example={
-                "accuracy": (predicted == batch["label"]).float(),
-                "zeros": 1 - support.float() / allowed.clamp_min(1),
-            },
-            support_size=support,
-            num_allowed=allowed,
-        )
+        zeros = 1 - support.float() / allowed.clamp_min(1)
+        per_example = {"accuracy": (predicted == batch["label"]).float(), "zeros": zeros}
+        output = StepOutput(losses, per_example=per_example, support_size=support, num_allowed=allowed)
         if stage != "train":
             output.groups = count_groups(self.mapping, weights)
             titles = [

@@ -1,10 +1,11 @@
-"""What a model computes: the losses of a batch, their objective, and its predictor."""
+"""What a model computes: the output of a step, the objective of its losses, and its predictor."""
 
 from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import torch
@@ -16,15 +17,48 @@ from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.ground.arguments import KeepsArguments
 from lit_sparse.lightning.choice import pl
 from lit_sparse.models.data_protocols import Batch, check_batch
-from lit_sparse.models.step_output import StepOutput
 from lit_sparse.risks import BrokenLossError, Mean, Risk
 
-__all__ = ["ObjectiveModule", "Stage", "column_of"]
+__all__ = ["ObjectiveModule", "Stage", "StepOutput", "column_of"]
 
 Stage: TypeAlias = Literal["train", "val", "test"]
 
-#: Measurements of a step that callbacks get as they are.
-REPORTED = ("example_index", "support_size", "decoder_calls", "num_allowed", "groups", "artifacts")
+#: Counts of a step, one for each decision, and all that callbacks get as it is.
+COUNTS = ("support_size", "decoder_calls", "num_allowed", "groups")
+REPORTED = ("example_index", *COUNTS, "artifacts")
+
+
+@dataclass
+class StepOutput:
+    """Output of a model's step: losses and measurements of one batch, from which the objective is computed.
+
+    Args:
+        losses: (R,) losses, whose risk is minimized in training. R is the batch size B unless ``example_index`` is given.
+        objective: scalar to minimize in training, for a model whose objective is not the risk of ``losses``.
+        example_index: (R,) position in the batch of each loss's example.
+        transport_cost: (R,) cost of the perturbed inputs, from :meth:`LitSparseModule.perturbed`, subtracted from the
+            losses.
+        penalty: scalar term of the objective and the logged loss, such as a prior's.
+        per_example: name -> (M,) values, whose exact mean is logged as ``{stage}/{name}``; ``loss`` is ``losses`` by
+            default.
+        support_size: (N,) int64, number of values with probability above zero, per decision.
+        decoder_calls: (N,) int64, number of decoder evaluations, per decision.
+        num_allowed: (N,) int64, number of entries that are not masked, per decision.
+        groups: (N,) int64, number of groups of equal neighbours, per decision.
+        artifacts: tensors and texts for callbacks to draw, in validation and test.
+    """
+
+    losses: Tensor | None = None
+    objective: Tensor | None = None
+    example_index: Tensor | None = None
+    transport_cost: Tensor | None = None
+    penalty: Tensor | None = None
+    per_example: dict[str, Tensor] = field(default_factory=dict)
+    support_size: Tensor | None = None
+    decoder_calls: Tensor | None = None
+    num_allowed: Tensor | None = None
+    groups: Tensor | None = None
+    artifacts: dict[str, Any] = field(default_factory=dict)
 
 
 class ObjectiveModule(KeepsArguments, pl.LightningModule, ABC):
@@ -37,8 +71,6 @@ class ObjectiveModule(KeepsArguments, pl.LightningModule, ABC):
 
     def __init__(self, risk: Risk | None = None) -> None:
         super().__init__()
-        if risk is not None and not isinstance(risk, Risk):
-            raise ConfigurationError(f"Expected `risk` to be a lit_sparse.risks.Risk or None but got {risk!r}. Build one.")
         if risk is not None and risk.adversary is not None and not self.adversarial:
             raise ConfigurationError(
                 f"Expected a risk that does not perturb inputs for {type(self).__name__} but got {type(risk).__name__}. Use"
@@ -102,7 +134,17 @@ class ObjectiveModule(KeepsArguments, pl.LightningModule, ABC):
         for name, shape in (("objective", ()), ("penalty", ()), ("losses", each), ("transport_cost", each)):
             if (value := getattr(output, name)) is not None:
                 check_result(self, f"step(...).{name}", value, shape)
-        output.check_measurements(self)
+        if not isinstance(output.per_example, dict):
+            raise ConfigurationError(
+                f"Expected `per_example` of {full_name(self)} to be a dict of tensors but got {full_name(output.per_example)}."
+            )
+        counts = {name: count for name in COUNTS if (count := getattr(output, name)) is not None}
+        for name, values in (output.per_example | counts).items():
+            if not isinstance(values, Tensor) or values.ndim != 1:
+                got = tuple(values.shape) if isinstance(values, Tensor) else full_name(values)
+                raise ConfigurationError(
+                    f"Expected {name!r} in the step's output of {full_name(self)} to be a tensor (M,) but got {got}."
+                )
         if losses is not None:
             logged = self.weighted(losses, batch, rows)
             if objective is None:

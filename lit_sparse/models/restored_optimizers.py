@@ -45,34 +45,29 @@ def check_optimizers(source: str, trainer: pl.Trainer, checkpoint: State) -> Non
     """Check optimizer states from a checkpoint, and replace options that no scheduler changes by the config's."""
     if type(trainer.strategy).load_optimizer_state_dict is not pl.strategies.Strategy.load_optimizer_state_dict:
         return  # states of sharded models have other names
-    stored = checkpoint["optimizer_states"]
+    stored, scheduled, steps = checkpoint["optimizer_states"], bool(checkpoint["lr_schedulers"]), checkpoint["global_step"]
+    count = Kind("a number of steps", lambda it: _is_step(it, steps))
     check_state(source, "optimizer_states", stored, [ANY] * len(trainer.optimizers))
     for number, (optimizer, state) in enumerate(zip(trainer.optimizers, stored, strict=True)):
         place = f"optimizer_states.{number}"
         own = optimizer.state_dict()
         if any(getattr(callback, "_internal_optimizer_metadata", None) for callback in trainer.callbacks):  # type: ignore[attr-defined]
             for at, group in enumerate(own["param_groups"]):  # a callback has restored them
-                _check_restored_group(
-                    source, f"{place}.param_groups.{at}", group, optimizer.defaults, bool(checkpoint["lr_schedulers"])
-                )
+                _check_restored_group(source, f"{place}.param_groups.{at}", group, optimizer.defaults, scheduled)
         check_state(source, place, state, {**dict.fromkeys(own, ANY), "param_groups": [DictOf(ANY)] * len(own["param_groups"])})
         for at, (group, fresh) in enumerate(zip(state["param_groups"], own["param_groups"], strict=True)):
-            _check_group(source, f"{place}.param_groups.{at}", group, fresh, bool(checkpoint["lr_schedulers"]))
-        steps = Kind("a number of steps", lambda it: _is_step(it, checkpoint["global_step"]))
+            _check_group(source, f"{place}.param_groups.{at}", group, fresh, scheduled)
         check_state(source, f"{place}.state", state["state"], DictOf(DictOf(ANY), int))
-        expected = _example_of_steps(optimizer, own["param_groups"], steps, state["state"])
+        expected = _example_of_steps(optimizer, own["param_groups"], count, state["state"])
         for key, entry in state["state"].items():
             check_state(source, f"{place}.state.{key}", key, one_of("the parameters", expected))
             check_state(source, f"{place}.state.{key}", entry, expected[key])
         if type(optimizer).step.__module__.startswith("torch.optim"):
             check_apart(source, f"{place}.state", state["state"])
         weights = [value for group in optimizer.param_groups for value in group["params"]]
-        fill = [
-            key
-            for key, value in zip(expected, weights, strict=False)
-            if value.requires_grad and isinstance(expected[key], dict)
-        ]
-        absent = [key for key in fill if checkpoint["global_step"] and expected[key] and key not in state["state"]]
+        trained = [key for key, value in zip(expected, weights, strict=False) if value.requires_grad and steps]
+        known = [key for key in trained if isinstance(expected[key], dict) and expected[key]]
+        absent = [key for key in known if key not in state["state"]]
         if absent and not state["state"]:
             check_state(source, f"{place}.state", None, DictOf(ANY))
         if absent:  # a weight without gradient has no entry either

@@ -58,11 +58,7 @@ WHOLE = Kind("an integer >= -1", lambda value: type(value) is int and -1 <= valu
 DEFAULT = "{epoch}-{step}"
 #: Entries of callbacks' states of which a new callback's own state is no example, by names of Lightning's classes.
 CALLBACKS: dict[str, State] = {
-    "EarlyStopping": {
-        "best_score": SCORE,
-        "stopping_reason": REASON,
-        "stopping_reason_message": OneOf(""),
-    },
+    "EarlyStopping": {"best_score": SCORE, "stopping_reason": REASON, "stopping_reason_message": OneOf("")},
     "ModelCheckpoint": {
         "best_model_score": OneOf(SCORE),
         "current_score": OneOf(SCALAR),
@@ -320,30 +316,23 @@ def _check_loops(source: str, trainer: pl.Trainer, checkpoint: State) -> None:
     between = epochs["current"]["started"] == epochs["current"]["processed"]
     for kind in ("total", "current"):
         ended, begun = epochs[kind]["processed"], epochs[kind]["processed"] + (not between)
-        place = "loops.fit_loop.epoch_progress"
-        check_state(
-            source, f"{place}.{kind}", epochs[kind], equal_to(dict(zip(COUNTERS, (begun, begun, ended, ended), strict=True)))
-        )
+        counters = equal_to(dict(zip(COUNTERS, (begun, begun, ended, ended), strict=True)))
+        check_state(source, f"loops.fit_loop.epoch_progress.{kind}", epochs[kind], counters)
         count = 0 if between and kind == "current" else batches[kind]["processed"]
         place = "loops.fit_loop.epoch_loop.batch_progress"
         check_state(source, f"{place}.{kind}", batches[kind], equal_to(dict.fromkeys(COUNTERS, count)))
     if between:
         check_state(source, f"{place}.is_last_batch", batches["is_last_batch"], equal_to(False))
-    if hasattr(trainer.datamodule, "position_example"):  # type: ignore[attr-defined]
-        batch = 0 if between else batches["current"]["processed"]
-        position = trainer.datamodule.position_example(epochs["current"]["processed"], batch)  # type: ignore[attr-defined]
+    data: Any = trainer.datamodule  # type: ignore[attr-defined]
+    if hasattr(data, "position_example"):
+        position = data.position_example(epochs["current"]["processed"], 0 if between else batches["current"]["processed"])
         example: Any = Some({"combined_loader": ListOf(position)})
-        if not between and type(trainer.datamodule).train_dataloader.__module__.startswith("lit_sparse."):  # type: ignore[attr-defined]
+        if not between and type(data).train_dataloader.__module__.startswith("lit_sparse."):
             example = {"combined_loader": [position]}
         check_state(source, "loops.fit_loop.state_dict", loop["state_dict"], example)
-    step = "automatic_optimization.optim_progress.optimizer.step"
-    if not trainer.lightning_module.automatic_optimization:
-        step = "manual_optimization.optim_step_progress"
-    steps = (
-        loop[f"epoch_loop.{step}"]
-        if f"epoch_loop.{step}" in loop
-        else loop["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]["step"]
-    )
+    steps = loop["epoch_loop.manual_optimization.optim_step_progress"]
+    if trainer.lightning_module.automatic_optimization:
+        steps = loop["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]["step"]
     check_state(source, "global_step", checkpoint["global_step"], equal_to(steps["total"]["completed"]))
     ended = epochs["current"]["processed"]
     if trainer.max_epochs is not None and -1 != trainer.max_epochs < ended:

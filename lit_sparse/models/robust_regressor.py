@@ -13,7 +13,7 @@ from lit_sparse.checks import INPUTS, POSITIVE, ranges
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.metrics import LogMeanExp
 from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, mean_metrics
-from lit_sparse.models.data_protocols import ask, check_entries, has_rows
+from lit_sparse.models.data_protocols import ask, check_entries, require_rows
 
 __all__ = ["RobustRegressor"]
 
@@ -77,11 +77,8 @@ class RobustRegressor(LitSparseModule):
             ConfigurationError: if the solution needs a data module but there is none.
         """
         if self.linear and self.initialization == "least_squares":
-            if not has_rows(data):
-                raise ConfigurationError(
-                    "Expected a data module of lit_sparse with `initialization: least_squares`, which reads all training"
-                    " data, but got none. Train with one, or use `initialization: zeros`."
-                )
+            purpose = "with `initialization: least_squares`, which reads all training data,"
+            data = require_rows(data, purpose, "Train with one, or use `initialization: zeros`.")
             self.start_from(data.fetch("train", 0, torch.arange(data.size("train"))))
 
     @torch.no_grad()

@@ -12,7 +12,8 @@ from torch.optim import lr_scheduler
 from lit_sparse.checks import Count, ranges
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.lightning.choice import LRSchedulerCallable, pl, rank_zero_warn
-from lit_sparse.models.updates import estimated_updates
+from lit_sparse.models.optimizers import DUAL, estimated_updates
+from lit_sparse.risks import Risk
 
 __all__ = ["StepwiseLR", "check_end", "describe_scheduler"]
 
@@ -130,13 +131,27 @@ def built_scheduler(build: Callable[[torch.optim.Optimizer], Any], optimizer: to
     return scheduler
 
 
-def describe_scheduler(scheduler: Any, trainer: pl.Trainer | None) -> dict[str, Any]:
-    """Return a scheduler's description in Lightning's format, with its interval and its monitored metric.
+def describe_scheduler(
+    build: LRSchedulerCallable, optimizer: torch.optim.Optimizer, risk: Risk, trainer: pl.Trainer | None
+) -> dict[str, Any]:
+    """Return a new scheduler's description in Lightning's format, with its interval and its monitored metric.
+
+    Warn if its initial learning rate differs from the risk's ``dual_lr``.
 
     Args:
-        scheduler: scheduler, with optional attributes ``interval`` and ``monitor``.
+        build: constructor of the scheduler, which may have attributes ``interval`` and ``monitor``.
+        optimizer: optimizer whose rates it sets.
+        risk: risk of the model.
         trainer: trainer, whose validation epochs determine when a metric is new.
     """
+    scheduler = built_scheduler(build, optimizer)
+    for group in optimizer.param_groups:
+        begins = group.get("initial_lr", group["lr"])
+        if group.get(DUAL) and risk.dual_lr is not None and begins != risk.dual_lr:
+            rank_zero_warn(
+                f"{type(scheduler).__name__} begins with the learning rate {begins:g} for the dual variable of the risk, not"
+                f" with dual_lr={risk.dual_lr:g}. Give it a list of rates, the last one for the dual variable."
+            )
     description = {"scheduler": scheduler, "interval": getattr(scheduler, "interval", "epoch")}
     if hasattr(scheduler, "monitor"):
         description["monitor"] = scheduler.monitor

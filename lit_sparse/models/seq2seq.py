@@ -18,7 +18,7 @@ from lit_sparse.mappings import FenchelYoungLoss, SparseMapping
 from lit_sparse.metrics import Bleu, ChrF, TextMetric
 from lit_sparse.models.base import Batch, Stage, StepOutput, mean_metrics
 from lit_sparse.models.generation import GeneratingModule, check_keys
-from lit_sparse.models.text import check_lines, check_parts, count_groups, two_texts
+from lit_sparse.models.text import check_lines, count_groups, two_texts
 from lit_sparse.nn import EncoderDecoder, Hypothesis, RecurrentBody, Seq2SeqPredictor, State, beam_search, length_mask
 from lit_sparse.nn.output_layer.losses import layer_losses
 
@@ -105,7 +105,6 @@ class Seq2Seq(GeneratingModule):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        check_parts(mapping=(mapping, SparseMapping), body=(body, EncoderDecoder | None))
         self.mapping = mapping
         self.body = (RecurrentBody() if body is None else body).bind(mapping)
         self.output_mapping, self.tied_embeddings = output_mapping, tied_embeddings
@@ -116,11 +115,9 @@ class Seq2Seq(GeneratingModule):
         self.length_penalty, self.max_output = length_penalty, max_output
         self.replace_unknown, self.validation_beam_size = replace_unknown, validation_beam_size
         self.metrics = check_keys([Bleu(), ChrF()] if metrics is None else metrics)
-        self.fenchel_young = (
-            None
-            if output_mapping is None
-            else FenchelYoungLoss(output_mapping, reduction="none", label_smoothing=self.label_smoothing)
-        )
+        self.fenchel_young = None
+        if output_mapping is not None:
+            self.fenchel_young = FenchelYoungLoss(output_mapping, reduction="none", label_smoothing=label_smoothing)
 
     def make_layers(self) -> None:
         """Create the embeddings and the output layer for the vocabularies."""
@@ -219,17 +216,10 @@ class Seq2Seq(GeneratingModule):
         weights = weights.detach()[rows, :, columns]  # (N, heads, S)
         support = weights.ne(0).sum(-1)
         allowed = lengths[rows].unsqueeze(-1).expand_as(support)
-        output = StepOutput(
-            losses,
-            example_index=rows,
-            per_example={
-                "nll": nll,
-                "accuracy": right.float(),
-                "zeros": (1 - support.float() / allowed.clamp_min(1)).flatten(),
-            },
-            support_size=support.flatten(),
-            num_allowed=allowed.flatten(),
-        )
+        zeros = (1 - support.float() / allowed.clamp_min(1)).flatten()
+        per_example = {"nll": nll, "accuracy": right.float(), "zeros": zeros}
+        counts: dict[str, Any] = {"support_size": support.flatten(), "num_allowed": allowed.flatten()}
+        output = StepOutput(losses, example_index=rows, per_example=per_example, **counts)
         if self.loss_normalization == "sentence":  # the logged loss stays per token
             output.losses, output.example_index = losses.new_zeros(len(source)).index_add(0, rows, losses), None
             output.per_example["loss"] = self.weighted(losses, batch, rows)
@@ -251,18 +241,10 @@ class Seq2Seq(GeneratingModule):
         beam_size = self.beam_size if beam_size is None else beam_size
         target = self.vocabularies["target"]
         limits = torch.where(lengths > 0, (3 * lengths + 10).clamp(max=self.max_output), 0)
-        return beam_search(
-            self.configure_predictor(),
-            self.body.prepare(memory),
-            self.body.start(memory),
-            bos=target.bos,
-            eos=target.eos,
-            limits=limits,
-            beam_size=beam_size,
-            n_best=min(self.n_best, beam_size),
-            length_penalty=self.length_penalty,
-            forbidden=(target.pad, target.bos),
-        )
+        tokens: Any = {"bos": target.bos, "eos": target.eos, "forbidden": (target.pad, target.bos)}
+        options: Any = {"n_best": min(self.n_best, beam_size), "length_penalty": self.length_penalty}
+        step, prepared, start = self.configure_predictor(), self.body.prepare(memory), self.body.start(memory)
+        return beam_search(step, prepared, start, limits=limits, beam_size=beam_size, **tokens, **options)
 
     @torch.no_grad()
     def generate(self, lines: Sequence[str], batch_size: int = 64) -> list[str]:

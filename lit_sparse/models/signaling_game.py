@@ -106,22 +106,25 @@ class SignalingGame(LitSparseModule):
 
     @override
     def configure_metrics(self, stage: Stage) -> dict[str, Metric]:
-        names = ["loss", "success", "expected_success", "nll" if self.mean_error is None else "error", "entropy"]
+        names = ["loss", "success", "expected_success", self._loss_name, "entropy"]
         return mean_metrics(*names, *(["sent_success"] if stage != "train" else []))
+
+    @property
+    def _loss_name(self) -> str:
+        return "nll" if self.mean_error is None else "error"
 
     @override
     def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
         target, candidates, position = batch["target"], batch["candidates"], batch["position"]
         check_features(target, self.in_features)
         check_positions(position, candidates.shape[1])
-        picked: list[Tensor] = []
-        heard: list[LatentBatch] = []
+        heard: list[tuple[Tensor, Tensor, Tensor]] = []
 
         def loss_fn(latent: LatentBatch) -> Tensor:
-            picks = self._pick(candidates, latent.values, latent.example_index)
-            picked.append(picks.detach().argmax(-1))
-            heard.append(latent)
-            return self._loss_of(picks, position[latent.example_index])
+            messages, rows = latent.values, latent.example_index
+            picks = self._pick(candidates, messages, rows)
+            heard.append((messages, rows, picks.detach().argmax(-1)))
+            return self._loss_of(picks, position[rows])
 
         scores = self(target)
         out = self.estimator(scores, loss_fn, context=target)
@@ -129,26 +132,16 @@ class SignalingGame(LitSparseModule):
             self.mean_error.update(out.loss.detach())
         entropy = out.entropy()
         losses = out.loss - self.entropy_weight * entropy
-        messages = LatentBatch(torch.cat([part.values for part in heard]), torch.cat([part.example_index for part in heard]))
-        right = (torch.cat(picked) == position[messages.example_index]).to(target.dtype)
-        success, expected = _successes(out, messages, right)
-        per_example = {
-            "success": success,
-            "expected_success": expected,
-            "nll" if self.mean_error is None else "error": out.loss,
-            "entropy": entropy,
-        }
+        messages, rows, picked = map(torch.cat, zip(*heard, strict=True))
+        success, expected = _successes(out, messages, rows, (picked == position[rows]).to(target.dtype))
+        per_example = {"success": success, "expected_success": expected, self._loss_name: out.loss, "entropy": entropy}
         if stage != "train":
             sampler = self.estimator if isinstance(self.estimator, Sampler) else None
             per_example["sent_success"] = expected if sampler is None else self._sent_success(sampler, scores, batch)
-        return StepOutput(
-            losses,
-            per_example=per_example,
-            support_size=out.support_size,
-            decoder_calls=out.decoder_calls,
-            num_allowed=torch.full_like(out.decoder_calls, self.vocabulary),
-            artifacts={} if stage == "train" else self._sent(out, batch),
-        )
+        allowed = torch.full_like(out.decoder_calls, self.vocabulary)
+        counts: Any = {"support_size": out.support_size, "decoder_calls": out.decoder_calls, "num_allowed": allowed}
+        artifacts = {} if stage == "train" else self._sent(out, batch)
+        return StepOutput(losses, per_example=per_example, artifacts=artifacts, **counts)
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """Return the predictions for a batch as a dict: ``index``, the most probable ``symbol``, and the receiver's ``pick``.
@@ -207,16 +200,17 @@ def _gumbel_noise(index: Tensor, size: int, stream: int) -> Tensor:
     return -(-uniform.log()).log()
 
 
-def _successes(out: Expectation, heard: LatentBatch, right: Tensor) -> tuple[Tensor, Tensor]:
+def _successes(out: Expectation, heard: Tensor, rows: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     """Return for each game (B,) the success of the most probable decoded symbol, and the expected success.
 
     Args:
         out: expectation of the loss.
         heard: decoded messages (R, V).
+        rows: (R,) the game of each.
         right: (R,) whether the receiver picked the target.
     """
-    rows, size = heard.example_index, len(out.loss)
-    weights = (out.probs.detach()[rows] * heard.values.detach()).sum(-1).nan_to_num(0.0).clamp_min(0.0)
+    size = len(out.loss)
+    weights = (out.probs.detach()[rows] * heard.detach()).sum(-1).nan_to_num(0.0).clamp_min(0.0)
     best = torch.full((size,), -math.inf, dtype=weights.dtype, device=weights.device)
     best = best.scatter_reduce(0, rows, weights, "amax")
     # Several symbols of the same probability count alike.

@@ -17,7 +17,7 @@ from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.lightning.choice import OptimizerCallable, rank_zero_info
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, mean_metrics
-from lit_sparse.models.data_protocols import check_features, check_labels, has_rows
+from lit_sparse.models.data_protocols import check_features, check_labels, require_rows
 from lit_sparse.nn import InitialBases, SampleBases, sparse_decode, sparse_encode
 
 __all__ = ["SupervisedOnlineAutoencoder"]
@@ -120,10 +120,6 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
         if getattr(mapping, "dim", -1) not in (-1, 1):
             raise ConfigurationError(f"Expected `mapping` over the last dimension but got {mapping!r}. Set its dim to -1.")
         self.mapping, self.in_features, self.width, self.classes = mapping, in_features, width, classes
-        if initial_bases is not None and not isinstance(initial_bases, InitialBases):
-            raise ConfigurationError(
-                f"Expected `initial_bases` to be a lit_sparse.nn.InitialBases or None but got {initial_bases!r}. Build one."
-            )
         self.initial_bases = SampleBases() if initial_bases is None else initial_bases
         self.output_std = output_std
         if sparse_gradient and not isinstance(mapping, SparseMapping):
@@ -181,11 +177,8 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
         """
         if self._started:
             return
-        if not has_rows(data):
-            raise ConfigurationError(
-                f"Expected a data module of lit_sparse for {type(self.initial_bases).__name__} but got none. Use one,"
-                " call `model.start_from(examples)` first, or use `initial_bases: NoiseBases`."
-            )
+        remedy = "Use one, call `model.start_from(examples)` first, or use `initial_bases: NoiseBases`."
+        data = require_rows(data, f"for {type(self.initial_bases).__name__}", remedy)
         size = data.size("train")
         number = min(size, self.initial_bases.examples(self.width))
         order = torch.randperm(size)[:number].sort().values
@@ -271,14 +264,8 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
             if stage != "train":
                 artifacts = {"images": pixels[:DRAWN], "reconstructions": _as_bright(output.made[:DRAWN], pixels[:DRAWN])}
         active = output.activity.detach().ne(0).sum(-1)
-        return StepOutput(
-            output.losses,
-            transport_cost=cost,
-            per_example=per_example,
-            support_size=active,
-            num_allowed=torch.full_like(active, self.width),
-            artifacts=artifacts,
-        )
+        counts: dict[str, Any] = {"support_size": active, "num_allowed": torch.full_like(active, self.width)}
+        return StepOutput(output.losses, transport_cost=cost, per_example=per_example, artifacts=artifacts, **counts)
 
     def _check_labels(self, label: Tensor, stage: Stage) -> None:
         """Check the labels (B,) of the first batch of an epoch, and report missing ones."""

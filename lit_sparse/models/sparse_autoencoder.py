@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,20 +19,12 @@ from lit_sparse.mappings.base import check_mapping
 from lit_sparse.mappings.functional import hard_threshold
 from lit_sparse.metrics import DeadFraction, ExplainedVariance
 from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, mean_metrics
-from lit_sparse.models.data_protocols import check_columns, check_keys, has_rows
+from lit_sparse.models.data_protocols import check_columns, check_keys, require_rows
 
 __all__ = ["SparseAutoencoder"]
 
 #: Number of examples for the geometric median, and of iterations of Weiszfeld's algorithm.
 SAMPLE, ITERATIONS = 4096, 100
-
-
-@runtime_checkable
-class HasPenalty(Protocol):
-    """Protocol of a mapping that adds a penalty of its own to the objective."""
-
-    def penalty(self, scores: Tensor) -> Tensor:
-        """Return the penalty, a scalar, for scores (B, width)."""
 
 
 @ranges(in_features=INPUTS, width=FEATURES, dead_after=Count(), auxiliary_weight=Number(0.0, 1e3))
@@ -151,11 +143,7 @@ class SparseAutoencoder(LitSparseModule):
         """
         if self.started:
             return
-        if not has_rows(data):
-            raise ConfigurationError(
-                "Expected a data module of lit_sparse for the initial weights but got none. Use one, or call"
-                " `model.start_from(rows)`."
-            )
+        data = require_rows(data, "for the initial weights", "Use one, or call `model.start_from(rows)`.")
         order = torch.randperm(data.size("train"))[:SAMPLE].sort().values
         self.start_from(self._features(data.fetch("train", 0, order)))
 
@@ -202,22 +190,16 @@ class SparseAutoencoder(LitSparseModule):
         if stage == "train":
             losses = losses + self._auxiliary_losses(scores, residual.detach())
             self._count_idle(active)
-            if isinstance(self.mapping, HasPenalty):
-                penalty = self.mapping.penalty(scores)
+            if callable(own := getattr(self.mapping, "penalty", None)):
+                penalty = own(scores)
         else:
             metrics = self.stage_metrics(stage)
             metrics["explained_variance"].update(features, reconstruction)
             metrics["dead_fraction"].update(activity)
             artifacts = {"activity": activity.detach(), "index": batch["index"]}
         size = active.sum(-1)
-        return StepOutput(
-            losses,
-            penalty=penalty,
-            per_example={"l0": size.float()},
-            support_size=size,
-            num_allowed=torch.full_like(size, self.width),
-            artifacts=artifacts,
-        )
+        counts: dict[str, Any] = {"support_size": size, "num_allowed": torch.full_like(size, self.width)}
+        return StepOutput(losses, penalty=penalty, per_example={"l0": size.float()}, artifacts=artifacts, **counts)
 
     def _features(self, batch: Batch) -> Tensor:
         check_keys(batch, ["features"], "Use an ActivationDataModule.")

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.distributed import is_first
 from lit_sparse.lightning.choice import AGREED, pl
 from lit_sparse.metrics import GroupMeans, MeanOverExamples
 
-__all__ = ["StageMetrics", "check_measurement", "check_metrics", "group_metrics", "mean_metrics"]
+__all__ = ["StageMetrics", "group_metrics", "mean_metrics"]
 
 #: Validation and test means in the progress bar.
 SHOWN = ("loss", "accuracy")
@@ -35,31 +35,6 @@ def group_metrics(declared: Mapping[str, Metric]) -> dict[str, Metric]:
     """Return metrics of the mean loss and accuracy of each group, if these two are among the declared metrics."""
     found: dict[str, Metric] = {"group_loss": GroupMeans("loss", "max"), "group_accuracy": GroupMeans("accuracy", "min")}
     return {name: metric for name, metric in found.items() if isinstance(declared.get(name[6:]), MeanOverExamples)}
-
-
-def check_metrics(model: object, declared: Any) -> dict[str, Metric]:
-    """Return the metrics that a model's ``configure_metrics`` declared, after a check that they are a dict of metrics.
-
-    Raises:
-        ConfigurationError: if they are not.
-    """
-    if not isinstance(declared, dict) or not all(isinstance(metric, Metric) for metric in declared.values()):
-        raise ConfigurationError(
-            f"Expected `configure_metrics` of {full_name(model)} to return a dict of metrics but got {declared!r}."
-        )
-    return declared
-
-
-def check_measurement(risk: object, name: str, value: Any) -> None:
-    """Check that a risk's measurement is a number.
-
-    Raises:
-        ConfigurationError: if it is not.
-    """
-    if not isinstance(value, int | float | Tensor):
-        raise ConfigurationError(
-            f"Expected `measurements` of {full_name(risk)} to return numbers but got {value!r} as {name!r}."
-        )
 
 
 class StageMetrics(nn.ModuleDict):
@@ -98,10 +73,7 @@ class StageMetrics(nn.ModuleDict):
             stage: ``"train"``, ``"val"`` or ``"test"``.
             count_name: name of the number of values in the mean loss, which is logged in validation and test.
         """
-        counts = {}
-        for name, mean in self._means().items():
-            with mean.sync_context():
-                counts[name] = int(mean.count)
+        counts = {name: int(sums["count"]) for name, sums in self.sums().items()}
         for name, metric in self.items():
             if counts.get(name) == 0:
                 continue

@@ -5,10 +5,11 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeGuard, get_args
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from typing_extensions import Self, override
 
 from lit_sparse.checks import check_count
@@ -20,18 +21,9 @@ from lit_sparse.models.base import LitSparseModule
 from lit_sparse.runs.torch_files import read_torch_file
 from lit_sparse.text import Vocabulary
 
-__all__ = ["TextModule", "check_lines", "check_parts", "count_groups", "two_texts"]
+__all__ = ["TextModule", "check_lines", "count_groups", "two_texts"]
 
 VOCABULARIES = "vocabularies"
-
-
-class _HasVocabularies(Protocol):
-    """A data module with vocabularies."""
-
-    @property
-    def vocabularies(self) -> dict[str, Vocabulary]: ...
-
-    def use_vocabularies(self, vocabularies: Mapping[str, Vocabulary]) -> None: ...
 
 
 class TextModule(LitSparseModule):
@@ -87,7 +79,7 @@ class TextModule(LitSparseModule):
 
         If the path of the checkpoint is not known yet, :meth:`on_load_checkpoint` sets the vocabularies.
         """
-        data = getattr(self.trainer, "datamodule", None)
+        data: Any = getattr(self.trainer, "datamodule", None)
         path = self.trainer.ckpt_path or self.initial_weights
         if not self.vocabularies and path:
             self.build(_kept_vocabularies(str(path)))
@@ -97,7 +89,7 @@ class TextModule(LitSparseModule):
             data.use_vocabularies(self.vocabularies)
         super().setup(stage)
 
-    def _build_from(self, data: object) -> None:
+    def _build_from(self, data: Any) -> None:
         if not _has_vocabularies(data):
             raise self._unknown()
         made = {name: its.to_json() for name, its in data.vocabularies.items()} if self.trainer.is_global_zero else {}
@@ -113,7 +105,7 @@ class TextModule(LitSparseModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the vocabularies, and create the layers that depend on them."""
         self.build({name: Vocabulary.from_json(text) for name, text in checkpoint.get(VOCABULARIES, {}).items()})
-        data = getattr(self._trainer, "datamodule", None)
+        data: Any = getattr(self._trainer, "datamodule", None)
         if _has_vocabularies(data):
             data.use_vocabularies(self.vocabularies)
         super().on_load_checkpoint(checkpoint)
@@ -148,11 +140,9 @@ class TextModule(LitSparseModule):
                 rows = order[start : start + batch_size]
                 inputs: list[Tensor] = []
                 for side in sides:
-                    lengths = [len(side[i]) for i in rows]
-                    tokens = torch.full((len(rows), max(1, *lengths)), pad)
-                    for row, i in enumerate(rows):
-                        tokens[row, : lengths[row]] = torch.tensor(side[i], dtype=torch.int64)
-                    inputs += [tokens.to(self.device), torch.tensor(lengths, device=self.device)]
+                    tokens = pad_sequence([torch.tensor(side[i] or [pad]) for i in rows], True, pad)
+                    lengths = torch.tensor([len(side[i]) for i in rows], device=self.device)
+                    inputs += [tokens.to(self.device), lengths]
                 for i, result in zip(rows, call(rows, *inputs), strict=True):
                     results[i] = result
         finally:
@@ -182,24 +172,6 @@ class TextModule(LitSparseModule):
                 vocabulary.save(Path(folder) / "vocabularies" / f"{name}.json")
 
 
-def check_parts(**parts: tuple[object, Any]) -> None:
-    """Check that arguments have the expected classes.
-
-    Args:
-        parts: name of an argument -> its value, and the expected class or union of classes.
-
-    Raises:
-        ConfigurationError: if a value does not have an expected class.
-    """
-    for name, (part, kind) in parts.items():
-        if not isinstance(part, kind):
-            wanted = getattr(kind, "__name__", None) or " or ".join(one.__name__ for one in get_args(kind))
-            raise ConfigurationError(
-                f"Expected argument `{name}` to be an object of {wanted.replace('NoneType', 'None')} but got {part!r}. Build"
-                " one."
-            )
-
-
 def check_lines(name: str, lines: Sequence[str]) -> None:
     """Check that an argument is a list of texts.
 
@@ -223,8 +195,8 @@ def count_groups(mapping: SparseMapping, weights: Tensor) -> Tensor:
     return (tied_groups if mapping.groups == "tied" else group_counts)(weights)
 
 
-def _has_vocabularies(data: object) -> TypeGuard[_HasVocabularies]:
-    # Before Python 3.12, isinstance with a protocol evaluates each member, and would build the vocabularies.
+def _has_vocabularies(data: Any) -> bool:
+    """Return whether a data module has the property ``vocabularies``, which may build them, and sets given ones."""
     return callable(getattr(data, "use_vocabularies", None))
 
 

@@ -28,8 +28,6 @@ from lit_sparse.transport.dual import (
 
 __all__ = ["EntropicTransport"]
 
-OBJECTIVES = ("safe", "dual")
-
 
 @ranges(dim=FEATURES, eps=POSITIVE, rho=Number(0.0, 1.0, open_low=True))
 class EntropicTransport(LitSparseModule):
@@ -98,8 +96,6 @@ class EntropicTransport(LitSparseModule):
         initial_weights: str | None = None,
     ) -> None:
         super().__init__(optimizer=optimizer, lr_scheduler=lr_scheduler, initial_weights=initial_weights)
-        if potentials is not None and not isinstance(potentials, Potentials):
-            raise ConfigurationError(f"Expected argument `potentials` to be Potentials but got {potentials!r}. Build them.")
         self.dim, self.eps, self.rho = dim, eps, rho
         self.form: TransportObjective = objective
         self.potentials = (MLPPotentials() if potentials is None else potentials).build(dim)
@@ -115,7 +111,8 @@ class EntropicTransport(LitSparseModule):
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the logarithm (B, M) of the plan's density at all pairs of source (B, d) and target points (M, d)."""
-        return log_plan_density(self._surplus(self._given(x), self._given(y)), self.rho, self.form)
+        x, y = self._given(x), self._given(y)
+        return log_plan_density(self._surplus(x, y, self._source(x), self._target(y)), self.rho, self.form)
 
     def plan_density(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the plan's density (B, M) at all pairs, relative to the product of the measures; its mean is near 1."""
@@ -176,10 +173,8 @@ class EntropicTransport(LitSparseModule):
         """
         a, b = weights or (None, None)
         source, target = self._given(source), self._given(target)
-        u, v = self._source(source), self._target(target)
-        return dual_value(
-            u, v, source, target, eps=self.eps, rho=self.rho, objective=self.form, source_weights=a, target_weights=b
-        )
+        given = (self._source(source), self._target(target), source, target)
+        return dual_value(*given, eps=self.eps, rho=self.rho, objective=self.form, source_weights=a, target_weights=b)
 
     @torch.no_grad()
     def semi_dual(self, source: Tensor, target: Tensor, weights: tuple[Tensor, Tensor] | None = None) -> float:
@@ -189,8 +184,7 @@ class EntropicTransport(LitSparseModule):
         """
         a, b = weights or (None, None)
         source, target = self._given(source), self._given(target)
-        u = self._source(source)
-        return semi_dual_value(u, source, target, eps=self.eps, source_weights=a, target_weights=b)
+        return semi_dual_value(self._source(source), source, target, eps=self.eps, source_weights=a, target_weights=b)
 
     def optimality_gap(
         self,
@@ -233,20 +227,19 @@ class EntropicTransport(LitSparseModule):
         if stage != "train":
             self._held = [*(self._held if batch_idx else ()), (x, y)]
             sums = self._source(x) + self._target(y)
-            losses = self._losses(sums, (x - y).square().sum(1))
-            return StepOutput(losses)
-        if isinstance(self.potentials, KernelPotentials):
+        elif isinstance(self.potentials, KernelPotentials):
             sums, broken = self.potentials.ascend(x, y, eps=self.eps, rho=self.rho, objective=self.form)
             if broken:
                 raise self._breakdown(batch, broken)
-            losses = self._losses(sums, (x - y).square().sum(1).to(sums))
-            return StepOutput(losses)
-        u, v = self._source(x), self._target(y)
-        surplus = self._surplus(x, y, u, v)
-        loss = plan_penalty(surplus, self.eps, self.rho, self.form).mean() - u.mean() - v.mean() - self.eps
-        if not bool(loss.isfinite()):  # synchronizes a GPU, but NaN weights would spoil the next checkpoint
-            raise self._breakdown(batch, int((~surplus.exp().isfinite()).sum()))
-        return StepOutput(objective=loss)
+        else:
+            u, v = self._source(x), self._target(y)
+            surplus = self._surplus(x, y, u, v)
+            loss = plan_penalty(surplus, self.eps, self.rho, self.form).mean() - u.mean() - v.mean() - self.eps
+            if not bool(loss.isfinite()):  # synchronizes a GPU, but NaN weights would spoil the next checkpoint
+                raise self._breakdown(batch, int((~surplus.exp().isfinite()).sum()))
+            return StepOutput(objective=loss)
+        surplus = (sums - (x - y).square().sum(1)) / self.eps  # of the pairs, for an unbiased estimate of the objective
+        return StepOutput(plan_penalty(surplus, self.eps, self.rho, self.form) - sums - self.eps)
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Compute the gradient, except for kernel potentials, which are already updated and have none."""
@@ -259,11 +252,8 @@ class EntropicTransport(LitSparseModule):
         ``mapped`` is the barycentric map over the test's target points.
         """
         x, y = self._points(batch)
-        return {
-            "index": batch["index"],
-            "source": x,
-            "mapped": self.barycentric_map(x, y if self._pool is None else self._pool),
-        }
+        mapped = self.barycentric_map(x, y if self._pool is None else self._pool)
+        return {"index": batch["index"], "source": x, "mapped": mapped}
 
     @override
     def configure_optimizers(self) -> Any:
@@ -317,14 +307,8 @@ class EntropicTransport(LitSparseModule):
     def _target(self, y: Tensor) -> Tensor:
         return check_result(self.potentials, "target_potential", self.potentials.target_potential(y), y.shape[:1])
 
-    def _surplus(self, x: Tensor, y: Tensor, u: Tensor | None = None, v: Tensor | None = None) -> Tensor:
-        u = self._source(x) if u is None else u
-        v = self._target(y) if v is None else v
+    def _surplus(self, x: Tensor, y: Tensor, u: Tensor, v: Tensor) -> Tensor:
         return (u.unsqueeze(1) + v - squared_distances(x, y)) / self.eps
-
-    def _losses(self, sums: Tensor, cost: Tensor) -> Tensor:
-        """Return the negative objective (B,) of pairs, an unbiased estimate."""
-        return plan_penalty((sums - cost) / self.eps, self.eps, self.rho, self.form) - sums - self.eps
 
     def _points(self, batch: Batch) -> tuple[Tensor, Tensor]:
         check_keys(batch, ["source", "target"], "Use a TransportDataModule.")

@@ -122,13 +122,13 @@ def beam_search(
                 so_far = zip(tokens[row, :, 1:].tolist(), scores[row].tolist(), attention[row, :, :, :-1].cpu(), strict=True)
                 finished[int(open_rows[row])] = _stopped(list(so_far), ((4 + length) / 6) ** length_penalty)
 
-        ends = (chosen == eos) & (best > -torch.inf)
         last = length >= limits[open_rows]
+        ends = ((chosen == eos) | last.unsqueeze(-1)) & (
+            best > -torch.inf
+        )  # at the limit what is best is finished as it stands
         ends[:, beam_size:] = False
-        cut = last.unsqueeze(-1) & (best > -torch.inf)  # at the limit what is best is finished as it stands
-        cut[:, beam_size:] = False
         divisor = ((5 + length) / 6) ** length_penalty
-        for row, rank in (ends | cut).nonzero().tolist():
+        for row, rank in ends.nonzero().tolist():
             found = finished[int(open_rows[row])]
             if len(found) < beam_size:
                 beam, token = int(beams[row, rank]), int(chosen[row, rank])
@@ -136,8 +136,7 @@ def beam_search(
                 found.append(Hypothesis(written, float(best[row, rank]) / divisor, attention[row, beam].to("cpu", copy=True)))
 
         # The best extensions that go on, in their order; those that ended stand behind them.
-        open_best = torch.where(chosen == eos, -torch.inf, best)
-        scores, order = open_best.topk(beam_size, -1)
+        scores, order = torch.where(chosen == eos, -torch.inf, best).topk(beam_size, -1)
         beams, chosen = beams.gather(1, order), chosen.gather(1, order)
         complete = [len(finished[int(row)]) >= beam_size for row in open_rows.tolist()]
         done = last | torch.tensor(complete, device=device) | (scores[:, 0] == -torch.inf)

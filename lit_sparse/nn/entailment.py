@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from lit_sparse.checks import DROPOUT, FEATURES, Number, ranges
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.mappings.base import check_mapping, warn_off_simplex
-from lit_sparse.nn.encoder_decoder.base import length_mask
-from lit_sparse.nn.encoder_decoder.padded_rows import run_recurrent
+from lit_sparse.nn.encoder_decoder.base import length_mask, run_recurrent
 from lit_sparse.nn.inputs import check_sentences
 
 __all__ = ["EntailmentNetwork"]

@@ -9,7 +9,18 @@ from lit_sparse.checks import FLOATS
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.ground.torch_internals import autocast_enabled, can_read_values
 
-__all__ = ["check_ids", "check_input", "check_sentences"]
+__all__ = ["check_floating", "check_ids", "check_input", "check_sentences"]
+
+
+def check_floating(name: str, given: object) -> None:
+    """Raise an error unless a value is a floating tensor.
+
+    Raises:
+        ConfigurationError: if it is not.
+    """
+    if not isinstance(given, Tensor) or given.dtype not in FLOATS:
+        got = given.dtype if isinstance(given, Tensor) else full_name(given)
+        raise ConfigurationError(f"Expected floating {name} but got {got}. Convert them.")
 
 
 def check_input(name: str, given: Tensor, shape: tuple[int | str, ...], weight: Tensor | None) -> None:

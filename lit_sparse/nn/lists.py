@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from lit_sparse.kernels.cpu.compile import compile_rows
 from lit_sparse.kernels.cpu.threads import over_rows
@@ -91,6 +90,11 @@ class Lists:
     blocks: Tensor
     shape: tuple[int, int]
 
+    @cached_property
+    def programs(self) -> bool:
+        """Whether GPU programs compute with the lists."""
+        return runs_on(self.places.device)
+
     @property
     def flat(self) -> Tensor:
         """Listed indices (R, C) in the matrix viewed as one block (B S, E); 0 past a list's end."""
@@ -106,13 +110,12 @@ class Lists:
 
 def listed_products(rows: Tensor, matrix: Tensor, lists: Lists) -> Tensor:
     """Return the products (R, C) of each row (R, E) with the matrix rows (B, S, E) it lists; 0 past a list's end."""
-    if _has_programs(rows):
+    if lists.programs:
         return triton_lists.multiply_listed(rows, matrix, lists.places, lists.blocks)
     if rows.is_cpu:
         out = rows.new_zeros(lists.places.shape)
-        over_rows(
-            _products, (len(rows), out.shape[1] * rows.shape[1]), COST, *_arrays(out, rows, matrix, lists.places, lists.blocks)
-        )
+        shape = (len(rows), out.shape[1] * rows.shape[1])
+        over_rows(_products, shape, COST, *_arrays(out, rows, matrix, lists.places, lists.blocks))
         return out
     return torch.einsum("re,rce->rc", rows, matrix.flatten(0, 1)[lists.flat]).masked_fill(lists.places < 0, 0.0)
 
@@ -122,7 +125,7 @@ def listed_sums(weights: Tensor, matrix: Tensor, lists: Lists) -> Tensor:
 
     A matrix row with weight zero does not take part, even if it is NaN.
     """
-    if _has_programs(weights):
+    if lists.programs:
         return triton_lists.sum_listed(weights, matrix, lists.places, lists.blocks)
     if weights.is_cpu:
         out = weights.new_zeros(len(weights), matrix.shape[2])
@@ -136,7 +139,7 @@ def listed_sums(weights: Tensor, matrix: Tensor, lists: Lists) -> Tensor:
 
 def sums_to_listed(weights: Tensor, rows: Tensor, lists: Lists) -> Tensor:
     """Return (B, S, E), for each matrix row the sum of the rows (R, E) that list it, times their weights (R, C)."""
-    if _has_programs(rows):
+    if lists.programs:
         return triton_lists.scatter_listed(weights, rows, *lists.by_place).view(*lists.shape, rows.shape[1])
     blocks = lists.shape[0]
     out = rows.new_zeros(*lists.shape, rows.shape[1])
@@ -152,10 +155,6 @@ def sums_to_listed(weights: Tensor, rows: Tensor, lists: Lists) -> Tensor:
     return out.flatten(0, 1).index_add(0, lists.flat.flatten(), terms.flatten(0, 1)).view(out.shape)
 
 
-def _has_programs(x: Tensor) -> bool:
-    return x.dtype in (torch.float32, torch.float64) and runs_on(x.device)
-
-
 def _arrays(*tensors: Tensor) -> list[Any]:
     return [x.detach().contiguous().numpy() for x in tensors]
 
@@ -167,14 +166,12 @@ class _Listed(torch.autograd.Function):
     """One of the operations, which is linear in both of its tensors."""
 
     @staticmethod
-    @override
     def forward(ctx: Any, operation: _Operation, first: Tensor, second: Tensor, lists: Lists) -> Tensor:
         ctx.save_for_backward(first, second)
         ctx.operation, ctx.lists = operation, lists
         return operation(first, second, lists)
 
     @staticmethod
-    @override
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
         first, second = ctx.saved_tensors
         needed = ctx.needs_input_grad[1:3]
@@ -187,34 +184,22 @@ class _Listed(torch.autograd.Function):
 
 def products(rows: Tensor, matrix: Tensor, lists: Lists) -> Tensor:
     """Return the products (R, C) of rows (R, E) with the matrix rows (B, S, E) that they list, without derivatives."""
-    result: Tensor = _Listed.apply(listed_products, rows, matrix, lists)  # type: ignore[no-untyped-call]
-    return result
+    return _Listed.apply(listed_products, rows, matrix, lists)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def sums(weights: Tensor, matrix: Tensor, lists: Lists) -> Tensor:
     """Return the sums (R, E) of the listed matrix rows (B, S, E), times weights (R, C), without derivatives."""
-    result: Tensor = _Listed.apply(listed_sums, weights, matrix, lists)  # type: ignore[no-untyped-call]
-    return result
+    return _Listed.apply(listed_sums, weights, matrix, lists)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _sums_at(weights: Tensor, rows: Tensor, lists: Lists) -> Tensor:
     """Return the sums (B, S, E), at each place, of the rows (R, E) that list it, times their weights (R, C)."""
-    result: Tensor = _Listed.apply(sums_to_listed, weights, rows, lists)  # type: ignore[no-untyped-call]
-    return result
+    return _Listed.apply(sums_to_listed, weights, rows, lists)  # type: ignore[no-any-return, no-untyped-call]
 
 
 #: Operation -> its derivatives by the first and the second tensor, times the slope of the result.
 _DERIVATIVES: dict[_Operation, tuple[Callable[[Tensor, Tensor, Tensor, Lists], Tensor], ...]] = {
-    listed_products: (
-        lambda rows, matrix, slope, lists: sums(slope, matrix, lists),
-        lambda rows, matrix, slope, lists: _sums_at(slope, rows, lists),
-    ),
-    listed_sums: (
-        lambda weights, matrix, slope, lists: products(slope, matrix, lists),
-        lambda weights, matrix, slope, lists: _sums_at(weights, slope, lists),
-    ),
-    sums_to_listed: (
-        lambda weights, rows, slope, lists: products(rows, slope, lists),
-        lambda weights, rows, slope, lists: sums(weights, slope, lists),
-    ),
+    listed_products: (lambda a, b, slope, lists: sums(slope, b, lists), lambda a, b, slope, lists: _sums_at(slope, a, lists)),
+    listed_sums: (lambda a, b, slope, lists: products(slope, b, lists), lambda a, b, slope, lists: _sums_at(a, slope, lists)),
+    sums_to_listed: (lambda a, b, slope, lists: products(b, slope, lists), lambda a, b, slope, lists: sums(a, slope, lists)),
 }

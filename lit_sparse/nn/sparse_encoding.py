@@ -24,8 +24,7 @@ def sparse_encode(x: Tensor, weight: Tensor) -> Tensor:
     """
     refuse_vmap("sparse_encode")
     _check("x (B, D)", x, weight, 1)
-    scores: Tensor = _Encode.apply(x, weight)  # type: ignore[no-untyped-call]
-    return scores
+    return _Encode.apply(x, weight)  # type: ignore[no-any-return, no-untyped-call]
 
 
 @checked
@@ -38,8 +37,7 @@ def sparse_decode(h: Tensor, weight: Tensor) -> Tensor:
     """
     refuse_vmap("sparse_decode")
     _check("h (B, n)", h, weight, 0)
-    decoded: Tensor = _Decode.apply(h, weight)  # type: ignore[no-untyped-call]
-    return decoded
+    return _Decode.apply(h, weight)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _check(name: str, rows: Tensor, weight: Tensor, side: int) -> None:

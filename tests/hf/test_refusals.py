@@ -13,8 +13,7 @@ transformers = pytest.importorskip("transformers", reason="needs transformers: p
 
 from lit_sparse.errors import ConfigurationError  # noqa: E402
 from lit_sparse.hf import register, sparsify  # noqa: E402
-from lit_sparse.hf.adapter import attend  # noqa: E402
-from lit_sparse.hf.masks import added_mask, boolean_mask, split_mask  # noqa: E402
+from lit_sparse.hf.adapter import added_mask, attend, boolean_mask, split_mask  # noqa: E402
 from lit_sparse.mappings import (  # noqa: E402
     Entmax,
     HardThreshold,

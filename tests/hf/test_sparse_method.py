@@ -13,7 +13,7 @@ from lit_sparse.hf import adapter, sparsify
 from lit_sparse.hf.adapter import attend
 from lit_sparse.kernels.gpu.triton_lists import ranges_of
 from lit_sparse.mappings import Entmax, Sparsemax
-from lit_sparse.nn.attend import function, plan
+from lit_sparse.nn.attend import function
 
 from . import tiny
 
@@ -35,8 +35,8 @@ def test_models_attend_sparsely_without_weights(name: str, monkeypatch: pytest.M
         return sparse(*args, **options)
 
     monkeypatch.setattr(function, "attend_to_listed", count)
-    monkeypatch.setattr(plan, "LEAST_KEYS", 1)
-    monkeypatch.setattr(plan, "LEAST_SCORES", 1)
+    monkeypatch.setattr(function, "LEAST_KEYS", 1)
+    monkeypatch.setattr(function, "LEAST_SCORES", 1)
     output = model(**inputs)[0]
     assert calls >= 2
     torch.testing.assert_close(output, expected, rtol=1e-9, atol=1e-9)

@@ -13,7 +13,7 @@ transformers = pytest.importorskip("transformers", reason="needs transformers: p
 
 from lit_sparse.errors import ConfigurationError  # noqa: E402
 from lit_sparse.hf import from_pretrained, sparsify  # noqa: E402
-from lit_sparse.hf.layer_mapping import LayerMapping  # noqa: E402
+from lit_sparse.hf.adapter import LayerMapping  # noqa: E402
 from lit_sparse.mappings import HardThreshold, LearnableEntmax, Softmax, TopKSparsemax  # noqa: E402
 
 from .own_attention import InterfaceAttention, OwnConfig, OwnModel  # noqa: E402

@@ -22,7 +22,7 @@ from lit_sparse.hf import (  # noqa: E402
     risk_loss_func,
     sparsify,
 )
-from lit_sparse.hf.layer_mapping import LayerMapping  # noqa: E402
+from lit_sparse.hf.adapter import LayerMapping  # noqa: E402
 from lit_sparse.mappings import (  # noqa: E402
     Entmax,
     FenchelYoungLoss,

@@ -31,7 +31,7 @@ from lit_sparse.mappings.norm_max.kernel import map_norm, norm_product
 from lit_sparse.mappings.oscarmax.kernel import map_oscar
 from lit_sparse.mappings.soft_sort.kernel import rank_product, rank_softly, sort_product, sort_softly
 from lit_sparse.mappings.sq_pnorm_max.kernel import map_pnorm, pnorm_product
-from lit_sparse.nn.categorical.kernel import log_likelihood
+from lit_sparse.nn.categorical import log_likelihood
 from lit_sparse.structures import Assignment, BitVector, Budget, Sequence, Structure, Tree
 from lit_sparse.structures.assignment import best_assignments
 from lit_sparse.structures.tree import best_trees

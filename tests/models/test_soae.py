@@ -317,7 +317,7 @@ def test_bases_of_ones_own_are_checked(found: Tensor, message: str) -> None:
 
 
 def test_what_is_no_transfer_function_and_labels_beyond_the_classes() -> None:
-    with pytest.raises(ConfigurationError, match=r"`initial_bases` to be a lit_sparse\.nn\.InitialBases"):
+    with pytest.raises(ConfigurationError, match=r"`initial_bases` to be an InitialBases or None"):
         SupervisedOnlineAutoencoder(HoyerProjection(0.5), initial_bases="SampleBases")  # type: ignore[arg-type]
     model = SupervisedOnlineAutoencoder(nn.Flatten(0), in_features=64, width=20)
     with pytest.raises(ConfigurationError, match=r"of torch.*Flatten to return .* but got \(3600,\)"):

@@ -199,7 +199,7 @@ def test_arguments_and_data_that_do_not_fit() -> None:
         by_kernels(lr_scheduler=functools.partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.7))
     with pytest.raises(ConfigurationError, match="`objective` to be one of"):
         by_kernels(objective="primal")
-    with pytest.raises(ConfigurationError, match="`potentials` to be Potentials but got 3"):
+    with pytest.raises(ConfigurationError, match="`potentials` to be a Potentials or None but got 3"):
         EntropicTransport(3, dim=1)  # type: ignore[arg-type]
     for name, value in (("eps", 0.0), ("rho", 0.0), ("rho", 1.5), ("dim", 0)):
         with pytest.raises(ConfigurationError, match=f"`{name}`"):

@@ -11,7 +11,7 @@ from torch.func import grad, hessian, jvp, vmap
 
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.nn import SharedCategorical
-from lit_sparse.nn.categorical import layer as shared_categorical
+from lit_sparse.nn import categorical as shared_categorical
 
 
 def naive(layer: SharedCategorical, features: Tensor, values: Tensor) -> Tensor:

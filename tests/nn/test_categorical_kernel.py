@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.nn.categorical import kernel as shared_categorical
-from lit_sparse.nn.categorical.kernel import Likelihood, log_likelihood
+from lit_sparse.nn import categorical as shared_categorical
+from lit_sparse.nn.categorical import Likelihood, log_likelihood
 from tests.kernels.rows import fixed_settings
 
 TOLERANCES = {torch.float64: 1e-11, torch.float32: 2e-5}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import Entmax, Fusedmax, LearnableEntmax, Softmax, SparseMAP, Sparsemax
 from lit_sparse.nn import EncoderDecoder, RecurrentBody, TransformerBody
-from lit_sparse.nn.encoder_decoder import padded_rows
+from lit_sparse.nn.encoder_decoder import base
 from lit_sparse.structures import Assignment, Sequence
 
 BODIES = {
@@ -211,7 +211,7 @@ def test_without_instructions_for_bfloat16_networks_are_in_float32(cell: str, mo
     body = RecurrentBody(8, 2, cell=cell, bidirectional=True, input_feeding=False).bind(Sparsemax()).eval()  # type: ignore[arg-type]
     source, target = (x.float() for x in inputs())
     expected = body.encode(source, LENGTHS)
-    monkeypatch.setattr(padded_rows, "lacks_autocast_dtype", lambda: True)
+    monkeypatch.setattr(base, "lacks_autocast_dtype", lambda: True)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         memory = body.encode(source.bfloat16(), LENGTHS)
         hidden, _ = body.decode(target.bfloat16(), memory)

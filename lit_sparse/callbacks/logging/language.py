@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,14 +22,6 @@ __all__ = ["LanguageLogger"]
 NEEDED = ("messages", "targets", "index")
 #: Number of distinguished classes if the data module does not name them.
 UNNAMED = 256
-
-
-@runtime_checkable
-class SendsMessages(Protocol):
-    """Protocol of models whose messages can be analysed."""
-
-    in_features: int
-    vocabulary: int
 
 
 @ranges(examples=Count())
@@ -86,15 +78,15 @@ class LanguageLogger(Picture):
     @override
     def on_stage_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: Stage) -> None:
         self._counts = self._structure = None
-        if stage != "train" and isinstance(pl_module, SendsMessages):
+        model: Any = pl_module
+        if stage != "train" and hasattr(model, "in_features") and hasattr(model, "vocabulary"):
             data = getattr(trainer, "datamodule", None)
             attributes = getattr(data, "attribute_count", 0)
             self._names = list(getattr(data, "class_names", []))
             classes = len(self._names) or UNNAMED
-            self._counts = MessageCounts(pl_module.vocabulary, classes).to(pl_module.device)
-            self._structure = MessageStructure(
-                pl_module.in_features, attributes, examples=self.examples, input_distance=self.input_distance
-            ).to(pl_module.device)
+            self._counts = MessageCounts(model.vocabulary, classes).to(model.device)
+            options: Any = {"examples": self.examples, "input_distance": self.input_distance}
+            self._structure = MessageStructure(model.in_features, attributes, **options).to(model.device)
 
     @override
     def on_stage_batch_end(

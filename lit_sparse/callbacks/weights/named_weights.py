@@ -12,17 +12,16 @@ __all__ = ["find_weights"]
 COMPILED = "_orig_mod."
 
 
-def find_weights(model: nn.Module, paths: list[str], least: int = 2) -> dict[str, nn.Parameter]:
+def find_weights(model: nn.Module, paths: list[str]) -> dict[str, nn.Parameter]:
     """Return the weights of a model at some paths, by their full path.
 
     Args:
         model: model whose modules and parameters the paths name.
         paths: paths of parameters, such as ``decoder.rnn.weight_hh_l0``, or of modules with a ``weight``, such as
             ``encoder``.
-        least: minimum number of dimensions of a weight.
 
     Raises:
-        ConfigurationError: if there is no such weight, or it has too few dimensions.
+        ConfigurationError: if there is no such weight, or it is a vector.
     """
     parameters = {name.replace(COMPILED, ""): parameter for name, parameter in model.named_parameters(remove_duplicate=False)}
     ways = {name: name for name in parameters}
@@ -30,16 +29,15 @@ def find_weights(model: nn.Module, paths: list[str], least: int = 2) -> dict[str
     found = {}
     for path in paths:
         if path not in ways:
-            usable = {way: name for way, name in ways.items() if parameters[name].dim() >= least}
+            usable = {way: name for way, name in ways.items() if parameters[name].dim() >= 2}
             inside = [name for name in usable if name.startswith(f"{path}.")]
             hint = f" Inside it there are {', '.join(inside[:8])}." if inside else did_you_mean(path, usable)
             hint = hint or f" There are {', '.join(list(usable)[:8])}."
             raise ConfigurationError(f"{type(model).__name__} has no weight at {path!r}.{hint}")
         parameter = parameters[ways[path]]
-        if parameter.dim() < least:
+        if parameter.dim() < 2:
             raise ConfigurationError(
-                f"Expected the weight at {path!r} to have at least {least} dimensions but its shape is"
-                f" {tuple(parameter.shape)}."
+                f"Expected the weight at {path!r} to have at least 2 dimensions but its shape is {tuple(parameter.shape)}."
             )
         found[ways[path]] = parameter
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +19,6 @@ __all__ = ["OptimalBrainDamage"]
 #: Added to probabilities, so that there is something to draw in rows of NaN.
 TINY = 1e-30
 SHARE = Number(0.0, 1.0, open_low=True, open_high=True)
-
-
-class _Classifier(Protocol):
-    def class_scores(self, batch: dict[str, Any]) -> Tensor: ...
 
 
 @ranges(every=Count(), keep=SHARE, target=SHARE, sample_every=Count())
@@ -90,14 +86,14 @@ class OptimalBrainDamage(pl.Callback):
         """
         weight = self._layer(pl_module).weight
         self._squares = None if self._squares is None else self._squares.to(weight.device)
-        if not _classifies(pl_module):
+        if not callable(getattr(pl_module, "class_scores", None)):
             raise ConfigurationError(
                 f"OptimalBrainDamage needs a method `class_scores(batch)`, which {type(pl_module).__name__} does not have."
             )
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
         """Measure the connections' importance in an epoch that ends with a removal."""
-        if self._removes(trainer) and batch_idx % self.sample_every == 0 and _classifies(pl_module):
+        if self._removes(trainer) and batch_idx % self.sample_every == 0:
             self._measure(pl_module, batch, trainer.global_step * trainer.world_size + trainer.global_rank)
 
     def on_train_batch_end(
@@ -138,14 +134,14 @@ class OptimalBrainDamage(pl.Callback):
         return max(1, round(self.target * weight.numel()))
 
     @torch.enable_grad()
-    def _measure(self, model: _Classifier, batch: dict[str, Any], seed: int) -> None:
+    def _measure(self, model: Any, batch: dict[str, Any], seed: int) -> None:
         met: dict[str, Tensor] = {}
 
         def keep(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
             met["input"], met["output"] = inputs[0].detach(), output
             return output.clone()  # which may be changed in place
 
-        called: nn.Module = dict(model.named_modules())[self.module]  # type: ignore[attr-defined]
+        called: nn.Module = dict(model.named_modules())[self.module]
         handle = called.register_forward_hook(keep)
         try:
             log_probs = model.class_scores(batch).log_softmax(-1)
@@ -194,7 +190,3 @@ class OptimalBrainDamage(pl.Callback):
 def _summed(squares: Tensor | None) -> Tensor | None:
     """Return the sum over processes, which have all measured equally often."""
     return None if squares is None else reduce(squares)
-
-
-def _classifies(model: object) -> TypeGuard[_Classifier]:
-    return callable(getattr(model, "class_scores", None))

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
 from typing_extensions import override
 
 from lit_sparse.callbacks.base import check_folder
 from lit_sparse.errors import DataError
-from lit_sparse.ground.distributed import gather_objects, gather_to_first
+from lit_sparse.ground.distributed import gather_objects, gather_to_first, world_size
 from lit_sparse.ground.files import open_to_append, replaced
 from lit_sparse.lightning.choice import BasePredictionWriter, pl
 
-__all__ = ["Writer", "check_indices", "gather_in_order", "write_files"]
+__all__ = ["PredictionWriter", "Writer", "check_indices", "write_files"]
 
 #: Indices that a message names.
 NAMED = 5
-Row = TypeVar("Row")
 
 
 class Writer(BasePredictionWriter):
@@ -33,23 +34,22 @@ class Writer(BasePredictionWriter):
             predicted; ``"batch"`` for one file per process, to which each batch is appended, without using memory.
     """
 
+    #: Whether each input up to the last one must be predicted.
+    complete: ClassVar[bool] = True
+
     def __init__(self, folder: str | None = None, write_interval: Literal["batch", "epoch"] = "epoch") -> None:
         super().__init__("batch")  # with "epoch", Lightning would keep the whole outputs in memory
         self.folder = check_folder(folder)
         self.write_interval = write_interval
-        self._rows: list[Any] = []
+        self._rows: list[dict[str, Any]] = []
         self._begun = False
         self._log_dir: str | None = None
 
-    def rows_of(self, outputs: Any) -> Iterable[Any]:
-        """Return the row to write for each input of a batch; nothing for outputs of another kind."""
+    def rows_of(self, outputs: Any) -> Iterable[dict[str, Any]]:
+        """Return the row to write for each input of a batch, with its ``index``; nothing for outputs of another kind."""
         raise NotImplementedError
 
-    def ordered(self, rows: list[Any]) -> list[Any]:
-        """Return the rows of all processes in the order of the inputs, on the first process."""
-        raise NotImplementedError
-
-    def files_of(self, rows: list[Any], begun: bool) -> dict[str, Iterable[str]]:
+    def files_of(self, rows: list[dict[str, Any]], begun: bool) -> dict[str, Iterable[str]]:
         """Return a dict from file names to the lines for some rows; without a header if the files are ``begun``."""
         raise NotImplementedError
 
@@ -85,28 +85,66 @@ class Writer(BasePredictionWriter):
             DataError: on every process, if an input was predicted twice, or an index is required and missing.
         """
         rows, self._rows = self._rows, []
-        if self.write_interval == "epoch" and (ordered := self.ordered(rows)):
+        if self.write_interval == "epoch" and (ordered := self._ordered(rows)):
             files = self.files_of(ordered, False)
             write_files({self._place(trainer) / name: lines for name, lines in files.items()})
+
+    def _ordered(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the rows of all processes in the order of their inputs, on the first process."""
+        numbered = all("index" in row for row in rows)
+        if not numbered and world_size() > 1:
+            raise DataError(
+                "Expected `index` (B,), the numbers of the examples, in the output of predict_step but got none. Add it, or"
+                " predict in one process: --trainer.devices 1."
+            )
+        indices = [row["index"] if numbered else place for place, row in enumerate(rows)]
+        check_indices(chain.from_iterable(gather_objects(indices)), complete=self.complete)
+        pairs = chain.from_iterable(gather_to_first(list(zip(indices, rows, strict=True))))
+        return [row for _, row in sorted(pairs, key=lambda pair: pair[0])]
 
     def _place(self, trainer: pl.Trainer) -> Path:
         return Path(self.folder or self._log_dir or trainer.default_root_dir)
 
 
-def gather_in_order(rows: Sequence[Row], indices: Sequence[int], *, complete: bool = True) -> list[Row]:
-    """Return the rows of all processes in the order of their inputs, on the first process; call it on all processes.
+class PredictionWriter(Writer):
+    """Write the output of ``predict_step`` to ``predictions.csv``, one line per example, in the order of the index.
+
+    The output is a dict of tensors whose first dimension is the batch, including ``index`` (B,). The first process writes
+    the examples of all processes to one file, completely or not at all.
 
     Args:
-        rows: rows of this process.
-        indices: index of each row's input.
-        complete: whether each index up to the largest must have a row.
-
-    Raises:
-        DataError: on every process, if an input has two rows, or with ``complete`` none.
+        folder: folder of the file; None for the logger's folder, or without one the trainer's root folder.
+        write_interval: ``"epoch"``, or ``"batch"`` to write each batch at once, in the order of prediction; on several
+            processes to ``predictions_0.csv`` and so on.
     """
-    check_indices(chain.from_iterable(gather_objects(list(indices))), complete=complete)
-    numbered = chain.from_iterable(gather_to_first(list(zip(indices, rows, strict=True))))
-    return [row for _, row in sorted(numbered, key=lambda pair: pair[0])]
+
+    complete: ClassVar[bool] = False
+
+    @override
+    def rows_of(self, outputs: Any) -> Iterable[dict[str, Any]]:
+        if not isinstance(outputs, dict) or "lines" in outputs:  # text: TextPredictionWriter's
+            return []
+        columns: dict[str, list[Any]] = {}
+        for name, values in outputs.items():
+            flat = values.detach().float() if values.is_floating_point() else values.detach()
+            if flat.dim() == 1:
+                columns[name] = flat.tolist()
+            else:
+                for i, column in enumerate(flat.reshape(len(flat), -1).unbind(-1)):
+                    columns[f"{name}_{i}"] = column.tolist()
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+    @override
+    def files_of(self, rows: list[dict[str, Any]], begun: bool) -> dict[str, Iterable[str]]:
+        header = [] if begun else [list(rows[0])]
+        return {"predictions.csv": map(_line, chain(header, (list(row.values()) for row in rows)))}
+
+
+def _line(values: Iterable[Any]) -> str:
+    """Return a line of csv without a line feed at its end."""
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\r").writerow(values)
+    return buffer.getvalue()
 
 
 def check_indices(indices: Iterable[int], *, complete: bool = True) -> None:

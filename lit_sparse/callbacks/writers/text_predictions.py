@@ -6,14 +6,13 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from typing_extensions import override
 
 from lit_sparse.callbacks.pictures.heat_maps import Attention
-from lit_sparse.callbacks.writers.outputs import Writer, gather_in_order
+from lit_sparse.callbacks.writers.outputs import Writer
 from lit_sparse.checks import FLAG, ranges
 from lit_sparse.errors import ConfigurationError, DataError
 
@@ -27,17 +26,6 @@ UNSAFE = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 #: Significant digits of weights.
 DIGITS = 6
 ATTENTION = ("attention", "source_tokens", "output_tokens")
-
-
-@dataclass(frozen=True)
-class _Prediction:
-    """Prediction for one input."""
-
-    index: int
-    line: str
-    candidates: list[dict[str, Any]] | None
-    source: str | None
-    attention: Attention | None
 
 
 @ranges(attention=FLAG)
@@ -78,20 +66,16 @@ class TextPredictionWriter(Writer):
         self.attention = attention
 
     @override
-    def rows_of(self, outputs: Any) -> Iterable[_Prediction]:
+    def rows_of(self, outputs: Any) -> Iterable[dict[str, Any]]:
         return _predictions(outputs, self.attention) if isinstance(outputs, dict) and "lines" in outputs else []
 
     @override
-    def ordered(self, rows: list[_Prediction]) -> list[_Prediction]:
-        return gather_in_order(rows, [row.index for row in rows])
-
-    @override
-    def files_of(self, rows: list[_Prediction], begun: bool) -> dict[str, Iterable[str]]:
-        return {"predictions.txt": (_one_line(row.line) for row in rows), "predictions.jsonl": map(_json, rows)}
+    def files_of(self, rows: list[dict[str, Any]], begun: bool) -> dict[str, Iterable[str]]:
+        return {"predictions.txt": (_one_line(row["line"]) for row in rows), "predictions.jsonl": map(_json, rows)}
 
 
-def _predictions(outputs: dict[str, Any], attention: bool) -> Iterator[_Prediction]:
-    """Yield the predictions of a batch."""
+def _predictions(outputs: dict[str, Any], attention: bool) -> Iterator[dict[str, Any]]:
+    """Yield the index and the line of each input of a batch, with its candidates, source and attention, if there are any."""
     lines = list(outputs["lines"])
     needed = ("index", *(ATTENTION if attention else ()))
     absent = [name for name in needed if outputs.get(name) is None]
@@ -108,9 +92,10 @@ def _predictions(outputs: dict[str, Any], attention: bool) -> Iterator[_Predicti
         if outputs.get(name) is not None and len(outputs[name]) != len(lines):
             raise DataError(f"Expected `{name}` to have one entry for each of {len(lines)} lines but got {len(outputs[name])}.")
     indices = torch.as_tensor(outputs["index"]).tolist()
+    given = [name for name in ("candidates", "source") if outputs.get(name) is not None]
     for place, (index, line) in enumerate(zip(indices, lines, strict=True)):
-        candidates, source = (None if outputs.get(name) is None else outputs[name][place] for name in ("candidates", "source"))
-        yield _Prediction(index, line, candidates, source, Attention.cut(outputs, place) if attention else None)
+        row = {"index": index, "line": line} | {name: outputs[name][place] for name in given}
+        yield row | ({"attention": Attention.cut(outputs, place)} if attention else {})
 
 
 def _one_line(text: str) -> str:
@@ -123,20 +108,15 @@ def _one_line(text: str) -> str:
     return HALVES.sub("\ufffd", BREAKS.sub(" ", text))
 
 
-def _json(row: _Prediction) -> str:
+def _json(row: dict[str, Any]) -> str:
     """Return a prediction as a JSON object on one line."""
-    fields: dict[str, Any] = {"index": row.index}
-    if row.source is not None:
-        fields["source"] = row.source
-    if row.candidates is None:
-        fields["outputs"] = [{"text": row.line}]
-    else:
-        fields["outputs"] = [
-            {"text": candidate["text"], "score": _number(float(candidate["score"]))} for candidate in row.candidates
-        ]
-    if row.attention is not None:
-        fields["source_tokens"], fields["output_tokens"] = row.attention.source, row.attention.output
-        fields["attention"] = _rounded(row.attention.weights.double().tolist())
+    fields: dict[str, Any] = {name: row[name] for name in ("index", "source") if name in row}
+    fields["outputs"] = [{"text": row["line"]}]
+    if "candidates" in row:
+        fields["outputs"] = [{"text": one["text"], "score": _number(float(one["score"]))} for one in row["candidates"]]
+    if "attention" in row:
+        fields["source_tokens"], fields["output_tokens"] = row["attention"].source, row["attention"].output
+        fields["attention"] = _rounded(row["attention"].weights.double().tolist())
     text = json.dumps(fields, ensure_ascii=False, allow_nan=False)
     return UNSAFE.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
 

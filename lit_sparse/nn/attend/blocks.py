@@ -6,15 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from lit_sparse.kernels.gpu import triton_attention
 from lit_sparse.kernels.gpu.triton_attention import BlockOptions
-from lit_sparse.kernels.gpu.triton_rows import runs_on
 from lit_sparse.mappings import Entmax
 from lit_sparse.mappings.base import Threshold
-from lit_sparse.nn.attend.dense import attend_to_all
-from lit_sparse.nn.attend.operands import Operands, Pairs
+from lit_sparse.nn.attend.operands import Operands, Pairs, attend_to_all
 
 __all__ = ["attend_in_blocks", "saves", "serves"]
 
@@ -32,7 +29,7 @@ def serves(operands: Operands, threshold: Threshold) -> bool:
     """
     query, key, value, pairs, *_ = operands
     alpha = threshold.alpha
-    if not runs_on(query.device) or isinstance(alpha, Tensor) or threshold.k is not None:
+    if isinstance(alpha, Tensor) or threshold.k is not None:
         return False
     if pairs.bias is not None or pairs.softcap is not None or operands.dropout or 0 in (*query.shape, *key.shape, *value.shape):
         return False
@@ -67,7 +64,6 @@ class _Blocks(torch.autograd.Function):
     """Attention of heads (N, L, E) to keys (B, S, E)."""
 
     @staticmethod
-    @override
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: BlockOptions) -> Tensor:
         output, *rest = triton_attention.attend(query, key, value, mask, options)
         ctx.save_for_backward(query, key, value, mask, output, *rest)
@@ -75,22 +71,16 @@ class _Blocks(torch.autograd.Function):
         return output
 
     @staticmethod
-    @override
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, mask, *attended = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            return (*_dense_gradients(slope, (query, key, value), mask, ctx.options, ctx.needs_input_grad), None, None)
-        grads = triton_attention.differentiate(slope.contiguous(), tuple(attended), query, key, value, mask, ctx.options)
-        return (*grads, None, None)
-
-
-def _dense_gradients(
-    slope: Tensor, given: tuple[Tensor, ...], mask: Tensor | None, options: BlockOptions, needed: tuple[bool, ...]
-) -> list[Tensor | None]:
-    """Return the gradients as a graph that can be differentiated again."""
-    query, key, value = given
-    pairs = Pairs(None if mask is None else mask.reshape(len(query), *mask.shape[-2:]), is_causal=options.is_causal)
-    output, _ = attend_to_all(Operands(query, key, value, pairs, options.scale), Entmax(options.alpha, gamma=options.gamma))
-    wanted = [x for x, need in zip(given, needed, strict=False) if need]
-    grads = iter(torch.autograd.grad(output, wanted, slope, create_graph=True))
-    return [next(grads) if need else None for need in needed[:3]]
+        options: BlockOptions = ctx.options
+        if not torch.is_grad_enabled():
+            slope = slope.contiguous()
+            return (*triton_attention.differentiate(slope, tuple(attended), query, key, value, mask, options), None, None)
+        # A second derivative may follow: the graph of dense attention has all of them.
+        pairs = Pairs(None if mask is None else mask.reshape(len(query), *mask.shape[-2:]), is_causal=options.is_causal)
+        mapping = Entmax(options.alpha, gamma=options.gamma)
+        output, _ = attend_to_all(Operands(query, key, value, pairs, options.scale), mapping)
+        wanted = [x for x, need in zip((query, key, value), ctx.needs_input_grad, strict=False) if need]
+        grads = iter(torch.autograd.grad(output, wanted, slope, create_graph=True))
+        return (*(next(grads) if need else None for need in ctx.needs_input_grad[:3]), None, None)

@@ -1,4 +1,7 @@
-"""Lists of the keys that may have weight for each query: scores are computed for a block of queries at a time and discarded."""
+"""Lists of the keys that may have weight for each query: scores are computed for a block of queries at a time and discarded.
+
+On a GPU with Triton, no scores are in memory at all.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,15 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from lit_sparse.kernels.cpu.threads import over_blocks
+from lit_sparse.kernels.gpu.triton_lists import Scores, bound_scores, list_marked, ranges_of
 from lit_sparse.mappings.base import Threshold
 from lit_sparse.nn.attend.candidates_kernel import list_candidates_of, list_rows
 from lit_sparse.nn.attend.operands import Operands, Pairs, any_along
 
-__all__ = ["list_candidates", "seem_many"]
+__all__ = ["list_candidates", "list_on_gpu", "seem_many"]
 
 #: Scores that a thread computes at a time: the caches hold about as many.
 BLOCK = 1 << 19
@@ -93,6 +96,38 @@ def list_candidates(
     return search.result()
 
 
+def list_on_gpu(operands: Operands, threshold: Threshold, only_few: bool) -> tuple[Tensor, Tensor] | None:
+    """Return each query's candidates, found on a GPU; see :func:`list_candidates`. No scores are in memory.
+
+    Args:
+        operands: operands in the dtype of the scores, with all leading dimensions.
+        threshold: threshold of the mapping.
+        only_few: whether to return None if the candidates are many.
+    """
+    query, key, _, pairs, *_ = operands
+    factor, leading, (length, size) = operands.factor(), query.shape[:-2], (query.shape[-2], key.shape[-2])
+    query, key = (x.detach().reshape(-1, *x.shape[-2:]).contiguous() for x in (query, key))
+    if factor <= 0:
+        query, factor = (-query, -factor) if factor else (query * 0, 1.0)
+    pairs = pairs.simplified(length, size)
+    ranges, mask, bias = None, pairs.mask, None if pairs.bias is None else pairs.bias.detach().expand(*leading, length, size)
+    if mask is not None:
+        ranges, whole = ranges_of(mask.expand(*mask.shape[:-1], size), length, pairs.is_causal)
+        ranges, mask = ranges.expand(*leading, length, 2), None if whole else mask.expand(*leading, length, size)
+    scores = Scores(query, key, mask, bias, pairs.softcap or 0.0, factor, pairs.is_causal and ranges is None, ranges)
+    alpha = threshold.alpha
+    alphas = alpha.detach().expand(*leading, 1, 1).flatten() if isinstance(alpha, Tensor) else alpha
+    bounds = bound_scores(scores, alphas, threshold.gamma)
+    places, counts = list_marked(scores, bounds, min(size, FEW))
+    if only_few and are_many(float(counts.sum()), len(counts), size):
+        return None
+    width = best_width(counts, min(size, max(FEW, size // 4)), size)
+    if width > places.shape[1]:
+        places, counts = list_marked(scores, bounds, width)
+    long = counts > width
+    return places[:, :width].masked_fill(long.unsqueeze(1), -1), long
+
+
 class _Search:
     """The search of one call of :func:`list_candidates`, block by block. The order of the blocks does not change the result."""
 
@@ -114,13 +149,11 @@ class _Search:
         self.blocks = list(_blocks(len(self.heads), self.length, self.size, pairs.is_causal, alike))
         self.most = min(self.size, max(FEW, self.size // 4))
         self.counts = query.new_zeros(len(self.heads), self.length, dtype=torch.int32)
-        self.places = self.counts.new_empty(len(self.heads), self.length, min(self.most, FEW))
-        #: The same for the blocks, on a CPU as arrays: indexing them costs a fraction of indexing tensors.
+        #: The same for the blocks, on a CPU as an array: indexing it costs a fraction of indexing a tensor.
         self.block_counts: Any = self.counts.numpy() if query.is_cpu else self.counts
-        self.block_places: Any = self.places.numpy() if query.is_cpu else self.places
-        #: Number of a block -> its lists, if they are longer.
-        self.longer: dict[int, Any] = {}
-        self.needed = 0  # length of the longest lists so far
+        #: Lists of each block that sees any keys.
+        self.lists: list[Tensor | None] = [None] * len(self.blocks)
+        self.needed = self.short = min(self.most, FEW)  # length of the longest lists so far, and of the shortest ones
         self.spaces: list[_Space] = []  # for the scores of a block, one for each thread
         #: Numbers of candidates and of queries of each block that is done.
         self.done: list[tuple[int, int] | None] = [None] * len(self.blocks)
@@ -145,7 +178,6 @@ class _Search:
         head, others, first, last = self.blocks[number]
         low, high, allowed = _range(self.pairs, head, first, last, self.leading, self.size)
         if low == high:
-            self.block_places[head:others, first:last] = -1
             return 0, 0
         try:
             space = self.spaces.pop()
@@ -170,57 +202,46 @@ class _Search:
 
     def _list_scores(self, number: int, space: _Space, low: int) -> Any:
         """Write the lists of a block of scores, as long as its rows need; return the number of candidates of each row."""
-        head, others, first, last = self.blocks[number]
-        mine = self.block_places[head:others, first:last]
-        width = mine.shape[-1]
-        contiguous = others - head == 1 or last - first == self.length  # the kernel is compiled for nothing else
-        lists = mine if contiguous and self.needed <= width else self._new_lists(*mine.shape[:-1], max(self.needed, width))
-        counts = self._write(number, space, low, lists)
+        lists, counts = self._write(number, space, low, self.needed)
+        width = self.short
         if width < self.most and int(counts.max()) > width:
             wanted = best_width(torch.as_tensor(counts).flatten(), self.most, self.size)
             width = width if wanted <= width else min(self.most, wanted + wanted // 4)
         if width > lists.shape[-1]:
-            lists = self._new_lists(*mine.shape[:-1], width)
-            self._write(number, space, low, lists)
-        if width > mine.shape[-1]:
-            self.longer[number] = lists[..., :width]
-            self.needed = max(self.needed, width)
-        elif lists is not mine:
-            mine[...] = lists[..., :width]
+            lists, _ = self._write(number, space, low, width)
+        self.needed = max(self.needed, width)
+        kept = torch.as_tensor(lists)[..., :width]
+        self.lists[number] = kept if kept.is_contiguous() else kept.clone()  # not the memory of longer ones
         return counts
 
-    def _write(self, number: int, space: _Space, low: int, lists: Any) -> Any:
-        """Write lists of a given length; return the number of candidates of each row."""
+    def _write(self, number: int, space: _Space, low: int, width: int) -> tuple[Any, Any]:
+        """Return lists of a given length, and the number of candidates of each row."""
         head, others, first, last = self.blocks[number]
+        shape = (others - head, last - first, width)
+        lists: Any = np.empty(shape, np.int32) if self.counts.is_cpu else self.counts.new_empty(shape)
         alpha, ahead = self.alphas[head], first - low if self.pairs.is_causal else None
         if space.rows is None:
             counts: Any = list_candidates_of(space.scores, alpha, self.gamma, lists, low=low, ahead=ahead)
         else:
-            counts = np.empty(lists.shape[:-1], np.int32)
+            counts = np.empty(shape[:-1], np.int32)
             list_rows(space.rows, alpha, self.gamma, lists, counts, space.rows[:, :0], low=low, ahead=ahead)
         self.block_counts[head:others, first:last] = counts
-        return counts
-
-    def _new_lists(self, *shape: int) -> Any:
-        return np.empty(shape, np.int32) if self.places.is_cpu else self.places.new_empty(shape)
+        return lists, counts
 
     def result(self) -> tuple[Tensor, Tensor] | None:
         """Return the result of :func:`list_candidates`."""
         if self.many:
             return None
-        longest = max([self.places.shape[-1], *(lists.shape[-1] for lists in self.longer.values())])
-        width = min(best_width(self.counts.flatten(), self.most, self.size), longest)
-        short = self.places.shape[-1]
-        places = self.places[..., :width] if width <= short else F.pad(self.places, (0, width - short), value=-1)
-        #: Length of the list of each row, of which the candidates may be more.
-        lengths = torch.full_like(self.counts, min(width, short))
-        for number, lists in self.longer.items():
-            head, others, first, last = self.blocks[number]
-            listed = torch.as_tensor(lists[..., :width])
-            places[head:others, first:last, : listed.shape[-1]] = listed
-            lengths[head:others, first:last] = listed.shape[-1]
+        width = min(best_width(self.counts.flatten(), self.most, self.size), self.needed)
+        places = self.counts.new_full((*self.counts.shape, width), -1)
+        lengths = torch.zeros_like(self.counts)  # of the list of each row, of which the candidates may be more
+        for (head, others, first, last), lists in zip(self.blocks, self.lists, strict=True):
+            if lists is not None:
+                length = min(width, lists.shape[-1])
+                places[head:others, first:last, :length] = lists[..., :length]
+                lengths[head:others, first:last] = length
         long = (self.counts > lengths).flatten()
-        return places.flatten(0, 1).masked_fill(long.unsqueeze(1), -1), long
+        return places.flatten(0, 1).masked_fill_(long.unsqueeze(1), -1), long
 
 
 class _Space:

@@ -10,10 +10,8 @@ from lit_sparse.checks import FEATURES, Number, check_flag, ranges
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import Softmax, SparseMapping
 from lit_sparse.mappings.base import check_mapping, warn_off_simplex
-from lit_sparse.nn.attend.dense import attend_to_all
-from lit_sparse.nn.attend.function import attend
-from lit_sparse.nn.attend.operands import Operands, Pairs, any_along, check_tensors
-from lit_sparse.nn.attend.plan import Method
+from lit_sparse.nn.attend.function import Method, attend
+from lit_sparse.nn.attend.operands import Operands, Pairs, any_along, attend_to_all, check_tensors
 
 __all__ = ["MultiheadAttention"]
 
@@ -144,7 +142,12 @@ class MultiheadAttention(nn.MultiheadAttention):
         flags = {"need_weights": need_weights, "average_attn_weights": average_attn_weights, "is_causal": is_causal}
         for name, flag in flags.items():
             check_flag(name, flag)
-        self._check_inputs(query, key, value, key_padding_mask, attn_mask, is_causal)
+        if is_causal and attn_mask is None:
+            raise ConfigurationError(
+                "Expected `attn_mask` together with `is_causal=True`, which only states that the mask is causal, but got None."
+                " Make one with `torch.nn.Transformer.generate_square_subsequent_mask(L)`."
+            )
+        self._check_inputs((query, key, value), key_padding_mask, attn_mask)
         query_is_key, unbatched, batch_dim = query is key, query.dim() == 2, 0 if self.batch_first else 1
         if unbatched:
             query, key, value = query.unsqueeze(batch_dim), key.unsqueeze(batch_dim), value.unsqueeze(batch_dim)
@@ -261,39 +264,23 @@ class MultiheadAttention(nn.MultiheadAttention):
         rows = [row[: len(asking)] for row, asking in zip(output.unbind(), query.unbind(), strict=True)]
         return torch.nested.as_nested_tensor(rows), weights
 
-    def _check_inputs(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_padding_mask: Tensor | None,
-        attn_mask: Tensor | None,
-        is_causal: bool,
-    ) -> None:
-        check_tensors(query, key, value)
-        dims = [x.dim() for x in (query, key, value)]
+    def _check_inputs(self, given: tuple[Tensor, ...], key_padding_mask: Tensor | None, attn_mask: Tensor | None) -> None:
+        check_tensors(*given)
+        query, key, value = given
+        dims = [x.dim() for x in given]
         if dims not in ([2] * 3, [3] * 3):
             raise ConfigurationError(
                 f"Expected query, key and value all with 3 dimensions or all with 2 (unbatched) but got {dims}."
-            )
-        if is_causal and attn_mask is None:
-            raise ConfigurationError(
-                "Expected `attn_mask` together with `is_causal=True`, which only states that the mask is causal, but got None."
-                " Make one with `torch.nn.Transformer.generate_square_subsequent_mask(L)`."
             )
         batched = query.dim() == 3
         along = 1 if batched and self.batch_first else 0
         n, length, source = query.shape[1 - along] if batched else 1, query.shape[along], key.shape[along]
 
-        def sequence(length: int, width: int) -> tuple[int, ...]:
-            if not batched:
-                return (length, width)
-            return (n, length, width) if self.batch_first else (length, n, width)
-
+        ahead, between = ((n,), ()) if along else ((), (n,) if batched else ())
         expected: list[tuple[str, Tensor | None, list[tuple[int, ...]]]] = [
-            ("query", query, [sequence(length, self.embed_dim)]),
-            ("key", key, [sequence(source, self.kdim)]),
-            ("value", value, [sequence(source, self.vdim)]),
+            ("query", query, [(*ahead, length, *between, self.embed_dim)]),
+            ("key", key, [(*ahead, source, *between, self.kdim)]),
+            ("value", value, [(*ahead, source, *between, self.vdim)]),
             ("key_padding_mask", key_padding_mask, [(n, source) if batched else (source,)]),
             ("attn_mask", attn_mask, [(length, source), (n * self.num_heads, length, source)]),
         ]

@@ -7,21 +7,24 @@ too. The few queries with too many candidates attend to all keys.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lit_sparse.kernels.gpu import triton_lists
+from lit_sparse.kernels.gpu.triton_rows import runs_on
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.mappings.base import Threshold
-from lit_sparse.nn.attend.candidates import list_candidates, seem_many
-from lit_sparse.nn.attend.dense import attend_to_all
-from lit_sparse.nn.attend.gpu_candidates import has_programs, list_on_gpu
-from lit_sparse.nn.attend.operands import Operands, Pairs
+from lit_sparse.nn.attend.blocks import serves
+from lit_sparse.nn.attend.candidates import list_candidates, list_on_gpu, seem_many
+from lit_sparse.nn.attend.operands import Operands, Pairs, attend_to_all
 from lit_sparse.nn.lists import Lists, products, sums
 
-__all__ = ["Listed", "attend_to_listed"]
+__all__ = ["Listed", "Way", "attend_to_listed", "sparse_ways"]
+
+Way = Literal["dense", "listed", "blocks", "traced"]
 
 
 class Listed(NamedTuple):
@@ -54,6 +57,19 @@ class _LongRows(NamedTuple):
     weights: Tensor
 
 
+def sparse_ways(
+    operands: Operands, threshold: Threshold, auto: bool, need_weights: bool = False
+) -> tuple[Way, Way | None, bool]:
+    """Return the way a sparse method computes, the way to use if candidates are many, and whether programs list them."""
+    query, key, programs, blocks = operands.query, operands.key, False, False
+    if runs_on(query.device):  # else a graph would hold what the dtype is read from
+        programs = 0 not in (*query.shape, *key.shape) and triton_lists.serves(query.device, operands.dtype(), key.shape[-1])
+        blocks = not need_weights and serves(operands, threshold)
+    if blocks and not programs:
+        return "blocks", None, False
+    return "listed", "blocks" if blocks else "dense" if auto else None, programs
+
+
 def attend_to_listed(
     operands: Operands,
     mapping: SparseMapping,
@@ -62,6 +78,7 @@ def attend_to_listed(
     only_few: bool = False,
     need_weights: bool = False,
     candidates: tuple[Tensor, Tensor] | None = None,
+    programs: bool = False,
 ) -> Listed | None:
     """Return the attention output, computed with each query's candidates instead of all keys.
 
@@ -72,6 +89,7 @@ def attend_to_listed(
         only_few: whether to return None if the candidates are many.
         need_weights: whether to return the weights.
         candidates: ``places`` and ``long`` of :class:`Listed`, if they are known.
+        programs: whether GPU programs list the candidates.
     """
     low, device = operands.dtype(), operands.query.device.type
     with torch.autocast(device, enabled=False):
@@ -79,7 +97,7 @@ def attend_to_listed(
             with torch.no_grad():
                 if seem_many(operands, threshold):
                     return None
-        given = operands if device == "cpu" and not has_programs(operands) else operands.fitted(low)
+        given = operands if device == "cpu" and not programs else operands.fitted(low)
         dtype = torch.promote_types(low, torch.float32) if given.query.dtype == low else torch.float32
         operands = given.fitted(dtype)
         scaled, pairs = operands.query * operands.factor(), operands.pairs
@@ -88,7 +106,7 @@ def attend_to_listed(
         keys, values = operands.key[None].flatten(0, -3), operands.value[None].flatten(0, -3)
         if candidates is None:
             with torch.no_grad():
-                if has_programs(given):
+                if programs:
                     candidates = list_on_gpu(given, threshold, only_few)
                 else:
                     candidates = list_candidates(scaled, keys, threshold, pairs.simplified(length, size), only_few)
@@ -117,17 +135,10 @@ def attend_to_listed(
 
 def _listed_bias(bias: Tensor, places: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Return the bias (..., L, C) at the listed places (R, C), of scores of a shape (..., L, S)."""
-    index: Tensor | int = 0
-    for dim, size in enumerate(shape[:-1]):
-        view = [1] * len(shape)
-        view[dim] = size
-        if bias.shape[dim] > 1:
-            step = bias.shape[dim + 1 :].numel()
-            index = index + torch.arange(size, device=places.device).view(view) * step
-    if bias.shape[-1] > 1:
-        index = index + places.clamp_min(0).long().view(*shape[:-1], places.shape[-1])
-    whole = torch.as_tensor(index, device=places.device).expand(*shape[:-1], places.shape[-1])
-    return bias.reshape(-1).index_select(0, whole.flatten()).view(whole.shape)
+    listed = (*shape[:-1], places.shape[-1])
+    numbers = torch.arange(bias.numel(), device=places.device).view(bias.shape).expand(*shape[:-1], -1)
+    numbers = numbers.gather(-1, places.clamp_min(0).long().view(listed)) if bias.shape[-1] > 1 else numbers.expand(listed)
+    return bias.reshape(-1).index_select(0, numbers.flatten()).view(listed)
 
 
 def _attend_long(operands: Operands, mapping: SparseMapping, long: Tensor) -> _LongRows:

@@ -1,4 +1,4 @@
-"""What attention computes with: queries, keys, values, and all that changes their scores."""
+"""What attention computes with: queries, keys, values, and all that changes their scores; and its definition by all pairs."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import math
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.ground.torch_internals import can_read_values
+from lit_sparse.mappings import SparseMapping
 
-__all__ = ["Operands", "Pairs", "any_along", "check_tensors"]
+__all__ = ["Operands", "Pairs", "any_along", "attend_to_all", "check_tensors"]
 
 
 class Pairs(NamedTuple):
@@ -58,18 +60,7 @@ class Operands(NamedTuple):
     finite: bool = False
 
     @classmethod
-    def of(
-        cls,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        bias: Tensor | None,
-        softcap: float | None,
-        is_causal: bool,
-        scale: float | None,
-        dropout: float,
-    ) -> Operands:
+    def of(cls, query: Tensor, key: Tensor, value: Tensor, pairs: Pairs, scale: float | None, dropout: float) -> Operands:
         """Return operands after a check of shapes and dtypes, see :func:`lit_sparse.nn.attention`."""
         check_tensors(query, key, value)
         leading = _check_shapes(query, key, value)
@@ -77,12 +68,14 @@ class Operands(NamedTuple):
         if query.shape[:-2].numel() < heads and key.shape[:-2].numel() < heads:
             query = query.expand(*leading, *query.shape[-2:])  # the values alone have all heads: so do the weights
         block = (*leading, query.shape[-2], key.shape[-2])
+        mask, bias = pairs.mask, pairs.bias
         if mask is not None:
             mask = _fitted(mask, "mask", block, query.device)
         if bias is not None:
-            bias = _fitted(_check_bias(bias), "bias", block, query.device)
+            _check_floating("bias", bias, " A boolean tensor is the `mask`.")
+            bias = _fitted(bias, "bias", block, query.device)
             mask = bias != -torch.inf if mask is None else mask & (bias != -torch.inf)
-        return cls(query, key, value, Pairs(mask, bias, softcap, is_causal), scale, dropout)
+        return cls(query, key, value, pairs._replace(mask=mask, bias=bias), scale, dropout)
 
     def groups(self) -> int:
         """Return how many query heads share a key head; 1 where keys have one head or none."""
@@ -91,7 +84,11 @@ class Operands(NamedTuple):
 
     def leading(self) -> torch.Size:
         """Return the leading dimensions of the scores (..., L, S)."""
-        return _leading(self.query, self.key, self.value, self.groups())
+        shapes = [x.shape[:-2] for x in (self.query, self.key, self.value)]
+        if self.groups() > 1:
+            batch = torch.broadcast_shapes(*(shape[:-1] for shape in shapes))  # type: ignore[no-untyped-call]
+            return torch.Size((*batch, self.query.shape[-3]))
+        return torch.Size(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
 
     def number_of_scores(self) -> int:
         """Return a lower bound on the number of scores, from the larger leading dimensions of queries and keys."""
@@ -137,21 +134,65 @@ def any_along(mask: Tensor, dim: int) -> Tensor:
     return mask.any(dim)
 
 
+def attend_to_all(operands: Operands, mapping: SparseMapping) -> tuple[Tensor, Tensor]:
+    """Return the attention output (..., L, Ev) and the weights (..., L, S), after dropout, computed for all pairs.
+
+    Args:
+        operands: checked arguments of :func:`lit_sparse.nn.attention`.
+        mapping: mapping from scores to weights.
+    """
+    query, key, value, pairs, scale, dropout, finite = operands
+    groups, mask, factor = operands.groups(), operands.allowed(), operands.factor()
+    if groups > 1 and query.shape[-2] > 1:  # products of one shape per head round as they do with repeated heads
+        key, value, groups = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3), 1
+    if mask is not None and not finite:
+        query = torch.where(any_along(mask, -1).unsqueeze(-1), query, 0.0)
+        seen = any_along(mask, -2).unsqueeze(-1)
+        if groups > 1 and seen.shape[-3] > 1:
+            seen = seen.unflatten(-3, (-1, groups)).any(-3)  # type: ignore[no-untyped-call]
+        key, value = torch.where(seen, key, 0.0), torch.where(seen, value, 0.0)  # 0 * NaN in a product would be NaN
+    if groups > 1:
+        query = _together(query, groups)
+    # A given scale multiplies the products, as in the models that give it: results agree to the last bit.
+    scores = query * factor @ key.mT if scale is None else query @ key.mT * scale
+    if groups > 1:
+        scores = _apart(scores, groups)
+    if pairs.softcap is not None:
+        scores = torch.tanh(scores / pairs.softcap) * pairs.softcap
+    if pairs.bias is not None:
+        scores = scores + pairs.bias.to(scores.dtype)
+    weights = F.dropout(mapping.map_block(scores, mask), dropout)
+    output = weights @ value if groups == 1 else _apart(_together(weights, groups) @ value, groups)
+    return output, weights
+
+
+def _together(x: Tensor, groups: int) -> Tensor:
+    """Turn (..., H, L, E) into (..., H / groups, groups * L, E): the queries that share keys are one longer sequence."""
+    return x.unflatten(-3, (-1, groups)).flatten(-3, -2)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _apart(x: Tensor, groups: int) -> Tensor:
+    """Return what :func:`_together` joined with its original shape."""
+    return x.unflatten(-2, (groups, -1)).flatten(-4, -3)  # type: ignore[no-any-return, no-untyped-call]
+
+
 def check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
     """Raise an error unless queries, keys and values are floating tensors of one dtype; autocast makes it one."""
-    given = {"query": query, "key": key, "value": value}
-    for name, one in given.items():
-        if not isinstance(one, Tensor) or not one.is_floating_point():
-            got = str(one.dtype) if isinstance(one, Tensor) else full_name(one)
-            raise ConfigurationError(f"Expected `{name}` to be a floating tensor but got {got}.")
-    dtypes = [one.dtype for one in given.values()]
-    if len(set(dtypes)) > 1:
+    for name, given in (("query", query), ("key", key), ("value", value)):
+        _check_floating(name, given)
+    if not query.dtype == key.dtype == value.dtype:
         try:
             _ = query.new_empty(0, 0) @ key.new_empty(0, 0) @ value.new_empty(0, 0)
         except RuntimeError:
             raise ConfigurationError(
-                f"Expected query, key and value of the same dtype but got {', '.join(map(str, dtypes))}."
+                f"Expected query, key and value of the same dtype but got {query.dtype}, {key.dtype}, {value.dtype}."
             ) from None
+
+
+def _check_floating(name: str, given: object, advice: str = "") -> None:
+    if not isinstance(given, Tensor) or not given.is_floating_point():
+        got = str(given.dtype) if isinstance(given, Tensor) else full_name(given)
+        raise ConfigurationError(f"Expected `{name}` to be a floating tensor but got {got}.{advice}")
 
 
 def _check_shapes(query: Tensor, key: Tensor, value: Tensor) -> torch.Size:
@@ -161,33 +202,18 @@ def _check_shapes(query: Tensor, key: Tensor, value: Tensor) -> torch.Size:
         raise ConfigurationError(f"Expected query (..., L, E), key (..., S, E) and value (..., S, Ev) but got shapes {shapes}.")
     if query.shape[-1] == 0:
         raise ConfigurationError(f"Expected queries and keys with at least one entry each but got shapes {shapes}.")
-    heads = [x.shape[-3] if x.dim() > 2 else 1 for x in (query, key, value)]
-    shared = heads[1] > 1 and heads[0] not in (1, heads[1])
-    if shared and (heads[0] % heads[1] or heads[1] != heads[2]):
+    heads, shared, values = (x.shape[-3] if x.dim() > 2 else 1 for x in (query, key, value))
+    if shared > 1 and heads not in (1, shared) and (heads % shared or shared != values):
         raise ConfigurationError(
             f"Expected equally many key and value heads, whose number divides the number of query heads, but got"
             f" shapes {shapes}."
         )
     try:
-        return _leading(query, key, value, Operands(query, key, value).groups())
+        return Operands(query, key, value).leading()
     except RuntimeError:
         raise ConfigurationError(
             f"Expected query, key and value with leading dimensions that can be broadcast together but got shapes {shapes}."
         ) from None
-
-
-def _leading(query: Tensor, key: Tensor, value: Tensor, groups: int) -> torch.Size:
-    if groups > 1:
-        batch = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])  # type: ignore[no-untyped-call]
-        return torch.Size((*batch, query.shape[-3]))
-    return torch.Size(torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2]))  # type: ignore[no-untyped-call]
-
-
-def _check_bias(bias: object) -> Tensor:
-    if not isinstance(bias, Tensor) or not bias.is_floating_point():
-        got = str(bias.dtype) if isinstance(bias, Tensor) else full_name(bias)
-        raise ConfigurationError(f"Expected `bias` to be a floating tensor but got {got}. A boolean tensor is the `mask`.")
-    return bias
 
 
 def _fitted(given: Tensor, name: str, shape: tuple[int, ...], device: torch.device) -> Tensor:

@@ -12,22 +12,18 @@ from lit_sparse.kernels.row_kernel import HAS_CUSTOM_OPS
 from lit_sparse.mappings import Entmax, TopKSparsemax
 from lit_sparse.mappings.base import Threshold
 from lit_sparse.nn.attend.blocks import attend_in_blocks
-from lit_sparse.nn.attend.dense import attend_to_all
-from lit_sparse.nn.attend.listed import attend_to_listed
-from lit_sparse.nn.attend.operands import Operands, Pairs
-from lit_sparse.nn.attend.plan import sparse_ways
+from lit_sparse.nn.attend.listed import attend_to_listed, sparse_ways
+from lit_sparse.nn.attend.operands import Operands, Pairs, attend_to_all
 
 __all__ = ["attend_by_operator"]
 
-_FORWARD = (
-    "(Tensor query, Tensor key, Tensor value, Tensor? alpha, Tensor? mask, Tensor? bias, Tensor? seed, float? number, int? k,"
-    " float gamma, float? scale, float? softcap, bool is_causal, float dropout, bool only_few) -> (Tensor, Tensor, Tensor)"
+#: Arguments of both operators, those of :func:`_attend`.
+_ARGUMENTS = (
+    "Tensor query, Tensor key, Tensor value, Tensor? alpha, Tensor? mask, Tensor? bias, Tensor? seed, float? number, int? k,"
+    " float gamma, float? scale, float? softcap, bool is_causal, float dropout, bool only_few"
 )
-_BACKWARD = (
-    "(Tensor slope, Tensor places, Tensor long, Tensor query, Tensor key, Tensor value, Tensor? alpha, Tensor? mask,"
-    " Tensor? bias, Tensor? seed, float? number, int? k, float gamma, float? scale, float? softcap, bool is_causal,"
-    " float dropout, bool only_few) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
-)
+_FORWARD = f"({_ARGUMENTS}) -> (Tensor, Tensor, Tensor)"
+_BACKWARD = f"(Tensor slope, Tensor places, Tensor long, {_ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
 
 
 def attend_by_operator(operands: Operands, threshold: Threshold, only_few: bool) -> Tensor:
@@ -44,50 +40,22 @@ def attend_by_operator(operands: Operands, threshold: Threshold, only_few: bool)
     learnt, low = isinstance(threshold.alpha, Tensor), operands.dtype()
     if not query.is_cpu:
         query, key, value = query.to(low), key.to(low), value.to(low)
-    output: Tensor = call_operator(
-        torch.ops.lit_sparse.attention,
-        query,
-        key,
-        value,
-        threshold.alpha if learnt else None,
-        pairs.mask,
-        pairs.bias,
-        torch.randint(2**62, ()) if dropout else None,
-        None if learnt else threshold.alpha,
-        threshold.k,
-        threshold.gamma,
-        scale,
-        pairs.softcap,
-        pairs.is_causal,
-        dropout,
-        only_few,
-    )[0]
+    alpha, number = (threshold.alpha, None) if learnt else (None, threshold.alpha)
+    tensors = (query, key, value, alpha, pairs.mask, pairs.bias, torch.randint(2**62, ()) if dropout else None)
+    numbers = (number, threshold.k, threshold.gamma, scale, pairs.softcap, pairs.is_causal, dropout, only_few)
+    output: Tensor = call_operator(torch.ops.lit_sparse.attention, *tensors, *numbers)[0]
     return output.to(low)
 
 
 def _attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    alpha: Tensor | None,
-    mask: Tensor | None,
-    bias: Tensor | None,
-    seed: Tensor | None,
-    number: float | None,
-    k: int | None,
-    gamma: float,
-    scale: float | None,
-    softcap: float | None,
-    is_causal: bool,
-    dropout: float,
-    only_few: bool,
-    candidates: tuple[Tensor, Tensor] | None = None,
+    query: Tensor, key: Tensor, value: Tensor, *others: Any, candidates: tuple[Tensor, Tensor] | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the output, and the candidates, which are found if they are not given; none are listed if all keys are used."""
+    alpha, mask, bias, seed, number, k, gamma, scale, softcap, is_causal, dropout, only_few = others
     operands = Operands(query, key, value, Pairs(mask, bias, softcap, is_causal), scale, dropout)
-    threshold = Threshold(number if alpha is None else alpha, k, gamma)  # type: ignore[arg-type]
+    threshold = Threshold(number if alpha is None else alpha, k, gamma)
     rows, listed = operands.leading().numel() * query.shape[-2], None
-    way, otherwise = sparse_ways(operands, threshold, only_few)
+    way, otherwise, programs = sparse_ways(operands, threshold, only_few)
     mapping = Entmax(threshold.alpha, gamma=gamma) if k is None else TopKSparsemax(k, gamma=gamma)
     with torch.random.fork_rng(devices=[query.device] if query.is_cuda else [], enabled=seed is not None):
         if seed is not None:
@@ -95,16 +63,12 @@ def _attend(
             generator.manual_seed(int(seed))  # and no other, whose state would not come back
         if way == "listed" and (candidates is None or candidates[0].shape[1]):
             few = otherwise is not None
-            listed = attend_to_listed(operands, mapping, threshold, only_few=few, candidates=candidates)
+            listed = attend_to_listed(operands, mapping, threshold, only_few=few, candidates=candidates, programs=programs)
         if listed is not None:
             return listed.output, listed.places, listed.long
         blocks = "blocks" in (way, otherwise)
         output = attend_in_blocks(operands, threshold) if blocks else attend_to_all(operands, mapping)[0]
-        return output, *_no_candidates(rows, query.device)
-
-
-def _no_candidates(rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    return torch.empty(rows, 0, dtype=torch.int32, device=device), torch.ones(rows, dtype=torch.bool, device=device)
+        return output, query.new_empty(rows, 0, dtype=torch.int32), query.new_ones(rows, dtype=torch.bool)
 
 
 def _forward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -125,7 +89,7 @@ def _backward(slope: Tensor, places: Tensor, long: Tensor, *args: Any) -> tuple[
     learned = (0, 1, 2, 3, 5)
     leaves = {i: args[i].detach().requires_grad_() for i in learned if args[i] is not None}
     with torch.enable_grad(), autograd_in_operator():
-        output, *_ = _attend(*[*(leaves.get(i, arg) for i, arg in enumerate(args)), (places, long)])
+        output, *_ = _attend(*(leaves.get(i, arg) for i, arg in enumerate(args)), candidates=(places, long))
         grads = torch.autograd.grad(output, list(leaves.values()), slope, allow_unused=True, materialize_grads=True)
     found = dict(zip(leaves, grads, strict=True))
     return tuple(found[i].contiguous() if i in found else slope.new_empty(0) for i in learned)

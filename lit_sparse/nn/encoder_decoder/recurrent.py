@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.nn.encoder_decoder.base import EncoderDecoder, State, length_mask
-from lit_sparse.nn.encoder_decoder.padded_rows import call_recurrent, run_recurrent
+from lit_sparse.nn.encoder_decoder.base import EncoderDecoder, State, call_recurrent, length_mask, run_recurrent
 from lit_sparse.nn.inputs import check_input, check_sentences
 
 __all__ = ["RecurrentBody"]
@@ -61,22 +60,14 @@ class RecurrentBody(EncoderDecoder):
         scaled: bool = False,
     ) -> None:
         super().__init__(width, layers, dropout)
-        self.cell, self.bidirectional, self.input_feeding = cell, bidirectional, input_feeding
-        self.scaled = scaled
+        self.cell, self.bidirectional, self.input_feeding, self.scaled = cell, bidirectional, input_feeding, scaled
         if bidirectional and width % 2:
             raise ConfigurationError(f"Expected an even `width` for a bidirectional encoder but got {width}.")
         kind = nn.LSTM if cell == "lstm" else nn.GRU
-        between = dropout if layers > 1 else 0.0
-        self.encoder = kind(
-            width,
-            width // 2 if bidirectional else width,
-            layers,
-            dropout=between,
-            bidirectional=bidirectional,
-            batch_first=True,
-        )
-        fed = 2 * width if input_feeding else width
-        self.decoder = kind(fed, width, layers, dropout=between, batch_first=True)
+        options: Any = {"dropout": dropout if layers > 1 else 0.0, "batch_first": True}
+        each = width // 2 if bidirectional else width
+        self.encoder = kind(width, each, layers, bidirectional=bidirectional, **options)
+        self.decoder = kind(2 * width if input_feeding else width, width, layers, **options)
         self.score = nn.Linear(width, width, bias=False)
         self.merge = nn.Linear(2 * width, width, bias=False)
         self.drop = nn.Dropout(dropout)
@@ -84,9 +75,8 @@ class RecurrentBody(EncoderDecoder):
     @override
     def encode(self, embedded: Tensor, lengths: Tensor) -> State:
         check_sentences("embedded sentences", embedded, lengths, self.width, self.score.weight)
-        size = embedded.shape[1]
         states, last = run_recurrent(self.encoder, embedded, lengths)
-        mask = length_mask(lengths, size)
+        mask = length_mask(lengths, embedded.shape[1])
         keys = self.score(states)
         memory = {"states": states, "keys": keys / math.sqrt(self.width) if self.scaled else keys, "mask": mask}
         for name, tensor in zip(("h", "c"), last, strict=False):

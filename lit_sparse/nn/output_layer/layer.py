@@ -9,10 +9,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from typing_extensions import override
 
-from lit_sparse.checks import FEATURES, FLOATS, INPUTS, ranges
-from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.checks import FEATURES, INPUTS, ranges
+from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.torch_internals import outside_graphs
 from lit_sparse.mappings import FenchelYoungLoss, Softmax, SparseMapping
+from lit_sparse.nn.inputs import check_floating
 from lit_sparse.nn.output_layer.losses import linear_losses, list_alpha, needs_all_scores
 from lit_sparse.nn.output_layer.scores import rows_at_a_time
 from lit_sparse.nn.output_layer.support import list_support
@@ -160,9 +161,7 @@ class LinearFenchelYoungLoss(nn.Linear):
         return hidden.to(wide), self.weight.to(wide), None if self.bias is None else self.bias.to(wide)
 
     def _check(self, hidden: Tensor) -> None:
-        if not isinstance(hidden, Tensor) or hidden.dtype not in FLOATS:
-            got = hidden.dtype if isinstance(hidden, Tensor) else full_name(hidden)
-            raise ConfigurationError(f"Expected floating hidden vectors but got {got}. Convert them.")
+        check_floating("hidden vectors", hidden)
         if hidden.dim() != 2 or hidden.shape[1] != self.in_features:
             raise ConfigurationError(
                 f"Expected hidden vectors (N, {self.in_features}) but got {tuple(hidden.shape)}. Flatten other dimensions."

@@ -23,8 +23,7 @@ from lit_sparse.ground.torch_internals import (
 from lit_sparse.kernels.row_kernel import HALVES
 from lit_sparse.mappings import FenchelYoungLoss, Softmax, SparseMapping
 from lit_sparse.nn.lists import Lists, products
-from lit_sparse.nn.output_layer.scores import rows_at_a_time
-from lit_sparse.nn.output_layer.softmax import log_partition
+from lit_sparse.nn.output_layer.scores import log_partition, rows_at_a_time
 from lit_sparse.nn.output_layer.support import find_support
 
 __all__ = ["LabelLosses", "layer_losses", "linear_losses", "list_alpha", "needs_all_scores"]
@@ -47,6 +46,16 @@ class LabelLosses(NamedTuple):
     losses: Tensor
     probabilities: Tensor
     highest: Tensor
+
+
+class _Problem(NamedTuple):
+    """Linear scores ``W h + b`` of hidden vectors (N, F), their labels (N,), and the loss."""
+
+    hidden: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    labels: Tensor
+    criterion: FenchelYoungLoss
 
 
 def list_alpha(mapping: SparseMapping) -> float | None:
@@ -76,48 +85,43 @@ def linear_losses(
         criterion: loss of the scores; its ``ignore_index`` and ``reduction`` are not used.
     """
     known = (labels >= 0) & (labels < len(weight))
-    results = _label_losses(hidden, weight, bias, torch.where(known, labels, 0), criterion)
+    results = _label_losses(_Problem(hidden, weight, bias, torch.where(known, labels, 0), criterion))
     return results._replace(losses=torch.where(known, results.losses, torch.nan))
 
 
-def _label_losses(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, criterion: FenchelYoungLoss
-) -> LabelLosses:
+def _label_losses(given: _Problem) -> LabelLosses:
+    hidden, weight, bias, labels, criterion = given
     mapping, alpha = criterion.mapping, list_alpha(criterion.mapping)
     if needs_all_scores(hidden, weight, bias) or (mapping.threshold() is None and type(mapping) is not Softmax):
-        return _of_rows(hidden, weight, bias, labels, criterion)
+        return _of_rows(given)
     wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
     narrow = hidden.detach(), weight.detach()
     with torch.autocast(hidden.device.type, enabled=False):
         hidden, weight, bias = hidden.to(wide), weight.to(wide), None if bias is None else bias.to(wide)
+        given = _Problem(hidden, weight, bias, labels, criterion)
         if len(hidden) * len(weight) <= FEW:
-            return _of_rows(hidden, weight, bias, labels, criterion)
+            return _of_rows(given)
         if criterion.label_smoothing > 0 and criterion.weight is not None:
-            return _in_parts(hidden, weight, bias, labels, criterion)
+            return _in_parts(given)
         if type(mapping) is Softmax:
-            return _of_softmax(hidden, weight, bias, labels, criterion)
+            return _of_softmax(given)
         if alpha is None:
-            return _in_parts(hidden, weight, bias, labels, criterion)
+            return _in_parts(given)
         with torch.no_grad():
             places, _, listed = find_support(hidden, weight, bias, mapping, alpha, narrow)
         if bool(listed.all()):
-            return _of_support(hidden, weight, bias, labels, places, criterion)
+            return _of_support(given, places)
         if not bool(listed.any()):
-            return _in_parts(hidden, weight, bias, labels, criterion)
+            return _in_parts(given)
         few, many = listed.nonzero().squeeze(1), (~listed).nonzero().squeeze(1)
-        parts = (
-            _of_support(hidden[few], weight, bias, labels[few], places[few], criterion),
-            _in_parts(hidden[many], weight, bias, labels[many], criterion),
-        )
-        order = torch.cat([few, many]).argsort()
+        some, rest = (given._replace(hidden=hidden[rows], labels=labels[rows]) for rows in (few, many))
+        parts, order = (_of_support(some, places[few]), _in_parts(rest)), torch.cat([few, many]).argsort()
         return LabelLosses(*[torch.cat(field)[order] for field in zip(*parts, strict=True)])
 
 
-def _of_support(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, places: Tensor, criterion: FenchelYoungLoss
-) -> LabelLosses:
+def _of_support(given: _Problem, places: Tensor) -> LabelLosses:
     """Return the losses of rows whose support has these places (N, C)."""
-    mapping = criterion.mapping
+    hidden, weight, bias, labels, criterion = given
     together = torch.cat([labels.unsqueeze(1).int(), places], 1)
     lists = Lists(together, torch.zeros(len(hidden), dtype=torch.int64, device=hidden.device), (1, len(weight)))
     scores = products(hidden, weight.unsqueeze(0), lists)
@@ -127,34 +131,23 @@ def _of_support(
     top = support.detach().amax(-1)
     center = torch.where(top.isinf(), 0.0, top)
     support = support - center.unsqueeze(1)
-    value = mapping.value_of(support, 1)
-    losses = _losses_of_values(value, scores[:, 0] - center, center, hidden, weight, bias, labels, criterion)
+    losses = _losses_of_values(given, criterion.mapping.value_of(support, 1), scores[:, 0] - center, center)
     with torch.no_grad():
-        weights = mapping.map(support, None, 1)
+        weights = criterion.mapping.map(support, None, 1)
         probabilities = torch.where(places == labels.unsqueeze(1), weights, weights * 0).sum(-1)
         return LabelLosses(losses, probabilities, scores[:, 0] >= top)
 
 
-def _of_softmax(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, criterion: FenchelYoungLoss
-) -> LabelLosses:
-    gamma = criterion.mapping.gamma
-    value, score, top = log_partition(hidden, weight, bias, labels, gamma)
-    losses = _losses_of_values(value, score, top, hidden, weight, bias, labels, criterion)
-    return LabelLosses(losses, ((score - value) / gamma).exp().detach(), score.detach() >= 0)
+def _of_softmax(given: _Problem) -> LabelLosses:
+    gamma = given.criterion.mapping.gamma
+    value, score, top = log_partition(given.hidden, given.weight, given.bias, given.labels, gamma)
+    probabilities = ((score - value) / gamma).exp().detach()
+    return LabelLosses(_losses_of_values(given, value, score, top), probabilities, score.detach() >= 0)
 
 
-def _losses_of_values(
-    value: Tensor,
-    score: Tensor,
-    center: Tensor,
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    labels: Tensor,
-    criterion: FenchelYoungLoss,
-) -> Tensor:
+def _losses_of_values(given: _Problem, value: Tensor, score: Tensor, center: Tensor) -> Tensor:
     """Return the losses (N,) from ``max_Omega(x)`` and the score of the label, both less a number for each row, the center."""
+    hidden, weight, bias, labels, criterion = given
     mapping, smoothing = criterion.mapping, criterion.label_smoothing
     if smoothing:
         mean = hidden @ weight.mean(0) - center
@@ -165,18 +158,18 @@ def _losses_of_values(
     return losses if criterion.weight is None else losses * criterion.weight.to(losses.dtype)[labels]
 
 
-def _in_parts(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, criterion: FenchelYoungLoss) -> LabelLosses:
+def _in_parts(given: _Problem) -> LabelLosses:
     """Return the losses by all scores of a few rows at a time, which are computed again for the gradients."""
-    rows = rows_at_a_time(len(weight))
+    rows = rows_at_a_time(len(given.weight))
     parts = [
-        checkpoint(_of_rows, h, weight, bias, of_h, criterion, use_reentrant=False, preserve_rng_state=False)
-        for h, of_h in zip(torch.split(hidden, rows), torch.split(labels, rows), strict=True)
+        checkpoint(_of_rows, given._replace(hidden=h, labels=its), use_reentrant=False, preserve_rng_state=False)
+        for h, its in zip(torch.split(given.hidden, rows), torch.split(given.labels, rows), strict=True)
     ]
     return LabelLosses(*[torch.cat(field) for field in zip(*parts, strict=True)])
 
 
-def _of_rows(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, criterion: FenchelYoungLoss) -> LabelLosses:
-    return _of_scores(nnf.linear(hidden, weight, bias), labels, criterion)
+def _of_rows(given: _Problem) -> LabelLosses:
+    return _of_scores(nnf.linear(given.hidden, given.weight, given.bias), given.labels, given.criterion)
 
 
 def layer_losses(layer: nn.Module, hidden: Tensor, labels: Tensor, criterion: FenchelYoungLoss) -> LabelLosses:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lit_sparse.callbacks import PredictionWriter, TextPredictionWriter
 from lit_sparse.callbacks.writers.outputs import check_indices, write_files
-from lit_sparse.callbacks.writers.text_predictions import _json, _one_line, _Prediction
+from lit_sparse.callbacks.writers.text_predictions import _json, _one_line
 from lit_sparse.errors import ConfigurationError, DataError
 from tests.support.processes import run_processes
 
@@ -146,7 +146,7 @@ def test_a_line_is_a_line_whatever_it_says(tmp_path: Path) -> None:
 
 @given(st.text(st.characters(exclude_categories=()) | st.sampled_from(BREAKS), max_size=12))
 def test_any_text_is_one_line(text: str) -> None:
-    for line in (_one_line(text), _json(_Prediction(0, text, None, text, None))):
+    for line in (_one_line(text), _json({"index": 0, "line": text, "source": text})):
         assert len(f".{line}.\n".splitlines()) == 1
         assert io.TextIOWrapper(io.BytesIO(f"{line}\n".encode()), "utf-8", newline=None).read() == f"{line}\n"
     assert "\x00" not in _one_line(text)
@@ -181,10 +181,10 @@ def test_only_what_is_written_is_kept() -> None:
     indices = [0, 1]
     writer = TextPredictionWriter()
     writer.write_on_batch_end(None, None, {**outputs_of(indices), **attention_of(indices)})  # type: ignore[arg-type]
-    assert [row.attention for row in writer._rows] == [None, None]
+    assert ["attention" in row for row in writer._rows] == [False, False]
     writer = TextPredictionWriter(attention=True)
     writer.write_on_batch_end(None, None, {**outputs_of(indices), **attention_of(indices)})  # type: ignore[arg-type]
-    assert [row.attention.weights.untyped_storage().nbytes() for row in writer._rows if row.attention] == [4 * 2, 4 * 2 * 3]
+    assert [row["attention"].weights.untyped_storage().nbytes() for row in writer._rows] == [4 * 2, 4 * 2 * 3]
 
 
 def test_missing_and_repeated_inputs_are_named(tmp_path: Path) -> None:

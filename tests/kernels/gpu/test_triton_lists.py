@@ -22,7 +22,7 @@ from lit_sparse.kernels.gpu.triton_attention import BlockShape
 from lit_sparse.kernels.gpu.triton_lists import Scores, bound_scores, list_marked, ranges_of
 from lit_sparse.mappings import Entmax, LearnableEntmax, Sparsemax, TopKSparsemax
 from lit_sparse.nn import LinearFenchelYoungLoss, attention
-from lit_sparse.nn.attend import gpu_candidates
+from lit_sparse.nn.attend import candidates
 from lit_sparse.nn.lists import Lists, listed_products, listed_sums, sums_to_listed
 from lit_sparse.nn.output_layer import losses as linear_losses
 from lit_sparse.nn.output_layer import support as linear_support
@@ -243,8 +243,8 @@ def check_attention(device: str) -> None:
                 if method == "dense":
                     patch.setattr(triton_rows, "DEVICES", [])
                 called: list[int] = []
-                search = gpu_candidates.list_marked
-                patch.setattr(gpu_candidates, "list_marked", lambda *args, s=search, c=called: c.append(1) or s(*args))
+                search = candidates.list_marked
+                patch.setattr(candidates, "list_marked", lambda *args, s=search, c=called: c.append(1) or s(*args))
                 output, weights = attention(*given, mapping, method=method, **options)
                 assert bool(called) == (method == "sparse")
                 assert weights is not None

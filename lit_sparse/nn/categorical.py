@@ -1,4 +1,4 @@
-"""Log-likelihood of categorical variables whose logits are a shared linear function of few features, and its derivative.
+"""Many categorical variables that share one linear layer of logits: the layer, and the compiled rows of its log-likelihood.
 
 A variable with V values has V logits but few features. To compute its logits again costs less than to store them, so one pass
 over a row of variables computes logits, exponentials and both derivatives for some variables at a time, in the cache.
@@ -7,28 +7,32 @@ over a row of variables computes logits, exponentials and both derivatives for s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as nnf
 
-from lit_sparse.errors import ConfigurationError
+from lit_sparse.checks import INPUTS, MOST_INPUTS, Count, ranges
+from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.ground.torch_internals import on_values
 from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, bits_of, compile_rows, empty, layout_of, zeros
 from lit_sparse.kernels.cpu.rows import key_range
 from lit_sparse.kernels.cpu.threads import over_rows
 from lit_sparse.kernels.cpu.vector_math import exponentials, workspace
+from lit_sparse.nn.encoder_decoder.base import INTEGERS
+from lit_sparse.nn.inputs import check_floating
+from lit_sparse.nn.output_layer.losses import needs_all_scores
 
-__all__ = ["Likelihood", "log_likelihood"]
+__all__ = ["Likelihood", "SharedCategorical", "log_likelihood"]
 
 SECONDS = 7e-10  # for one logit, on one thread
 TILE = 4  # variables at a time: the loops over values below name each of them
 COLUMNS = 6  # columns of the layer at a time, the bias among them
 SAFE = 60.0  # logits up to this size need no shift before exponentials are taken
 OTHER_LOGITS = 2**26  # number of logits in memory at a time outside the CPU
+MOST_LOGITS = 2**22  # number of logits in memory at a time for means
 NO_NAN = REDUCTION_FLAGS - {"nnan"}  # NaN keeps its meaning
 
 
@@ -156,20 +160,11 @@ def _likelihood_block(
         likelihood[row] = total
 
 
-def _likelihood_cpu(h: Tensor, weight: Tensor, bias: Tensor, seen: Tensor, likelihood: Likelihood) -> None:
-    layer = torch.cat([bias.unsqueeze(0), weight.t()])
-    layer = nnf.pad(layer, (0, 0, 0, -len(layer) % COLUMNS))
-    rows, variables, _ = h.shape
-    nothing = h.new_empty(0, 0, 0)
-    outs = [out.numpy() if out is not None else nothing.numpy() for out in likelihood]
-    arrays = [tensor.contiguous().numpy() for tensor in (h, layer, seen)]
-    over_rows(_likelihood_block, (rows, variables * len(bias)), SECONDS, *outs, *arrays)
-
-
 def _likelihood_reference(h: Tensor, weight: Tensor, bias: Tensor, seen: Tensor, likelihood: Likelihood) -> None:
     """Write log-likelihoods by plain torch operations, with the logits of a few rows in memory at a time."""
     h, layer = nnf.pad(h, (1, 0), value=1.0), torch.cat([bias.unsqueeze(1), weight], 1)
-    for part in _parts(h, len(layer)):
+    step = max(1, OTHER_LOGITS // max(1, h.shape[1] * len(layer)))
+    for part in (slice(start, start + step) for start in range(0, len(h), step)):
         logs, index = (h[part] @ layer.t()).log_softmax(-1), seen[part].unsqueeze(-1)
         likelihood.values[part] = logs.gather(-1, index).squeeze(-1).sum(-1)
         if likelihood.slopes is None or likelihood.layer_slopes is None:
@@ -177,11 +172,6 @@ def _likelihood_reference(h: Tensor, weight: Tensor, bias: Tensor, seen: Tensor,
         excess = logs.exp_().neg_().scatter_add_(-1, index, torch.ones_like(index, dtype=h.dtype))
         likelihood.slopes[part] = excess @ weight
         torch.matmul(h[part].transpose(1, 2), excess, out=likelihood.layer_slopes[part])
-
-
-def _parts(h: Tensor, values: int) -> Iterator[slice]:
-    step = max(1, OTHER_LOGITS // max(1, h.shape[1] * values))
-    return (slice(start, start + step) for start in range(0, len(h), step))
 
 
 @on_values
@@ -212,18 +202,118 @@ def log_likelihood(features: Tensor, weight: Tensor, bias: Tensor, seen: Tensor,
         >>> bool((out.values - expected).abs().max() < 1e-4), out.layer_slopes.shape
         (True, torch.Size([2, 5, 5]))
     """
-    h, rows, values = features.detach(), len(features), len(bias)
+    h, weight, bias, rows, values = features.detach(), weight.detach(), bias.detach(), len(features), len(bias)
     out = Likelihood(
         h.new_empty(rows),
         torch.empty_like(h, memory_format=torch.contiguous_format) if slopes else None,
         h.new_zeros(rows, h.shape[2] + 1, values) if slopes else None,
     )
     if not h.is_cpu:
-        _likelihood_reference(h, weight.detach(), bias.detach(), seen, out)
+        _likelihood_reference(h, weight, bias, seen, out)
     elif rows:
         if seen.numel() and not 0 <= int(seen.min()) <= int(seen.max()) < values:
             raise ConfigurationError(
                 f"Expected values in 0 .. {values - 1} but got {int(seen.min())} .. {int(seen.max())}. Check the data's levels."
             )
-        _likelihood_cpu(h, weight.detach(), bias.detach(), seen, out)
+        layer = torch.cat([bias.unsqueeze(0), weight.t()])
+        layer = nnf.pad(layer, (0, 0, 0, -len(layer) % COLUMNS))
+        outs = [np.empty((0, 0, 0), layer.numpy().dtype) if array is None else array.numpy() for array in out]
+        arrays = [tensor.contiguous().numpy() for tensor in (h, layer, seen)]
+        over_rows(_likelihood_block, (rows, h.shape[1] * values), SECONDS, *outs, *arrays)
     return out
+
+
+@ranges(features=Count(0, MOST_INPUTS), values=INPUTS)
+class SharedCategorical(nn.Linear):
+    r"""Layer that computes the log-likelihood of N categorical variables whose logits share one linear layer.
+
+    .. math:: \ln p(x) = \sum_n \ln \operatorname{softmax}(W h_n + b)_{x_n}
+
+    where h_n are the F features of variable n and x_n is one of its V values, for example the grey level of a pixel. One
+    pass computes the value and its derivative for a few variables at a time. It stores tensors of the size of the features
+    and of the layer, instead of N V probabilities per row. Second derivatives, transforms of ``torch.func``, forward mode
+    and graphs of ``torch.compile`` and ``torch.export`` use plain torch operations, which store the logits.
+
+    Args:
+        features: F, number of features per variable.
+        values: V, number of values per variable.
+
+    Example:
+        >>> layer = SharedCategorical(5, 256)
+        >>> layer(torch.randn(3, 784, 5), torch.randint(256, (3, 784))).shape
+        torch.Size([3])
+    """
+
+    def __init__(self, features: int, values: int) -> None:
+        super().__init__(features, values)
+
+    def forward(self, features: Tensor, values: Tensor) -> Tensor:  # type: ignore[override]
+        """Return the log-likelihood (R,) of the values in nats, in float32 or float64.
+
+        Args:
+            features: (R, N, F).
+            values: (R, N) int64 in 0 .. V - 1.
+
+        Raises:
+            ConfigurationError: if the shapes do not match, or the features are not floating.
+        """
+        check_floating("features", features)
+        if not isinstance(values, Tensor) or values.dtype not in INTEGERS:
+            got = values.dtype if isinstance(values, Tensor) else full_name(values)
+            raise ConfigurationError(f"Expected values in a tensor of torch.int64 but got {got}.")
+        if features.dim() != 3 or features.shape[2] != self.in_features or values.shape != features.shape[:2]:
+            raise ConfigurationError(
+                f"Expected features (R, N, {self.in_features}) and values (R, N) but got {tuple(features.shape)} and"
+                f" {tuple(values.shape)}."
+            )
+        if needs_all_scores(features):
+            return _plain(features, self.weight, self.bias, values)
+        return _LogLikelihood.apply(features, self.weight, self.bias, values, torch.is_grad_enabled())  # type: ignore[no-any-return, no-untyped-call]
+
+    @torch.no_grad()
+    def mean(self, features: Tensor) -> Tensor:
+        """Return the expected values (R, N) of variables with given features (R, N, F), without a gradient."""
+        check_floating("features", features)
+        h, weight, bias = _widened(features, self.weight, self.bias)
+        levels = torch.arange(self.out_features, device=h.device, dtype=h.dtype)
+        rows = max(1, MOST_LOGITS // max(1, features.shape[1] * self.out_features))
+        with torch.autocast(h.device.type, enabled=False):
+            parts = [nnf.linear(part, weight, bias).softmax(-1) @ levels for part in torch.split(h, rows)]
+        return torch.cat(parts).to(features.dtype)
+
+
+class _LogLikelihood(torch.autograd.Function):
+    """The log-likelihood; the pass that computes it for a row computes the derivative too."""
+
+    @staticmethod
+    def forward(ctx: Any, features: Tensor, weight: Tensor, bias: Tensor, values: Tensor, differentiable: bool) -> Tensor:
+        with torch.autocast(features.device.type, enabled=False):
+            h, weights, biases = _widened(features, weight, bias)
+            likelihood, slopes, layer_slopes = log_likelihood(h, weights, biases, values, slopes=differentiable)
+        if slopes is not None:
+            ctx.save_for_backward(features, weight, bias, values, slopes, layer_slopes)
+        return likelihood
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        features, weight, bias, values, slopes, layer_slopes = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a second derivative may follow
+            inputs = (features, weight, bias)
+            needed = [x for x in inputs if x.requires_grad]
+            grads = iter(torch.autograd.grad(_plain(*inputs, values), needed, gradient, create_graph=True))
+            return (*[next(grads) if x.requires_grad else None for x in inputs], None, None)
+        layer = (gradient @ layer_slopes.flatten(1)).view(layer_slopes.shape[1:])
+        return gradient[:, None, None] * slopes, layer[1:].t(), layer[0], None, None
+
+
+def _widened(features: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return tensors in float64 if the features are, else in float32."""
+    wide = torch.float64 if features.dtype == torch.float64 else torch.float32
+    return features.to(wide), weight.to(wide), bias.to(wide)
+
+
+def _plain(features: Tensor, weight: Tensor, bias: Tensor, values: Tensor) -> Tensor:
+    """Return the log-likelihood in torch operations that have all derivatives."""
+    with torch.autocast(features.device.type, enabled=False):
+        logs = nnf.linear(*_widened(features, weight, bias)).log_softmax(-1)
+        return logs.gather(-1, values.unsqueeze(-1)).squeeze(-1).sum(-1)

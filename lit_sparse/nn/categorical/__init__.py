@@ -1,1 +1,0 @@
-"""Categorical distributions that share their network: the layer and its rows."""
