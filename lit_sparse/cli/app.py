@@ -24,7 +24,7 @@ from lit_sparse.ground.distributed import group_for_run, is_lost
 from lit_sparse.lightning.choice import ModelParallelStrategy, ProgressBar, TorchCheckpointIO, pl
 from lit_sparse.lightning.internals import leave_sigterm
 from lit_sparse.runs.checkpoint_files import restoring_error
-from lit_sparse.runs.empty_keys import check_empty
+from lit_sparse.runs.config_files import check_empty
 from lit_sparse.runs.folders import CHECKPOINTS, claim_folder, discard_if_unused, next_command, run_of
 from lit_sparse.runs.result_files import read_metrics
 from lit_sparse.runs.status import RunStatus, check_plain, take
@@ -187,21 +187,17 @@ class LitSparseCLI(CommandLine):
         if self.run_folder is not None and self.trainer.is_global_zero and not self._quiet:
             print(f"run folder: {self.run_folder}", flush=True)
         try:
-            self._run_or_refuse(subcommand)
+            with warnings.catch_warnings(), self.folder_if_used(), told_as(self._run_error):
+                if subcommand != "fit":  # the callbacks of training are not needed for scoring
+                    warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`, callbacks used to create")
+                super()._run_subcommand(subcommand)
+                self.finish()
         except SystemExit as stop:
             if (status := stop_status(stop)) is None:
                 raise
             self._print_end(continue_it=True)
             raise SystemExit(status) from None
         self._print_end(continue_it=False)
-
-    def _run_or_refuse(self, subcommand: str) -> None:
-        """Run the command; raise errors that the user can correct as one message."""
-        with warnings.catch_warnings(), self.folder_if_used(), told_as(self._run_error):
-            if subcommand != "fit":  # the callbacks of training are not needed for scoring
-                warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`, callbacks used to create")
-            super()._run_subcommand(subcommand)
-            self.finish()
 
     def _run_error(self, error: Exception) -> LitSparseError | None:
         """Return the message for an error of a command, or None for one that has its traceback."""

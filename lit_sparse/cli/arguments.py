@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, NoReturn
 import yaml
 from typing_extensions import Self
 
-from lit_sparse.cli.configs import ENDINGS, in_model, load_yaml, read_config, with_full_name
+from lit_sparse.cli.configs import ENDINGS, NESTED, in_model, load_yaml, read_config, with_full_name
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.stored import is_file
 from lit_sparse.runs.config_files import find_config
@@ -116,7 +116,7 @@ def _in_yaml(text: str) -> Any:
     try:
         if text.endswith(ENDINGS) and is_file(text):
             text = read_config(text)
-        found = load_yaml(text) if any(sign in text for sign in "{[:-\n") else None
+        found = load_yaml(text) if any(sign in text for sign in NESTED) else None
     except (yaml.YAMLError, ValueError, OSError, RecursionError):
         return None
     return found if isinstance(found, dict | list) else None

@@ -16,7 +16,7 @@ import lit_sparse.models
 import lit_sparse.risks  # noqa: F401  (imported so that bare class names are found)
 from lit_sparse.cli.arguments import Given
 from lit_sparse.cli.callbacks import SaveConfig
-from lit_sparse.cli.checkpoints import StoredModel, changes_of_run, nested, read_for
+from lit_sparse.cli.checkpoints import StoredModel, changes_of_run, read_for
 from lit_sparse.cli.help import USAGES
 from lit_sparse.cli.kept import kept_arguments
 from lit_sparse.cli.loggers import ROWS
@@ -31,6 +31,25 @@ from lit_sparse.runs.torch_files import is_url, local_copy
 from lit_sparse.runs.trust import trusting
 
 __all__ = ["CommandLine", "stamp"]
+
+
+def options(
+    output_dir: str | None = None,
+    name: str | None = None,
+    checkpoint_every_n_steps: int | None = None,
+    compile: bool = False,  # noqa: A002
+    trust: list[str] | str | None = None,
+) -> None:
+    """Declare the options for the run folder, the checkpoints and the trusted classes.
+
+    Args:
+        output_dir: Folder of all runs; by default trainer.default_root_dir, or else `runs`.
+        name: Name of the experiment; by default the name of its config, such as ssvae/digits.
+        checkpoint_every_n_steps: Number of optimizer steps between two writes of the last checkpoint, in addition to each
+            epoch.
+        compile: Whether to compile the model's step (torch.compile).
+        trust: A class or function that the checkpoint may name, e.g. my_package.MyMapping; may be repeated.
+    """
 
 
 def stamp(path: Path) -> tuple[int, int, int]:
@@ -95,28 +114,8 @@ class CommandLine(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the arguments for the run folder, the checkpoints and the trusted classes to a parser."""
         group = parser.add_argument_group("run folder")
-        help_of = "Folder of all runs; by default trainer.default_root_dir, or else `runs`."
-        group.add_argument("--output_dir", type=str | None, default=None, help=help_of)
-        group.add_argument(
-            "--name",
-            type=str | None,
-            default=None,
-            help="Name of the experiment; by default the name of its config, such as ssvae/digits.",
-        )
-        group.add_argument(
-            "--checkpoint_every_n_steps",
-            type=int | None,
-            default=None,
-            help="Number of optimizer steps between two writes of the last checkpoint, in addition to each epoch.",
-        )
-        group.add_argument("--compile", type=bool, default=False, help="Whether to compile the model's step (torch.compile).")
+        group.add_function_arguments(options, as_group=False)
         group.add_argument("--quiet", action="store_true", help="Print only results, warnings and errors.")
-        group.add_argument(
-            "--trust",
-            type=list[str] | str | None,
-            default=None,
-            help="A class or function that the checkpoint may name, e.g. my_package.MyMapping; may be repeated.",
-        )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse the configs and options, over the model of the checkpoint if there is one.
@@ -154,8 +153,8 @@ class CommandLine(LightningCLI):
             say_less()
         if self.command == "fit":
             notes += kept_arguments(given.contents, given.options, self._options().as_dict())
-        for note in notes:
-            self._note(note)
+        for note in notes if self._is_first() else ():
+            print(f"note: {printable(note)}", file=sys.stderr)
 
     def _merge(self, parser: LightningArgumentParser, args: Any, shown: str, checkpoint: dict[str, Any]) -> list[str]:
         """Parse the configs and options over the model of a checkpoint, and return notes on what they change.
@@ -171,7 +170,7 @@ class CommandLine(LightningCLI):
             self.config = parser.parse_args(args)
             return []
         stored = StoredModel.of(described, shown)
-        base = nested(**{self.command: nested(model=stored.saved)})
+        base = Namespace({self.command: Namespace(model=stored.saved.clone())})
         self.config = parser.parse_args(args, namespace=base)
         configured = self._options()["model"]
         used = stored.used_in(self.command, configured, self._given.model_options)
@@ -184,11 +183,6 @@ class CommandLine(LightningCLI):
         else:
             self._options()["model"], changes = used, stored.scored(used, configured)
         return notes + changes
-
-    def _note(self, text: str) -> None:
-        """Print a note, once for all processes."""
-        if self._is_first():
-            print(f"note: {printable(text)}", file=sys.stderr)
 
     def _parse_ckpt_path(self) -> None:
         """Do nothing: Lightning would let the checkpoint silently override the command line."""

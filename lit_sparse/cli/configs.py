@@ -14,12 +14,14 @@ from lit_sparse.ground.stored import open_plain
 from lit_sparse.ground.yaml_loaders import Loader, SecondKeyError, written_out
 from lit_sparse.lightning.choice import NAME, OTHER, chosen_path
 
-__all__ = ["ENDINGS", "MODE", "in_model", "load_yaml", "read_config", "unreadable", "with_full_name"]
+__all__ = ["ENDINGS", "MODE", "NESTED", "in_model", "load_yaml", "read_config", "unreadable", "with_full_name"]
 
 #: Most values of a config, aliases written out: some nested aliases stand for billions, which would not end.
 MOST_VALUES = 300_000
 #: Endings of the names of YAML files.
 ENDINGS = (".yaml", ".yml", ".json")
+#: Signs without which a text is no list and no dict.
+NESTED = "{[:-\n"
 #: Name of the parser mode that loads values by :func:`_load`. The mode "yaml" stays unchanged for the user's own parsers.
 MODE = "lit_sparse_yaml"
 #: A name that is short for two classes, of which Lightning's has a ``monitor``; torch's class cannot be used without it.
@@ -125,8 +127,8 @@ def in_model(content: Any) -> Any:
 
 
 def _load(text: str) -> Any:
-    """Load a value of the command line or of a config."""
-    return _loaded(text, "a value")
+    """Load a value of the command line or of a config; one without a sign of a list or a dict has no keys to check."""
+    return _loaded(text, "a value") if any(sign in text for sign in NESTED) else _with_full_names(load_yaml(text))
 
 
 def _with_full_names(value: Any) -> Any:

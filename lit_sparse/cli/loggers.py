@@ -51,49 +51,49 @@ class _Continued(ExperimentWriter):
 
     def __init__(self, log_dir: str, kept: int | None, before: int | None) -> None:
         super().__init__(log_dir)
+        self.path = Path(self.metrics_file_path)
         self.rows = 0
-        if Path(self.metrics_file_path).is_file():
-            _, rows = self._read()
-            if len(rows) < (kept or 0):
-                raise ConfigurationError(
-                    f"Expected {kept} rows in {self.metrics_file_path!r}, as when the checkpoint was written, but got"
-                    f" {len(rows)}. Restore the file, or remove it to log anew."
-                )
-            if kept is None and before is not None:
-                rows = [row for row in rows if row.get("step") and float(row["step"]) < before]
-            self._rewrite(rows if kept is None else rows[:kept])
+        if not self.path.is_file():
+            return
+        rows = self._read()
+        self.metrics_keys = list(rows[0]) if rows else []
+        if len(rows) < (kept or 0):
+            raise ConfigurationError(
+                f"Expected {kept} rows in {str(self.path)!r}, as when the checkpoint was written, but got {len(rows)}. Restore"
+                " the file, or remove it to log anew."
+            )
+        if kept is None and before is not None:
+            rows = [row for row in rows if row.get("step") and float(row["step"]) < before]
+        self._rewrite(rows[:kept])
 
     def save(self) -> None:
         """Append the rows that were logged since the last call."""
         if not self.metrics:
             return
-        if self._record_new_keys() or not Path(self.metrics_file_path).is_file():
-            self._rewrite(self._read()[1] if Path(self.metrics_file_path).is_file() else [])
+        if self._record_new_keys() or not self.path.is_file():
+            self._rewrite(self._read())
         rows, self.metrics = self.metrics, []
-        with open_to_append(Path(self.metrics_file_path)) as file:
+        with open_to_append(self.path) as file:
             csv.DictWriter(file, fieldnames=self.metrics_keys).writerows(rows)
         self.rows += len(rows)
 
     def sync(self) -> int:
         """Write all rows and synchronize the file to the disk; return their number."""
         self.save()
-        if Path(self.metrics_file_path).is_file():
-            with open_to_append(Path(self.metrics_file_path)) as file:
+        if self.path.is_file():
+            with open_to_append(self.path) as file:
                 os.fsync(file.fileno())
         return self.rows
 
     def _check_log_dir_exists(self) -> None:
         """Do nothing: Lightning would delete the file."""
 
-    def _read(self) -> tuple[list[str], list[Row]]:
-        path = Path(self.metrics_file_path)
-        rows: list[Row] = [*read_table(path, path.parent, numbers=("step",))]
-        if not self.metrics_keys:
-            self.metrics_keys = list(rows[0]) if rows else []
-        return self.metrics_keys, rows
+    def _read(self) -> list[Row]:
+        """Return the rows of the file; none if there is no file."""
+        return [*read_table(self.path, self.path.parent, numbers=("step",))]
 
     def _rewrite(self, rows: list[Row]) -> None:
-        with replaced(Path(self.metrics_file_path), "w") as file:
+        with replaced(self.path, "w") as file:
             writer = csv.DictWriter(file, fieldnames=self.metrics_keys)
             writer.writeheader()
             writer.writerows(rows)
@@ -117,17 +117,13 @@ class RunCSVLogger(_RowAhead, CSVLogger):
     @property
     def experiment(self) -> Any:
         """The writer of the CSV file on the first process; Lightning's dummy, whose methods do nothing, on the others."""
-        self._begin()
+        if self._experiment is None and not getattr(rank_zero_only, "rank", 0):
+            self._experiment = _Continued(self.log_dir, self._kept, self._resumed_step)
         return super().experiment
 
     def sync(self) -> int:
         """Write all rows and flush the file to disk; return the number of rows, 0 on processes after the first."""
         return self.experiment.sync() or 0
-
-    @rank_zero_only
-    def _begin(self) -> None:
-        if self._experiment is None:
-            self._experiment = _Continued(self.log_dir, self._kept, self._resumed_step)
 
 
 class RunBoard(_RowAhead, TensorBoardLogger):  # type: ignore[misc]

@@ -47,7 +47,8 @@ class Limits(NamedTuple):
             state: the weights by name, as read from a file.
         """
         tensors = [value for value in state.values() if isinstance(value, Tensor)]
-        sizes = {value.untyped_storage().data_ptr(): value.untyped_storage().nbytes() for value in tensors if _is_stored(value)}
+        storages = [value.untyped_storage() for value in tensors if value.layout == torch.strided]
+        sizes = {storage.data_ptr(): storage.nbytes() for storage in storages}
         return cls(source, 2 * sum(sizes.values()) + SPARE_ELEMENTS, 2 * len(tensors) + SPARE_PARAMETERS)
 
     @contextmanager
@@ -111,12 +112,3 @@ class _Limited(TorchFunctionMode):
             self.built[1] += next(iter(args)).numel()
             self.limits.check(*self.built)
         return func(*args, **kwargs)
-
-
-def _is_stored(tensor: Tensor) -> bool:
-    """Return whether a tensor has memory of its own; sparse tensors and tensor subclasses may have none."""
-    try:
-        tensor.untyped_storage()
-    except (NotImplementedError, RuntimeError):
-        return False
-    return True

@@ -13,6 +13,7 @@ from typing import Any
 
 from lit_sparse.errors import CheckpointError, ConfigurationError
 from lit_sparse.ground.files import not_plain
+from lit_sparse.ground.stored import is_file
 
 __all__ = [
     "CHECKPOINTS",
@@ -158,11 +159,7 @@ def find_checkpoint(
             " --ckpt_path, or give the folder of the run with --output_dir and --name."
         )
     path = Path(wanted)
-    try:
-        exists = is_checkpoint(path)
-    except OSError:  # too long
-        exists = False
-    if not exists:
+    if not is_checkpoint(path):
         raise CheckpointError(
             f"--ckpt_path {wanted}: there is no such file. Give the path of a checkpoint, or `last` or `best` for a checkpoint"
             " of the newest run."
@@ -173,9 +170,9 @@ def find_checkpoint(
 def is_checkpoint(path: Path) -> bool:
     """Return whether a checkpoint, a file or a folder, exists at a path, after undoing an interrupted replacement."""
     old = path.parent / f".{path.name}.old"
-    if not path.exists() and old.is_dir():
+    if os.path.isdir(old) and not path.exists():  # noqa: PTH112  (a name may be too long for the system)
         old.rename(path)
-    return path.is_file() or (path / "meta.pt").is_file()
+    return is_file(path) or is_file(path / "meta.pt")
 
 
 def replace_folder(part: Path, target: Path) -> None:
