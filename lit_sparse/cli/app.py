@@ -116,14 +116,9 @@ class LitSparseCLI(CommandLine):
             callbacks.append(Parts(constructor_parameters(type(self.model))))
         self.save_config_kwargs["folder"] = self.run_folder
         if self.run_folder is not None:
-            loggers = asked.get("logger")
-            if loggers is not False:
+            if asked.get("logger") is not False:
                 kwargs["logger"] = run_loggers(
-                    self.run_folder,
-                    kept=self._kept_rows if training else None,
-                    resumed_step=self._resumed_step if training else None,
-                    board=training,
-                    others=None if loggers in (None, True) else as_list(loggers),
+                    self.run_folder, asked.get("logger"), self._kept_rows, self._resumed_step, training
                 )
             callbacks += [*pictures(str(self.run_folder)), RowsBeforeCheckpoint(), DrawWhenStopped(), NoteEnd(self._status)]
             if training and asked.get("enable_checkpointing") is not False:

@@ -142,8 +142,8 @@ class CommandLine(LightningCLI):
             self._stamp = stamp(self._checkpoint)
             within = self._checkpoint.parents[1] if newest else None
             checkpoint = read_for(self.command, self._checkpoint, repr(shown), within)
-            self._resumed_step = checkpoint.get("global_step")
-            self._kept_rows = checkpoint.get(ROWS)
+            if self.command == "fit":
+                self._resumed_step, self._kept_rows = checkpoint.get("global_step"), checkpoint.get(ROWS)
             self._limits = Limits.of(repr(shown), checkpoint["state_dict"])
             notes += self._merge(parser, args, shown, checkpoint)
             self._options()["ckpt_path"] = shown

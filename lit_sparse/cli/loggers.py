@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from lit_sparse.cli.callbacks import as_list
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.files import open_to_append, replaced
 from lit_sparse.ground.stored import read_table
@@ -156,19 +157,17 @@ class RowsBeforeCheckpoint(pl.Callback):
                 logger.experiment.flush()
 
 
-def run_loggers(
-    folder: Path, *, kept: int | None, resumed_step: int | None, board: bool, others: list[Logger] | None
-) -> list[Logger]:
+def run_loggers(folder: Path, asked: Any, kept: int | None, resumed_step: int | None, board: bool) -> list[Logger]:
     """Return the loggers of a run; the logger of ``metrics.csv`` comes first.
 
     Args:
         folder: the run folder.
+        asked: the user's loggers, which replace TensorBoard's; None or True for none.
         kept: number of rows of ``metrics.csv`` that a resumed run keeps; None if the checkpoint does not store it.
         resumed_step: step at which a resumed run continues; None for a new run.
         board: whether to also write TensorBoard events.
-        others: the user's loggers, which replace TensorBoard's; None for none.
     """
     own = RunCSVLogger(str(folder), kept, resumed_step)
-    if others is not None:
-        return [own, *others]
-    return [own, RunBoard(str(folder), resumed_step)] if board else [own]
+    if asked is None or asked is True:
+        return [own, RunBoard(str(folder), resumed_step)] if board else [own]
+    return [own, *as_list(asked)]
