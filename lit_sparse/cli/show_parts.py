@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from lit_sparse.cli import show_configs
-from lit_sparse.cli.help import plain
+from lit_sparse.cli.help import command_parser, plain
 from lit_sparse.errors import ConfigurationError, did_you_mean
 
 __all__ = ["KINDS", "described", "main", "parser"]
@@ -31,9 +31,7 @@ KINDS = {
 
 def parser() -> argparse.ArgumentParser:
     """Return the argument parser of ``lit-sparse list``."""
-    found = argparse.ArgumentParser(
-        prog="lit-sparse list", description="List the parts of a kind, one in each line.", allow_abbrev=False
-    )
+    found = command_parser("list", "List the parts of a kind, one in each line.")
     found.add_argument("kind", nargs="?", help=", ".join(KINDS))
     return found
 

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
         LRSchedulerCallable,
         OptimizerCallable,
         SaveConfigCallback,
-        instantiate_module,
     )
     from pytorch_lightning.core.mixins.hparams_mixin import _given_hyperparameters
     from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
