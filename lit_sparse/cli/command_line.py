@@ -17,9 +17,9 @@ import lit_sparse.estimators
 import lit_sparse.mappings
 import lit_sparse.models
 import lit_sparse.risks  # noqa: F401  (imported so that bare class names are found)
-from lit_sparse.cli.arguments import Given
 from lit_sparse.cli.callbacks import SaveConfig
 from lit_sparse.cli.checkpoints import StoredModel, changes_of_run, read_for
+from lit_sparse.cli.configs import Given
 from lit_sparse.cli.help import USAGES
 from lit_sparse.cli.loggers import ROWS
 from lit_sparse.cli.messages import SAID

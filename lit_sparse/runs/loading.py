@@ -13,8 +13,7 @@ from lit_sparse.lightning.choice import pl
 from lit_sparse.runs.builder import build
 from lit_sparse.runs.checkpoint_files import load_module, restoring_error
 from lit_sparse.runs.folders import CHECKPOINTS, inside
-from lit_sparse.runs.shards import is_sharded
-from lit_sparse.runs.torch_files import is_url
+from lit_sparse.runs.torch_files import is_sharded, is_url
 from lit_sparse.runs.trust import trusting
 
 __all__ = ["load"]
