@@ -92,13 +92,9 @@ def grouped(groups: Sequence[Group], actions: Iterable[Action]) -> list[Group]:
     """
     for action in actions:
         action.help = _HELP.get(action.dest, action.help)
-    found = {name: group for group in groups for name in _names(group) if name in _GROUPS}
+    named = [(group, action.dest.split(".")[0]) for group in groups for action in group._group_actions]  # also `model.help`
+    found = {name: group for group, name in named if name in _GROUPS}
     for name, group in found.items():
         group.title, group.description = _GROUPS[name]
     ordered = [found[name] for name in _GROUPS if name in found]
     return ordered + [group for group in groups if group not in ordered]
-
-
-def _names(group: _ArgumentGroup) -> list[str]:
-    """Return the names of a group's options, of which ``--model.help`` is a part of ``--model``."""
-    return [action.dest.split(".")[0] for action in group._group_actions]

@@ -44,17 +44,14 @@ def main(arguments: Sequence[str]) -> int:
     """
     kind = parser().parse_args(list(arguments)).kind
     if kind is None:
-        print("\n".join(["usage: lit-sparse list KIND", "", "kinds, and the options that name their parts:", *_kinds()]))
+        kinds = _aligned({name: option for name, (option, _, _) in KINDS.items()})
+        print("\n".join(["usage: lit-sparse list KIND", "", "kinds, and the options that name their parts:", *kinds]))
         return 0
     if kind not in KINDS:
         raise ConfigurationError(f"Expected one of the kinds {', '.join(KINDS)}, but got {kind!r}.{did_you_mean(kind, KINDS)}")
     _, room, base = KINDS[kind]
     print("\n".join(_aligned(described(room, base)) if room else show_configs.listed()))
     return 0
-
-
-def _kinds() -> list[str]:
-    return _aligned({kind: option for kind, (option, _, _) in KINDS.items()})
 
 
 def _aligned(entries: dict[str, str]) -> list[str]:
