@@ -128,7 +128,8 @@ class StoredModel:
         used = self.saved.clone()
         if not options:
             return used
-        changed = _parser(Parser).parse_args(options, namespace=Namespace(model=used.clone()))["model"]
+        base = Namespace(model=used.clone())  # type: ignore[no-untyped-call]
+        changed = _parser(Parser).parse_args(options, namespace=base)["model"]
         for key in (f"init_args.{name}" for name in self.inference):
             if key in changed:
                 used[key] = changed[key]

@@ -176,7 +176,7 @@ class CommandLine(LightningCLI):
             self.config = parser.parse_args(args)
             return []
         stored = StoredModel.of(described, shown)
-        base = Namespace({self.command: Namespace(model=stored.saved.clone())})
+        base = Namespace({self.command: Namespace(model=stored.saved.clone())})  # type: ignore[no-untyped-call]
         self.config = parser.parse_args(args, namespace=base)
         configured = self._options()["model"]
         used = stored.used_in(self.command, configured, self._given.model_options)

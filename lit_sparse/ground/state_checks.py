@@ -218,13 +218,13 @@ def _mismatch(place: str, found: Any, example: Any) -> tuple[str, str, Any] | No
                 return place, f"a dict with keys of type {example.key.__name__}", found
             return _first(place, found.items(), [example.item] * len(found))
         case Some() | dict():
-            some, items = ("some of ", example.items) if isinstance(example, Some) else ("", example)
-            words = f"a dict with {some}{_names(items)}"
+            some, known = ("some of ", example.items) if isinstance(example, Some) else ("", example)
+            words = f"a dict with {some}{_names(known)}"
             if not isinstance(found, dict):
                 return place, words, found
-            if found.keys() - items.keys() or not (some or found.keys() == items.keys()):
+            if found.keys() - known.keys() or not (some or found.keys() == known.keys()):
                 return place, words, Kind(f"one with {_names(found)}", lambda _: True)
-            return _first(place, found.items(), [items[key] for key in found])
+            return _first(place, found.items(), [known[key] for key in found])
         case Tensor():
             words, fits = shown(example), is_plain(found) and found.shape == example.shape and is_of_kind(found, example)
             if fits and not (found.is_floating_point() or found.is_complex() or bool((found >= 0).all())):
