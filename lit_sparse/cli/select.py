@@ -40,7 +40,6 @@ COLUMNS = ("k", "examples", "objective", "relative", "uniform", "seconds")
 
 
 def options(
-    selector: CoresetSelector | None = None,
     k: float | None = None,
     vectors: VectorSource | Callable[[Examples], Any] | None = None,
     stratify: str | None = None,
@@ -48,10 +47,9 @@ def options(
     every: int = 10,
     resume: bool = False,
 ) -> None:
-    """Declare the options of a selection.
+    """Declare the options of a selection besides its selector.
 
     Args:
-        selector: Class of the selector.
         k: Number of examples; a fraction if below 1.
         vectors: Projection, vectors, or a function of examples.
         stratify: Entry of batches with classes; examples are selected from each class separately.
@@ -84,7 +82,8 @@ class SelectCLI(LitSparseCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         super().add_arguments_to_parser(parser)
         parser.set_defaults({"model": {"class_path": f"{NoModel.__module__}.{NoModel.__name__}"}})
-        parser.add_function_arguments(options)
+        parser.add_subclass_arguments(CoresetSelector, "selector", required=False, help="Class of the selector.")
+        parser.add_argument_group("selection").add_function_arguments(options, as_group=False)
 
     @override
     def instantiate_trainer(self, **kwargs: Any) -> Any:
