@@ -56,11 +56,9 @@ def constructor_parameters(cls: type) -> dict[str, inspect.Parameter]:
             continue
         own = dict(list(inspect.signature(kind.__init__).parameters.items())[1:])  # type: ignore[misc]
         options = next((name for name, parameter in own.items() if parameter.kind is parameter.VAR_KEYWORD), None)
-        parameters |= {
-            name: parameter
-            for name, parameter in own.items()
-            if name not in parameters and (kind is cls or parameter.kind is not parameter.POSITIONAL_ONLY)
-        }
+        for name, parameter in own.items():
+            if kind is cls or parameter.kind is not parameter.POSITIONAL_ONLY:
+                parameters.setdefault(name, parameter)
         if options is None or kind is object:
             return parameters
         parameters.pop(options)

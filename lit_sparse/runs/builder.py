@@ -345,11 +345,7 @@ def _signature(owner: type) -> tuple[dict[str, inspect.Parameter], dict[str, Any
         if inspect.isfunction(constructor):
             hints |= annotations_of(constructor)
     open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    named = {
-        name: parameter
-        for name, parameter in parameters.items()
-        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-    }
+    named = {name: one for name, one in parameters.items() if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
     return named, hints, open_ended
 
 
