@@ -9,8 +9,9 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+from lit_sparse.callbacks import CountLogger, SecondsLogger
 from lit_sparse.cli.best_metrics import best_metrics, monitor_of, ordered, table
-from lit_sparse.cli.callbacks import OptimizerOptions, as_list, checkpoints, measures, not_named, pictures
+from lit_sparse.cli.callbacks import OptimizerOptions, as_list, checkpoints, not_named, pictures
 from lit_sparse.cli.checkpoints import is_restoring, load_weights
 from lit_sparse.cli.command_line import CommandLine, stamp
 from lit_sparse.cli.files import DiskError, WholeFiles, keep_shards_whole
@@ -23,6 +24,7 @@ from lit_sparse.ground.arguments import constructor_parameters
 from lit_sparse.ground.distributed import group_for_run, is_lost
 from lit_sparse.lightning.choice import ModelParallelStrategy, ProgressBar, TorchCheckpointIO, pl
 from lit_sparse.lightning.internals import leave_sigterm
+from lit_sparse.models.base import MOST_COUNTED
 from lit_sparse.runs.checkpoint_files import restoring_error
 from lit_sparse.runs.config_files import check_empty
 from lit_sparse.runs.folders import CHECKPOINTS, claim_folder, discard_if_unused, next_command, run_of
@@ -97,16 +99,15 @@ class LitSparseCLI(CommandLine):
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """Build the trainer, with the package's loggers and callbacks unless the config sets them."""
-        with self.folder_if_used():
-            self._choose_folder()  # only after all parts were built
-            callbacks = self._get(self.config_init, "trainer").get("callbacks")
-            with told_as(lambda error: trainer_error(error, callbacks)):
-                return self._build_trainer(**kwargs)
-
-    def _build_trainer(self, **kwargs: Any) -> pl.Trainer:
         asked = self._get(self.config_init, "trainer")
+        callbacks = asked.get("callbacks")  # before any is left out
+        with self.folder_if_used(), told_as(lambda error: trainer_error(error, callbacks)):
+            self._choose_folder()  # only after all parts were built
+            return self._build_trainer(asked, **kwargs)
+
+    def _build_trainer(self, asked: Any, **kwargs: Any) -> pl.Trainer:
         training = self.command == "fit"
-        callbacks = measures()
+        callbacks: list[pl.Callback] = [CountLogger(max_count=MOST_COUNTED), SecondsLogger()]
         if self._quiet:
             asked["enable_progress_bar"] = asked["enable_model_summary"] = False
             asked["callbacks"] = [one for one in as_list(asked.get("callbacks")) if not isinstance(one, ProgressBar)]

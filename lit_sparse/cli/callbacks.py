@@ -8,7 +8,6 @@ from typing import Any
 import yaml
 
 import lit_sparse.callbacks
-from lit_sparse.callbacks import CountLogger, SecondsLogger
 from lit_sparse.cli.best_metrics import monitor_of
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.arguments import constructor_parameters
@@ -16,10 +15,9 @@ from lit_sparse.ground.files import replaced
 from lit_sparse.ground.stored import read_bytes, read_yaml
 from lit_sparse.lightning.choice import ModelCheckpoint, ModelSummary, ProgressBar, SaveConfigCallback, pl
 from lit_sparse.lightning.internals import sets_rates
-from lit_sparse.models.base import MOST_COUNTED
 from lit_sparse.runs.folders import NUMBER
 
-__all__ = ["OptimizerOptions", "SaveConfig", "as_list", "checkpoints", "measures", "not_named", "pictures"]
+__all__ = ["OptimizerOptions", "SaveConfig", "as_list", "checkpoints", "not_named", "pictures"]
 
 #: Options of an optimizer that do not apply to the dual variable of a risk.
 KEPT = ("lr", "weight_decay")
@@ -96,11 +94,6 @@ class OptimizerOptions(pl.Callback):
             for group in optimizer.param_groups:
                 dual = group.get("dual", False)  # the dual variable of a risk has a separate rate and no decay
                 group.update({name: value for name, value in self.options.items() if not dual or name not in KEPT})
-
-
-def measures() -> list[pl.Callback]:
-    """Return the default callbacks that log numbers, for all runs."""
-    return [CountLogger(max_count=MOST_COUNTED), SecondsLogger()]
 
 
 def pictures(folder: str | None) -> list[pl.Callback]:

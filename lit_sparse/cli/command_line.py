@@ -6,7 +6,6 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from pydoc import locate
 from typing import Any
 
 import yaml
@@ -22,7 +21,7 @@ from lit_sparse.cli.checkpoints import StoredModel, changes_of_run, read_for
 from lit_sparse.cli.configs import Given
 from lit_sparse.cli.help import USAGES
 from lit_sparse.cli.loggers import ROWS
-from lit_sparse.cli.messages import SAID
+from lit_sparse.cli.messages import SAID, START
 from lit_sparse.cli.parser import Parser
 from lit_sparse.cli.stopping import say_less
 from lit_sparse.errors import CheckpointError, ConfigurationError, printable
@@ -31,7 +30,7 @@ from lit_sparse.lightning.choice import LightningArgumentParser, LightningCLI, L
 from lit_sparse.runs.allocation import Limits
 from lit_sparse.runs.folders import experiment_folder, experiment_name, find_checkpoint, run_of
 from lit_sparse.runs.torch_files import is_url, local_copy
-from lit_sparse.runs.trust import trusting
+from lit_sparse.runs.trust import find_imported, trusting
 
 __all__ = ["CommandLine", "stamp"]
 
@@ -82,6 +81,7 @@ class CommandLine(LightningCLI):
 
     def __init__(self, args: list[str], execute: bool = True) -> None:
         SAID.clear()
+        START.set(Path.cwd())
         self.command = args[0]
         self._given = Given.of(args[1:])
         self._execute = execute
@@ -274,7 +274,7 @@ def _name(described: Described) -> str:
 
 def _defaults(described: Described) -> dict[str, Any]:
     """Return the defaults of a class, which the parser has imported."""
-    found = locate(str(described["class_path"]))
+    found = find_imported(str(described["class_path"]))
     return {key: each.default for key, each in constructor_parameters(found).items()} if isinstance(found, type) else {}
 
 
