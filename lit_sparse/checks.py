@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
 from typing import Any, TypeVar
 
 import numpy as np
@@ -369,7 +371,25 @@ def ranges(**declared: Range) -> Callable[[Made], Made]:
 
     def declare(kind: Made) -> Made:
         kind.RANGES = declared  # type: ignore[attr-defined]
-        kind.__init__ = checked(vars(kind)["__init__"], {name: each.check for name, each in declared.items()})  # type: ignore[misc]
+        kind.__init__ = checked(_within(vars(kind)["__init__"], declared))  # type: ignore[misc]
         return kind
 
     return declare
+
+
+def _within(function: Callable[..., Any], declared: dict[str, Range]) -> Callable[..., Any]:
+    """Return a function whose arguments are checked by their ranges; see :func:`ranges`."""
+    parameters = inspect.signature(function).parameters
+    positional = [name for name, parameter in parameters.items() if parameter.kind <= parameter.POSITIONAL_OR_KEYWORD]
+    optional = {name for name in declared if "None" in str(parameters[name].annotation)}
+    checks = {name: each.check for name, each in declared.items()}
+
+    def one(name: str, value: Any) -> Any:
+        return value if name not in checks or (value is None and name in optional) else checks[name](name, value)
+
+    @wraps(function)
+    def called(*args: Any, **options: Any) -> Any:
+        given = [one(name, value) for name, value in zip(positional, args, strict=False)]
+        return function(*given, *args[len(given) :], **{name: one(name, value) for name, value in options.items()})
+
+    return called

@@ -18,7 +18,7 @@ from lit_sparse.metrics import Bleu, DeadFraction, ExplainedVariance, topographi
 from lit_sparse.models import mean_metrics
 from lit_sparse.nn import sparse_decode, sparse_encode
 from lit_sparse.risks import UnbalancedOTDRO
-from lit_sparse.runs.empty_keys import check_empty
+from lit_sparse.runs.config_files import check_empty
 from lit_sparse.structures import ShortestPath
 from lit_sparse.testing import concrete_subclasses
 from lit_sparse.text import Vocabulary

@@ -146,7 +146,9 @@ def _run(args: list[str], *, program: bool) -> int:
         if args[0] != "compile":
             from lit_sparse.ground import train_extra  # noqa: F401
 
-        _find_parts_here()
+        here = str(Path.cwd())  # whose modules are importable as with `python -m lit_sparse`; installed ones come first
+        if here not in sys.path and "" not in sys.path:
+            sys.path.append(here)
         with _help_is_written(args):
             if args[0] in MODULES:
                 command: Callable[[Sequence[str]], int] = import_module(MODULES[args[0]]).main
@@ -204,13 +206,6 @@ def wait_passively() -> None:
     """
     if "torch" not in sys.modules and not WAIT_VARIABLES & os.environ.keys():
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
-
-
-def _find_parts_here() -> None:
-    """Make modules of the current folder importable, as ``python -m lit_sparse`` does; installed ones come first."""
-    here = str(Path.cwd())
-    if here not in sys.path and "" not in sys.path:
-        sys.path.append(here)
 
 
 def build_cli(args: Sequence[str], *, run: bool = False) -> LitSparseCLI:

@@ -9,8 +9,9 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+from lit_sparse.callbacks import CountLogger, SecondsLogger
 from lit_sparse.cli.best_metrics import best_metrics, monitor_of, ordered, table
-from lit_sparse.cli.callbacks import OptimizerOptions, as_list, checkpoints, measures, not_named, pictures
+from lit_sparse.cli.callbacks import OptimizerOptions, as_list, checkpoints, not_named, pictures
 from lit_sparse.cli.checkpoints import is_restoring, load_weights
 from lit_sparse.cli.command_line import CommandLine, stamp
 from lit_sparse.cli.files import DiskError, WholeFiles, keep_shards_whole
@@ -23,8 +24,9 @@ from lit_sparse.ground.arguments import constructor_parameters
 from lit_sparse.ground.distributed import group_for_run, is_lost
 from lit_sparse.lightning.choice import ModelParallelStrategy, ProgressBar, TorchCheckpointIO, pl
 from lit_sparse.lightning.internals import leave_sigterm
+from lit_sparse.models.base import MOST_COUNTED
 from lit_sparse.runs.checkpoint_files import restoring_error
-from lit_sparse.runs.empty_keys import check_empty
+from lit_sparse.runs.config_files import check_empty
 from lit_sparse.runs.folders import CHECKPOINTS, claim_folder, discard_if_unused, next_command, run_of
 from lit_sparse.runs.result_files import read_metrics
 from lit_sparse.runs.status import RunStatus, check_plain, take
@@ -97,16 +99,15 @@ class LitSparseCLI(CommandLine):
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """Build the trainer, with the package's loggers and callbacks unless the config sets them."""
-        with self.folder_if_used():
-            self._choose_folder()  # only after all parts were built
-            callbacks = self._get(self.config_init, "trainer").get("callbacks")
-            with told_as(lambda error: trainer_error(error, callbacks)):
-                return self._build_trainer(**kwargs)
-
-    def _build_trainer(self, **kwargs: Any) -> pl.Trainer:
         asked = self._get(self.config_init, "trainer")
+        callbacks = asked.get("callbacks")  # before any is left out
+        with self.folder_if_used(), told_as(lambda error: trainer_error(error, callbacks)):
+            self._choose_folder()  # only after all parts were built
+            return self._build_trainer(asked, **kwargs)
+
+    def _build_trainer(self, asked: Any, **kwargs: Any) -> pl.Trainer:
         training = self.command == "fit"
-        callbacks = measures()
+        callbacks: list[pl.Callback] = [CountLogger(max_count=MOST_COUNTED), SecondsLogger()]
         if self._quiet:
             asked["enable_progress_bar"] = asked["enable_model_summary"] = False
             asked["callbacks"] = [one for one in as_list(asked.get("callbacks")) if not isinstance(one, ProgressBar)]
@@ -116,14 +117,9 @@ class LitSparseCLI(CommandLine):
             callbacks.append(Parts(constructor_parameters(type(self.model))))
         self.save_config_kwargs["folder"] = self.run_folder
         if self.run_folder is not None:
-            loggers = asked.get("logger")
-            if loggers is not False:
+            if asked.get("logger") is not False:
                 kwargs["logger"] = run_loggers(
-                    self.run_folder,
-                    kept=self._kept_rows if training else None,
-                    resumed_step=self._resumed_step if training else None,
-                    board=training,
-                    others=None if loggers in (None, True) else as_list(loggers),
+                    self.run_folder, asked.get("logger"), self._kept_rows, self._resumed_step, training
                 )
             callbacks += [*pictures(str(self.run_folder)), RowsBeforeCheckpoint(), DrawWhenStopped(), NoteEnd(self._status)]
             if training and asked.get("enable_checkpointing") is not False:
@@ -187,21 +183,17 @@ class LitSparseCLI(CommandLine):
         if self.run_folder is not None and self.trainer.is_global_zero and not self._quiet:
             print(f"run folder: {self.run_folder}", flush=True)
         try:
-            self._run_or_refuse(subcommand)
+            with warnings.catch_warnings(), self.folder_if_used(), told_as(self._run_error):
+                if subcommand != "fit":  # the callbacks of training are not needed for scoring
+                    warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`, callbacks used to create")
+                super()._run_subcommand(subcommand)
+                self.finish()
         except SystemExit as stop:
             if (status := stop_status(stop)) is None:
                 raise
             self._print_end(continue_it=True)
             raise SystemExit(status) from None
         self._print_end(continue_it=False)
-
-    def _run_or_refuse(self, subcommand: str) -> None:
-        """Run the command; raise errors that the user can correct as one message."""
-        with warnings.catch_warnings(), self.folder_if_used(), told_as(self._run_error):
-            if subcommand != "fit":  # the callbacks of training are not needed for scoring
-                warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`, callbacks used to create")
-            super()._run_subcommand(subcommand)
-            self.finish()
 
     def _run_error(self, error: Exception) -> LitSparseError | None:
         """Return the message for an error of a command, or None for one that has its traceback."""

@@ -7,35 +7,17 @@ from typing import Any
 
 import yaml
 
-from lit_sparse.callbacks import (
-    ActivityHistogram,
-    AttentionPlot,
-    BasesPlot,
-    ClassSamplesPlot,
-    CountLogger,
-    DecoderCallsPlot,
-    LanguageLogger,
-    NegativeELBOPlot,
-    PredictionWriter,
-    ReconstructionPlot,
-    SecondsLogger,
-    SuccessPlot,
-    SupportSizePlot,
-    TextPredictionWriter,
-    TopTokensPlot,
-    TransportPlot,
-)
+import lit_sparse.callbacks
 from lit_sparse.cli.best_metrics import monitor_of
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.ground.arguments import constructor_parameters
 from lit_sparse.ground.files import replaced
 from lit_sparse.ground.stored import read_bytes, read_yaml
 from lit_sparse.lightning.choice import ModelCheckpoint, ModelSummary, ProgressBar, SaveConfigCallback, pl
 from lit_sparse.lightning.internals import sets_rates
-from lit_sparse.models.base import MOST_COUNTED
 from lit_sparse.runs.folders import NUMBER
 
-__all__ = ["OptimizerOptions", "SaveConfig", "as_list", "checkpoints", "measures", "not_named", "pictures"]
-
+__all__ = ["OptimizerOptions", "SaveConfig", "as_list", "checkpoints", "not_named", "pictures"]
 
 #: Options of an optimizer that do not apply to the dual variable of a risk.
 KEPT = ("lr", "weight_decay")
@@ -114,25 +96,17 @@ class OptimizerOptions(pl.Callback):
                 group.update({name: value for name, value in self.options.items() if not dual or name not in KEPT})
 
 
-def measures() -> list[pl.Callback]:
-    """Return the default callbacks that log numbers, for all runs."""
-    return [CountLogger(max_count=MOST_COUNTED), SecondsLogger()]
-
-
 def pictures(folder: str | None) -> list[pl.Callback]:
-    """Return the default callbacks that draw pictures and write predictions; each ignores models it does not apply to.
+    """Return the default callbacks that draw pictures and write predictions: all of the package that write to a folder.
+
+    Each ignores models it does not apply to.
 
     Args:
         folder: output folder; None for the logger's folder.
     """
-    kinds = (DecoderCallsPlot, SupportSizePlot, NegativeELBOPlot, SuccessPlot)
-    return [
-        *(kind(folder) for kind in kinds),
-        *(ReconstructionPlot(folder), ClassSamplesPlot(folder=folder), LanguageLogger(folder=folder)),
-        *(BasesPlot(folder=folder), ActivityHistogram(folder=folder), TransportPlot(folder=folder)),
-        TopTokensPlot(folder=folder),
-        *(AttentionPlot(folder=folder), PredictionWriter(folder), TextPredictionWriter(folder)),
-    ]
+    exported = [vars(lit_sparse.callbacks)[name] for name in lit_sparse.callbacks.__all__]
+    kinds = [kind for kind in exported if isinstance(kind, type) and "folder" in constructor_parameters(kind)]
+    return [kind(folder=folder) for kind in kinds]
 
 
 class RunCheckpoint(ModelCheckpoint):

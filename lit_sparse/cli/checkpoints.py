@@ -29,7 +29,7 @@ from lit_sparse.runs.checkpoint_files import (
 from lit_sparse.runs.folders import differences
 from lit_sparse.runs.trust import find_imported
 
-__all__ = ["StoredModel", "changes_of_run", "is_restoring", "load_weights", "nested", "read_for"]
+__all__ = ["StoredModel", "changes_of_run", "is_restoring", "load_weights", "read_for"]
 
 
 def read_for(command: str, path: Path, source: str, within: Path | None = None) -> dict[str, Any]:
@@ -128,7 +128,8 @@ class StoredModel:
         used = self.saved.clone()
         if not options:
             return used
-        changed = _parser(Parser).parse_args(options, namespace=nested(model=used))["model"]
+        base = Namespace(model=used.clone())  # type: ignore[no-untyped-call]
+        changed = _parser(Parser).parse_args(options, namespace=base)["model"]
         for key in (f"init_args.{name}" for name in self.inference):
             if key in changed:
                 used[key] = changed[key]
@@ -184,11 +185,6 @@ class StoredModel:
         return options, [
             f"model.{key} was {old} when {self.path} was written and is {new} from here on" for key, old, new in changes
         ]
-
-
-def nested(**values: Any) -> Namespace:
-    """Return a namespace of the parser whose entries are copies of the given namespaces, by name."""
-    return Namespace({name: value.clone() for name, value in values.items()})  # type: ignore[no-untyped-call]
 
 
 def _parser(kind: type[Parser]) -> Parser:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +16,45 @@ import lit_sparse.estimators
 import lit_sparse.mappings
 import lit_sparse.models
 import lit_sparse.risks  # noqa: F401  (imported so that bare class names are found)
-from lit_sparse.cli.arguments import Given
 from lit_sparse.cli.callbacks import SaveConfig
-from lit_sparse.cli.checkpoints import StoredModel, changes_of_run, nested, read_for
+from lit_sparse.cli.checkpoints import StoredModel, changes_of_run, read_for
+from lit_sparse.cli.configs import Given
 from lit_sparse.cli.help import USAGES
-from lit_sparse.cli.kept import kept_arguments
 from lit_sparse.cli.loggers import ROWS
-from lit_sparse.cli.messages import SAID
+from lit_sparse.cli.messages import SAID, START
 from lit_sparse.cli.parser import Parser
 from lit_sparse.cli.stopping import say_less
 from lit_sparse.errors import CheckpointError, ConfigurationError, printable
+from lit_sparse.ground.arguments import constructor_parameters
 from lit_sparse.lightning.choice import LightningArgumentParser, LightningCLI, LightningEnvironment, pl, rank_zero_only
 from lit_sparse.runs.allocation import Limits
 from lit_sparse.runs.folders import experiment_folder, experiment_name, find_checkpoint, run_of
 from lit_sparse.runs.torch_files import is_url, local_copy
-from lit_sparse.runs.trust import trusting
+from lit_sparse.runs.trust import find_imported, trusting
 
 __all__ = ["CommandLine", "stamp"]
+
+#: A class and its arguments, as in a config.
+Described = Mapping[str, Any]
+
+
+def options(
+    output_dir: str | None = None,
+    name: str | None = None,
+    checkpoint_every_n_steps: int | None = None,
+    compile: bool = False,  # noqa: A002
+    trust: list[str] | str | None = None,
+) -> None:
+    """Declare the options for the run folder, the checkpoints and the trusted classes.
+
+    Args:
+        output_dir: Folder of all runs; by default trainer.default_root_dir, or else `runs`.
+        name: Name of the experiment; by default the name of its config, such as ssvae/digits.
+        checkpoint_every_n_steps: Number of optimizer steps between two writes of the last checkpoint, in addition to each
+            epoch.
+        compile: Whether to compile the model's step (torch.compile).
+        trust: A class or function that the checkpoint may name, e.g. my_package.MyMapping; may be repeated.
+    """
 
 
 def stamp(path: Path) -> tuple[int, int, int]:
@@ -57,6 +81,7 @@ class CommandLine(LightningCLI):
 
     def __init__(self, args: list[str], execute: bool = True) -> None:
         SAID.clear()
+        START.set(Path.cwd())
         self.command = args[0]
         self._given = Given.of(args[1:])
         self._execute = execute
@@ -95,28 +120,8 @@ class CommandLine(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the arguments for the run folder, the checkpoints and the trusted classes to a parser."""
         group = parser.add_argument_group("run folder")
-        help_of = "Folder of all runs; by default trainer.default_root_dir, or else `runs`."
-        group.add_argument("--output_dir", type=str | None, default=None, help=help_of)
-        group.add_argument(
-            "--name",
-            type=str | None,
-            default=None,
-            help="Name of the experiment; by default the name of its config, such as ssvae/digits.",
-        )
-        group.add_argument(
-            "--checkpoint_every_n_steps",
-            type=int | None,
-            default=None,
-            help="Number of optimizer steps between two writes of the last checkpoint, in addition to each epoch.",
-        )
-        group.add_argument("--compile", type=bool, default=False, help="Whether to compile the model's step (torch.compile).")
+        group.add_function_arguments(options, as_group=False)
         group.add_argument("--quiet", action="store_true", help="Print only results, warnings and errors.")
-        group.add_argument(
-            "--trust",
-            type=list[str] | str | None,
-            default=None,
-            help="A class or function that the checkpoint may name, e.g. my_package.MyMapping; may be repeated.",
-        )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse the configs and options, over the model of the checkpoint if there is one.
@@ -143,8 +148,8 @@ class CommandLine(LightningCLI):
             self._stamp = stamp(self._checkpoint)
             within = self._checkpoint.parents[1] if newest else None
             checkpoint = read_for(self.command, self._checkpoint, repr(shown), within)
-            self._resumed_step = checkpoint.get("global_step")
-            self._kept_rows = checkpoint.get(ROWS)
+            if self.command == "fit":
+                self._resumed_step, self._kept_rows = checkpoint.get("global_step"), checkpoint.get(ROWS)
             self._limits = Limits.of(repr(shown), checkpoint["state_dict"])
             notes += self._merge(parser, args, shown, checkpoint)
             self._options()["ckpt_path"] = shown
@@ -154,8 +159,8 @@ class CommandLine(LightningCLI):
             say_less()
         if self.command == "fit":
             notes += kept_arguments(given.contents, given.options, self._options().as_dict())
-        for note in notes:
-            self._note(note)
+        for note in notes if self._is_first() else ():
+            print(f"note: {printable(note)}", file=sys.stderr)
 
     def _merge(self, parser: LightningArgumentParser, args: Any, shown: str, checkpoint: dict[str, Any]) -> list[str]:
         """Parse the configs and options over the model of a checkpoint, and return notes on what they change.
@@ -171,7 +176,7 @@ class CommandLine(LightningCLI):
             self.config = parser.parse_args(args)
             return []
         stored = StoredModel.of(described, shown)
-        base = nested(**{self.command: nested(model=stored.saved)})
+        base = Namespace({self.command: Namespace(model=stored.saved.clone())})  # type: ignore[no-untyped-call]
         self.config = parser.parse_args(args, namespace=base)
         configured = self._options()["model"]
         used = stored.used_in(self.command, configured, self._given.model_options)
@@ -184,11 +189,6 @@ class CommandLine(LightningCLI):
         else:
             self._options()["model"], changes = used, stored.scored(used, configured)
         return notes + changes
-
-    def _note(self, text: str) -> None:
-        """Print a note, once for all processes."""
-        if self._is_first():
-            print(f"note: {printable(text)}", file=sys.stderr)
 
     def _parse_ckpt_path(self) -> None:
         """Do nothing: Lightning would let the checkpoint silently override the command line."""
@@ -217,3 +217,66 @@ class CommandLine(LightningCLI):
         """
         machine = LightningEnvironment().node_rank() if self._options()["trainer"].get("num_nodes", 1) > 1 else 0
         return machine == 0 and not getattr(rank_zero_only, "rank", 0)
+
+
+def kept_arguments(contents: Sequence[Described], options: Sequence[str], parsed: Described) -> list[str]:
+    """Return a note for each class in a config that was replaced by another one, which keeps some of the config's arguments.
+
+    Arguments that the options or a later config give, and defaults of the new class, are not named.
+
+    Args:
+        contents: what the configs hold, in their order.
+        options: words of the command that override the configs.
+        parsed: the config that they gave.
+
+    Example:
+        >>> config = {"model": {"class_path": "A", "init_args": {"lam": 1.0, "rho": 0.1}}}
+        >>> kept_arguments([config], ["--model=B"], {"model": {"class_path": "b.B", "init_args": {"lam": 1.0, "mu": 2.0}}})
+        ['model is B in place of A. It keeps lam=1.0 of the config, and drops rho.']
+    """
+    notes: dict[str, None] = {}
+    for place, content in enumerate(contents):
+        for path, before, now in _replaced(content, parsed, ()):
+            given, taken, defaults = before.get("init_args") or {}, now.get("init_args") or {}, _defaults(now)
+            stated = {name for later in contents[place + 1 :] for name in _at(later, path).get("init_args") or {}}
+            stated |= {name for name in given if any(re.search(rf"\b{re.escape(name)}\b", word) for word in options)}
+            new = {name: taken[name] for name in given if name in taken and name not in stated}
+            kept = [f"{name}={_short(value)}" for name, value in new.items() if name not in defaults or defaults[name] != value]
+            dropped = ", ".join(name for name in given if name not in taken)
+            if kept:
+                text = f"{'.'.join(path)} is {_name(now)} in place of {_name(before)}. It keeps {', '.join(kept)} of the config"
+                notes[f"{text}, and drops {dropped}." if dropped else f"{text}."] = None
+    return [*notes]
+
+
+def _replaced(before: Any, now: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Described, Described]]:
+    """Yield the place of each class of a config that is another class now, with both."""
+    if not (isinstance(before, Mapping) and isinstance(now, Mapping)):
+        return
+    if before.get("class_path") and now.get("class_path") and _name(before) != _name(now):
+        yield path, before, now
+    for key, value in before.items():
+        if key in now:
+            yield from _replaced(value, now[key], path if key == "init_args" else (*path, str(key)))
+
+
+def _at(content: Any, path: tuple[str, ...]) -> Described:
+    for key in path:
+        if isinstance(content, Mapping) and key not in content:
+            content = content.get("init_args")
+        content = content.get(key) if isinstance(content, Mapping) else None
+    return content if isinstance(content, Mapping) else {}
+
+
+def _name(described: Described) -> str:
+    return str(described["class_path"]).rpartition(".")[2]
+
+
+def _defaults(described: Described) -> dict[str, Any]:
+    """Return the defaults of a class, which the parser has imported."""
+    found = find_imported(str(described["class_path"]))
+    return {key: each.default for key, each in constructor_parameters(found).items()} if isinstance(found, type) else {}
+
+
+def _short(value: Any) -> Any:
+    return _name(value) if isinstance(value, Mapping) and "class_path" in value else value

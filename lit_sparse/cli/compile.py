@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from lit_sparse.cli.help import command_parser
 from lit_sparse.errors import ConfigurationError, did_you_mean
 
 __all__ = ["main", "parser"]
@@ -12,11 +13,7 @@ __all__ = ["main", "parser"]
 
 def parser() -> argparse.ArgumentParser:
     """Return the argument parser of ``lit-sparse compile``."""
-    found = argparse.ArgumentParser(
-        prog="lit-sparse compile",
-        description="Compile mappings and their derivatives, and keep the machine code for later processes.",
-        allow_abbrev=False,
-    )
+    found = command_parser("compile", "Compile mappings and their derivatives, and keep the machine code for later processes.")
     found.add_argument("mapping", nargs="*", help="Sparsemax, Entmax, ...; all of them by default")
     return found
 

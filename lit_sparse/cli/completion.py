@@ -8,6 +8,7 @@ from importlib import import_module
 
 from lit_sparse.cli import COMMANDS, MODULES
 from lit_sparse.cli.app import LitSparseCLI
+from lit_sparse.cli.help import command_parser
 from lit_sparse.cli.show_parts import KINDS, described
 from lit_sparse.errors import MissingExtraError
 from lit_sparse.runs.config_files import config_names
@@ -23,11 +24,7 @@ CONFIGS = {
 
 def parser() -> argparse.ArgumentParser:
     """Return the argument parser of ``lit-sparse completion``."""
-    found = argparse.ArgumentParser(
-        prog="lit-sparse completion",
-        description="Print the script with which a shell completes the command line.",
-        allow_abbrev=False,
-    )
+    found = command_parser("completion", "Print the script with which a shell completes the command line.")
     found.add_argument("shell", choices=list(CONFIGS))
     return found
 

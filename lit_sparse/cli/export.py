@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from lit_sparse.cli.help import command_parser
 from lit_sparse.errors import ConfigurationError, full_name
 
 __all__ = ["main", "parser"]
@@ -15,11 +16,7 @@ ENDINGS = (".onnx", ".pt2")
 
 def parser() -> argparse.ArgumentParser:
     """Return the argument parser of ``lit-sparse export``."""
-    found = argparse.ArgumentParser(
-        prog="lit-sparse export",
-        description="Write a trained model as an ONNX model or as a program of torch.export.",
-        allow_abbrev=False,
-    )
+    found = command_parser("export", "Write a trained model as an ONNX model or as a program of torch.export.")
     found.add_argument("path", help="run folder, or path or URL of a checkpoint")
     found.add_argument("-o", "--output", required=True, help="file to write, with the ending .onnx or .pt2")
     found.add_argument("--which", default="best", choices=("best", "last"), help="checkpoint of a run folder; best by default")

@@ -12,7 +12,7 @@ from lit_sparse.ground.files import replaced
 from lit_sparse.lightning.choice import TorchCheckpointIO
 from lit_sparse.runs.checkpoint_files import check_written, read_checkpoint
 from lit_sparse.runs.folders import remove, replace_folder
-from lit_sparse.runs.shards import is_sharded
+from lit_sparse.runs.torch_files import is_sharded
 
 __all__ = ["DiskError", "WholeFiles", "keep_shards_whole"]
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from argparse import Action, _ArgumentGroup
+from argparse import Action, ArgumentParser, _ArgumentGroup
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-__all__ = ["USAGES", "grouped", "plain"]
+__all__ = ["USAGES", "command_parser", "grouped", "plain"]
 
 Group = TypeVar("Group", bound=_ArgumentGroup)
 
@@ -67,6 +67,11 @@ _HELP = {
 }
 
 
+def command_parser(command: str, description: str, epilog: str | None = None) -> ArgumentParser:
+    """Return the argument parser of a command that runs no model, without its options."""
+    return ArgumentParser(prog=f"lit-sparse {command}", description=description, epilog=epilog, allow_abbrev=False)
+
+
 def plain(text: str) -> str:
     """Return the text of a docstring without roles, links and code quotes.
 
@@ -87,13 +92,9 @@ def grouped(groups: Sequence[Group], actions: Iterable[Action]) -> list[Group]:
     """
     for action in actions:
         action.help = _HELP.get(action.dest, action.help)
-    found = {name: group for group in groups for name in _names(group) if name in _GROUPS}
+    named = [(group, action.dest.split(".")[0]) for group in groups for action in group._group_actions]  # also `model.help`
+    found = {name: group for group, name in named if name in _GROUPS}
     for name, group in found.items():
         group.title, group.description = _GROUPS[name]
     ordered = [found[name] for name in _GROUPS if name in found]
     return ordered + [group for group in groups if group not in ordered]
-
-
-def _names(group: _ArgumentGroup) -> list[str]:
-    """Return the names of a group's options, of which ``--model.help`` is a part of ``--model``."""
-    return [action.dest.split(".")[0] for action in group._group_actions]

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from lit_sparse.cli.callbacks import as_list
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.files import open_to_append, replaced
 from lit_sparse.ground.stored import read_table
@@ -51,49 +52,49 @@ class _Continued(ExperimentWriter):
 
     def __init__(self, log_dir: str, kept: int | None, before: int | None) -> None:
         super().__init__(log_dir)
+        self.path = Path(self.metrics_file_path)
         self.rows = 0
-        if Path(self.metrics_file_path).is_file():
-            _, rows = self._read()
-            if len(rows) < (kept or 0):
-                raise ConfigurationError(
-                    f"Expected {kept} rows in {self.metrics_file_path!r}, as when the checkpoint was written, but got"
-                    f" {len(rows)}. Restore the file, or remove it to log anew."
-                )
-            if kept is None and before is not None:
-                rows = [row for row in rows if row.get("step") and float(row["step"]) < before]
-            self._rewrite(rows if kept is None else rows[:kept])
+        if not self.path.is_file():
+            return
+        rows = self._read()
+        self.metrics_keys = list(rows[0]) if rows else []
+        if len(rows) < (kept or 0):
+            raise ConfigurationError(
+                f"Expected {kept} rows in {str(self.path)!r}, as when the checkpoint was written, but got {len(rows)}. Restore"
+                " the file, or remove it to log anew."
+            )
+        if kept is None and before is not None:
+            rows = [row for row in rows if row.get("step") and float(row["step"]) < before]
+        self._rewrite(rows[:kept])
 
     def save(self) -> None:
         """Append the rows that were logged since the last call."""
         if not self.metrics:
             return
-        if self._record_new_keys() or not Path(self.metrics_file_path).is_file():
-            self._rewrite(self._read()[1] if Path(self.metrics_file_path).is_file() else [])
+        if self._record_new_keys() or not self.path.is_file():
+            self._rewrite(self._read())
         rows, self.metrics = self.metrics, []
-        with open_to_append(Path(self.metrics_file_path)) as file:
+        with open_to_append(self.path) as file:
             csv.DictWriter(file, fieldnames=self.metrics_keys).writerows(rows)
         self.rows += len(rows)
 
     def sync(self) -> int:
         """Write all rows and synchronize the file to the disk; return their number."""
         self.save()
-        if Path(self.metrics_file_path).is_file():
-            with open_to_append(Path(self.metrics_file_path)) as file:
+        if self.path.is_file():
+            with open_to_append(self.path) as file:
                 os.fsync(file.fileno())
         return self.rows
 
     def _check_log_dir_exists(self) -> None:
         """Do nothing: Lightning would delete the file."""
 
-    def _read(self) -> tuple[list[str], list[Row]]:
-        path = Path(self.metrics_file_path)
-        rows: list[Row] = [*read_table(path, path.parent, numbers=("step",))]
-        if not self.metrics_keys:
-            self.metrics_keys = list(rows[0]) if rows else []
-        return self.metrics_keys, rows
+    def _read(self) -> list[Row]:
+        """Return the rows of the file; none if there is no file."""
+        return [*read_table(self.path, self.path.parent, numbers=("step",))]
 
     def _rewrite(self, rows: list[Row]) -> None:
-        with replaced(Path(self.metrics_file_path), "w") as file:
+        with replaced(self.path, "w") as file:
             writer = csv.DictWriter(file, fieldnames=self.metrics_keys)
             writer.writeheader()
             writer.writerows(rows)
@@ -117,17 +118,13 @@ class RunCSVLogger(_RowAhead, CSVLogger):
     @property
     def experiment(self) -> Any:
         """The writer of the CSV file on the first process; Lightning's dummy, whose methods do nothing, on the others."""
-        self._begin()
+        if self._experiment is None and not getattr(rank_zero_only, "rank", 0):
+            self._experiment = _Continued(self.log_dir, self._kept, self._resumed_step)
         return super().experiment
 
     def sync(self) -> int:
         """Write all rows and flush the file to disk; return the number of rows, 0 on processes after the first."""
         return self.experiment.sync() or 0
-
-    @rank_zero_only
-    def _begin(self) -> None:
-        if self._experiment is None:
-            self._experiment = _Continued(self.log_dir, self._kept, self._resumed_step)
 
 
 class RunBoard(_RowAhead, TensorBoardLogger):  # type: ignore[misc]
@@ -160,19 +157,17 @@ class RowsBeforeCheckpoint(pl.Callback):
                 logger.experiment.flush()
 
 
-def run_loggers(
-    folder: Path, *, kept: int | None, resumed_step: int | None, board: bool, others: list[Logger] | None
-) -> list[Logger]:
+def run_loggers(folder: Path, asked: Any, kept: int | None, resumed_step: int | None, board: bool) -> list[Logger]:
     """Return the loggers of a run; the logger of ``metrics.csv`` comes first.
 
     Args:
         folder: the run folder.
+        asked: the user's loggers, which replace TensorBoard's; None or True for none.
         kept: number of rows of ``metrics.csv`` that a resumed run keeps; None if the checkpoint does not store it.
         resumed_step: step at which a resumed run continues; None for a new run.
         board: whether to also write TensorBoard events.
-        others: the user's loggers, which replace TensorBoard's; None for none.
     """
     own = RunCSVLogger(str(folder), kept, resumed_step)
-    if others is not None:
-        return [own, *others]
-    return [own, RunBoard(str(folder), resumed_step)] if board else [own]
+    if asked is None or asked is True:
+        return [own, RunBoard(str(folder), resumed_step)] if board else [own]
+    return [own, *as_list(asked)]

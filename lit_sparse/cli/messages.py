@@ -55,7 +55,7 @@ STRUCTURES = {
 UNKNOWN = re.compile(r"(?:[Oo]ption|Key) '([^']+)'|unrecognized arguments: (\S+)")
 MISSING = re.compile(r"arguments are required: (.*)")
 
-#: The current folder at the start: the parser changes to the config's folder while it reads a config.
+#: The current folder at the start of a command: the parser changes to the config's folder while it reads a config.
 START: ContextVar[Path | None] = ContextVar("START", default=None)
 #: What parsers of classes have said: the error of a union has the other members' errors as text alone.
 SAID: deque[str] = deque(maxlen=100)

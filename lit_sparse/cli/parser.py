@@ -8,7 +8,6 @@ from collections.abc import Callable
 from enum import Enum
 from functools import partial, reduce
 from operator import or_
-from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -16,7 +15,7 @@ import torch
 
 from lit_sparse.cli.configs import MODE, in_model, load_yaml
 from lit_sparse.cli.help import grouped, plain
-from lit_sparse.cli.messages import START, explained
+from lit_sparse.cli.messages import explained
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.lightning.choice import LightningArgumentParser
 
@@ -49,14 +48,6 @@ class Parser(LightningArgumentParser):
             if hasattr(action, "serialize"):
                 action.serialize = partial(_as_read, action.serialize)
         return added
-
-    def parse_path(self, path: Any, *args: Any, **kwargs: Any) -> Any:
-        """Parse a config file, with its folder as the base of relative paths."""
-        token = START.set(START.get() or Path.cwd())
-        try:
-            return super().parse_path(path, *args, **kwargs)
-        finally:
-            START.reset(token)
 
     def parse_string(self, content: str, *args: Any, **kwargs: Any) -> Any:
         """Parse the content of a config, whose optimizer and scheduler may be at its top level, as in Lightning's configs."""

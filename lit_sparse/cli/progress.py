@@ -96,28 +96,20 @@ class Watch(ProgressBar):
         self._print_epoch(trainer, pl_module)
 
     @override
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
         if self._is_due():
             step = {name: float(value) for name, value in trainer.progress_bar_metrics.items() if name == "train/loss_step"}
-            self._share = _done(trainer, trainer.current_epoch + (batch_idx + 1) / trainer.num_training_batches)
+            batches = trainer.fit_loop.batch_idx + 1
+            self._share = _done(trainer, trainer.current_epoch + batches / trainer.num_training_batches)
             self._draw(_place(trainer), _texts(pl_module, {**self._values, **step}))
 
     @override
-    def on_validation_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def on_validation_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         if trainer.state.fn != "fit":
             self._count("validation", trainer.num_val_batches)
         elif not trainer.sanity_checking and self._is_due():
-            self._draw(_place(trainer), [f"validation, batch {batch_idx + 1}"])
+            done: Any = trainer.fit_loop.epoch_loop.val_loop.batch_progress.current
+            self._draw(_place(trainer), [f"validation, batch {done.ready}"])
 
     @override
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

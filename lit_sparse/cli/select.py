@@ -12,7 +12,6 @@ from statistics import median
 from typing import Any
 
 import yaml
-from torch import Tensor
 from typing_extensions import override
 
 from lit_sparse.callbacks.pictures.base import new_figure
@@ -40,6 +39,26 @@ TABLE = "objective.csv"
 COLUMNS = ("k", "examples", "objective", "relative", "uniform", "seconds")
 
 
+def options(
+    k: float | None = None,
+    vectors: VectorSource | Callable[[Examples], Any] | None = None,
+    stratify: str | None = None,
+    sizes: list[int] | None = None,
+    every: int = 10,
+    resume: bool = False,
+) -> None:
+    """Declare the options of a selection besides its selector.
+
+    Args:
+        k: Number of examples; a fraction if below 1.
+        vectors: Projection, vectors, or a function of examples.
+        stratify: Entry of batches with classes; examples are selected from each class separately.
+        sizes: Sizes in the table and the picture; k / 16 to k by default.
+        every: Number of the selector's steps between two saved states.
+        resume: Whether to continue the newest selection of the config.
+    """
+
+
 class NoModel(pl.LightningModule):
     """Empty model for configs that have only data."""
 
@@ -63,22 +82,8 @@ class SelectCLI(LitSparseCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         super().add_arguments_to_parser(parser)
         parser.set_defaults({"model": {"class_path": f"{NoModel.__module__}.{NoModel.__name__}"}})
-        group = parser.add_argument_group("selection")
         parser.add_subclass_arguments(CoresetSelector, "selector", required=False, help="Class of the selector.")
-        group.add_argument("--k", type=float | None, default=None, help="Number of examples; a fraction if below 1.")
-        vectors = VectorSource | Callable[[Examples], Any] | None
-        group.add_argument("--vectors", type=vectors, default=None, help="Projection, vectors, or a function of examples.")
-        group.add_argument(
-            "--stratify",
-            type=str | None,
-            default=None,
-            help="Entry of batches with classes; examples are selected from each class separately.",
-        )
-        group.add_argument(
-            "--sizes", type=list[int] | None, default=None, help="Sizes in the table and the picture; k / 16 to k by default."
-        )
-        group.add_argument("--every", type=int, default=10, help="Number of the selector's steps between two saved states.")
-        group.add_argument("--resume", type=bool, default=False, help="Whether to continue the newest selection of the config.")
+        parser.add_argument_group("selection").add_function_arguments(options, as_group=False)
 
     @override
     def instantiate_trainer(self, **kwargs: Any) -> Any:
@@ -282,11 +287,11 @@ def _weigh(data: CoresetDataModule, model: pl.LightningModule, folder: Path, epo
         callbacks=[watch],
     )
     trainer.fit(model, data.base)
-    if not watch.seconds or watch.size == 0:
+    if not (timed := watch.seconds[WARM_UP:]):
         return
     epochs = epochs if epochs is not None and epochs > 0 else 1000  # Lightning's default
-    each = median(watch.seconds) / watch.size * epochs
-    all_seconds, small = each * coreset.size, each * len(coreset)
+    all_seconds = median(timed) * trainer.num_training_batches * epochs
+    small = all_seconds * len(coreset) / coreset.size
     saved = all_seconds - small
     verdict = "saves more than it costs" if saved > spent else "costs more than it saves"
     _print(
@@ -296,25 +301,19 @@ def _weigh(data: CoresetDataModule, model: pl.LightningModule, folder: Path, epo
 
 
 class _Watch(pl.Callback):
-    """The seconds of training steps after the first ones, and the number of examples per step."""
+    """The seconds of training steps after the first ones."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
-        self.size = 0
         self._began = 0.0
 
-    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, *_: Any) -> None:
         """Start the watch."""
         self._began = time.perf_counter()
 
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Note the time, and the largest number of examples."""
-        values = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, list | tuple) else [batch]
-        self.size = max([self.size, *(len(value) for value in values if isinstance(value, Tensor) and value.ndim)])
-        if batch_idx >= WARM_UP:
-            self.seconds.append(time.perf_counter() - self._began)
+    def on_train_batch_end(self, *_: Any) -> None:
+        """Note the time."""
+        self.seconds.append(time.perf_counter() - self._began)
 
 
 def _draw(rows: list[dict[str, str]], path: Path) -> None:

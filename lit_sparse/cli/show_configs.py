@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
+from lit_sparse.cli.help import command_parser
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.runs.config_files import FOLDER, HERE, config_names, find_config, first_line
 
@@ -15,11 +16,10 @@ __all__ = ["listed", "main", "parser"]
 
 def parser() -> argparse.ArgumentParser:
     """Return the argument parser of ``lit-sparse configs``."""
-    found = argparse.ArgumentParser(
-        prog="lit-sparse configs",
-        description="List the package's configs, or print or copy one.",
-        epilog="Train with a config: lit-sparse fit -c NAME. A file configs/NAME.yaml in the current folder is used first.",
-        allow_abbrev=False,
+    found = command_parser(
+        "configs",
+        "List the package's configs, or print or copy one.",
+        "Train with a config: lit-sparse fit -c NAME. A file configs/NAME.yaml in the current folder is used first.",
     )
     found.add_argument("name", nargs="?", help="config to print, such as ssvae/digits")
     found.add_argument("--copy", nargs="?", const="", metavar="PATH", help="write it to a file; configs/NAME.yaml by default")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from lit_sparse.cli import show_configs
-from lit_sparse.cli.help import plain
+from lit_sparse.cli.help import command_parser, plain
 from lit_sparse.errors import ConfigurationError, did_you_mean
 
 __all__ = ["KINDS", "described", "main", "parser"]
@@ -31,9 +31,7 @@ KINDS = {
 
 def parser() -> argparse.ArgumentParser:
     """Return the argument parser of ``lit-sparse list``."""
-    found = argparse.ArgumentParser(
-        prog="lit-sparse list", description="List the parts of a kind, one in each line.", allow_abbrev=False
-    )
+    found = command_parser("list", "List the parts of a kind, one in each line.")
     found.add_argument("kind", nargs="?", help=", ".join(KINDS))
     return found
 
@@ -46,17 +44,14 @@ def main(arguments: Sequence[str]) -> int:
     """
     kind = parser().parse_args(list(arguments)).kind
     if kind is None:
-        print("\n".join(["usage: lit-sparse list KIND", "", "kinds, and the options that name their parts:", *_kinds()]))
+        kinds = _aligned({name: option for name, (option, _, _) in KINDS.items()})
+        print("\n".join(["usage: lit-sparse list KIND", "", "kinds, and the options that name their parts:", *kinds]))
         return 0
     if kind not in KINDS:
         raise ConfigurationError(f"Expected one of the kinds {', '.join(KINDS)}, but got {kind!r}.{did_you_mean(kind, KINDS)}")
     _, room, base = KINDS[kind]
     print("\n".join(_aligned(described(room, base)) if room else show_configs.listed()))
     return 0
-
-
-def _kinds() -> list[str]:
-    return _aligned({kind: option for kind, (option, _, _) in KINDS.items()})
 
 
 def _aligned(entries: dict[str, str]) -> list[str]:

@@ -9,14 +9,14 @@ from contextlib import suppress
 from dataclasses import is_dataclass
 from functools import cache, wraps
 from numbers import Integral, Real
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import torch
 from typing_extensions import Self
 
 from lit_sparse.errors import ConfigurationError, LitSparseError, full_name
 
-__all__ = ["KeepsArguments", "check_types", "checked", "constructor_parameters", "shown_arguments"]
+__all__ = ["KeepsArguments", "annotations_of", "check_types", "checked", "constructor_parameters", "shown_arguments"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 #: Type of an argument -> what a message calls it.
@@ -56,11 +56,9 @@ def constructor_parameters(cls: type) -> dict[str, inspect.Parameter]:
             continue
         own = dict(list(inspect.signature(kind.__init__).parameters.items())[1:])  # type: ignore[misc]
         options = next((name for name, parameter in own.items() if parameter.kind is parameter.VAR_KEYWORD), None)
-        parameters |= {
-            name: parameter
-            for name, parameter in own.items()
-            if name not in parameters and (kind is cls or parameter.kind is not parameter.POSITIONAL_ONLY)
-        }
+        for name, parameter in own.items():
+            if kind is cls or parameter.kind is not parameter.POSITIONAL_ONLY:
+                parameters.setdefault(name, parameter)
         if options is None or kind is object:
             return parameters
         parameters.pop(options)
@@ -107,7 +105,7 @@ def check_types(namespace: Mapping[str, Any]) -> None:
                 kind.__init__ = checked(init)  # type: ignore[misc]
 
 
-def checked(function: Function, ranges: Mapping[str, Callable[[str, Any], Any]] | None = None) -> Function:
+def checked(function: Function) -> Function:
     """Return a function that raises an error for arguments whose type does not match the annotation.
 
     The function itself runs first, so that its own messages count. Then, also if it has raised another error, each argument is
@@ -115,19 +113,16 @@ def checked(function: Function, ranges: Mapping[str, Callable[[str, Any], Any]] 
 
     Args:
         function: any function with annotations.
-        ranges: name of an argument -> function of the name and a value, which returns the value that the function gets in its
-            place, or raises a ConfigurationError. None passes where the annotation allows it, and so do defaults.
     """
     if hasattr(function, "checks_types"):
         return function
-    within = _within(function, ranges) if ranges else function
 
     @wraps(function)
     def called(*args: Any, **options: Any) -> Any:
         if torch.compiler.is_compiling():
-            return within(*args, **options)
+            return function(*args, **options)
         try:
-            result = within(*args, **options)
+            result = function(*args, **options)
         except LitSparseError:
             raise
         except Exception as error:
@@ -138,22 +133,6 @@ def checked(function: Function, ranges: Mapping[str, Callable[[str, Any], Any]] 
 
     called.checks_types = True  # type: ignore[attr-defined]
     return called  # type: ignore[return-value]
-
-
-def _within(function: Callable[..., Any], ranges: Mapping[str, Callable[[str, Any], Any]]) -> Callable[..., Any]:
-    """Return a function whose arguments are checked by their ranges; see :func:`checked`."""
-    parameters = inspect.signature(function).parameters
-    positional = [name for name, parameter in parameters.items() if parameter.kind <= parameter.POSITIONAL_OR_KEYWORD]
-    optional = {name for name in ranges if "None" in str(parameters[name].annotation)}
-
-    def one(name: str, value: Any) -> Any:
-        return value if name not in ranges or (value is None and name in optional) else ranges[name](name, value)
-
-    def called(*args: Any, **options: Any) -> Any:
-        given = [one(name, value) for name, value in zip(positional, args, strict=False)]
-        return function(*given, *args[len(given) :], **{name: one(name, value) for name, value in options.items()})
-
-    return called
 
 
 def _compare(function: Any, args: tuple[Any, ...], options: dict[str, Any], cause: Exception | None = None) -> None:
@@ -178,15 +157,20 @@ def _compare(function: Any, args: tuple[Any, ...], options: dict[str, Any], caus
 
 @cache
 def _hints(function: Any) -> tuple[inspect.Signature, dict[str, Any]]:
-    """Return the signature of a function and its parameters' types by name, without types that only type checkers import."""
+    """Return the signature of a function and its parameters' types by name; arguments of any number have none."""
     signature = inspect.signature(function)
-    names = inspect.unwrap(function).__globals__
-    hints = {}
-    for name, parameter in signature.parameters.items():
-        if isinstance(parameter.annotation, str) and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
-            with suppress(NameError):
-                hints[name] = eval(parameter.annotation, names)
-    return signature, hints
+    single = {name for name, each in signature.parameters.items() if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)}
+    return signature, {name: hint for name, hint in annotations_of(inspect.unwrap(function)).items() if name in single}
+
+
+def annotations_of(function: Any) -> dict[str, Any]:
+    """Return the types that a function's annotations name; one that only a type checker imports is left out."""
+    found = {}
+    for name, hint in inspect.get_annotations(function).items():
+        with suppress(Exception):
+            owner = type("", (), {"__annotations__": {name: hint}, "__module__": function.__module__})
+            found[name] = get_type_hints(owner)[name]
+    return found
 
 
 def _lacks_values(value: Any) -> bool:

@@ -162,17 +162,10 @@ def same(found: Any, expected: Any) -> bool:
         both = isinstance(found, Tensor) and isinstance(expected, Tensor)
         return both and found.shape == expected.shape and torch.equal(found.cpu(), expected.cpu().to(found.dtype))
     if isinstance(expected, dict):
-        return (
-            isinstance(found, dict)
-            and found.keys() == expected.keys()
-            and all(same(found[key], value) for key, value in expected.items())
-        )
+        alike = isinstance(found, dict) and found.keys() == expected.keys()
+        return alike and all(same(found[key], value) for key, value in expected.items())
     if isinstance(expected, list | tuple):
-        return (
-            isinstance(found, list | tuple)
-            and len(found) == len(expected)
-            and all(same(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
-        )
+        return isinstance(found, list | tuple) and len(found) == len(expected) and all(map(same, found, expected))
     return isinstance(found, bool) == isinstance(expected, bool) and bool(found == expected)
 
 
@@ -205,9 +198,11 @@ def check_state(source: str, place: str, found: Any, example: Any, advice: str =
 
 def _mismatch(place: str, found: Any, example: Any) -> tuple[str, str, Any] | None:
     """Return place, expected words and value of the first entry that does not match, or None."""
+    words = f"of type {type(example).__name__}"
+    fits = type(found) is type(example)
     match example:
         case Kind():
-            return None if example.holds(found) else (place, example.words, found)
+            words, fits = example.words, example.holds(found)
         case OneOf():
             wrong = _mismatch(place, found, example.first)
             return wrong and (None if _mismatch(place, found, example.second) is None else wrong)
@@ -222,41 +217,28 @@ def _mismatch(place: str, found: Any, example: Any) -> tuple[str, str, Any] | No
             if not isinstance(found, dict) or not all(isinstance(key, example.key) for key in found):
                 return place, f"a dict with keys of type {example.key.__name__}", found
             return _first(place, found.items(), [example.item] * len(found))
-        case Some():
-            if not isinstance(found, dict) or not found.keys() <= example.items.keys():
-                return (
-                    place,
-                    f"a dict with some of {_names(example.items)}",
-                    found if not isinstance(found, dict) else _keys(found),
-                )
-            return _first(place, found.items(), [example.items[key] for key in found])
-        case dict():
+        case Some() | dict():
+            some, known = ("some of ", example.items) if isinstance(example, Some) else ("", example)
+            words = f"a dict with {some}{_names(known)}"
             if not isinstance(found, dict):
-                return place, f"a dict with {_names(example)}", found
-            if found.keys() != example.keys():
-                return place, f"a dict with {_names(example)}", _keys(found)
-            return _first(place, found.items(), [example[key] for key in found])
+                return place, words, found
+            if found.keys() - known.keys() or not (some or found.keys() == known.keys()):
+                return place, words, Kind(f"one with {_names(found)}", lambda _: True)
+            return _first(place, found.items(), [known[key] for key in found])
         case Tensor():
-            fits = is_plain(found) and found.shape == example.shape and is_of_kind(found, example)
+            words, fits = shown(example), is_plain(found) and found.shape == example.shape and is_of_kind(found, example)
             if fits and not (found.is_floating_point() or found.is_complex() or bool((found >= 0).all())):
                 return place, "a tensor of integers >= 0", found
-            return None if fits else (place, shown(example), found)
         case str():
-            fits = type(found) is str and found.isprintable()
-            return None if fits else (place, "a text of printable characters", found)
-        case bool() | None:
-            return None if type(found) is type(example) else (place, f"of type {type(example).__name__}", found)
-        case int():
+            words, fits = "a text of printable characters", type(found) is str and found.isprintable()
+        case int() if not isinstance(example, bool):
             least = min(0, example)
-            fits = type(found) is int and least <= found <= MOST
-            return None if fits else (place, f"an integer >= {least}", found)
+            words, fits = f"an integer >= {least}", type(found) is int and least <= found <= MOST
         case float():
             infinite = not math.isfinite(example)  # a score before the first one, which only such a score is as bad as
-            fits = type(found) in (int, float) and (
-                abs(found) <= MOST or (infinite and (found == example or abs(found) < math.inf))
-            )
-            return None if fits else (place, "a finite number", found)
-    return None if type(found) is type(example) else (place, f"of type {type(example).__name__}", found)
+            words, fits = "a finite number", type(found) in (int, float)
+            fits = fits and (abs(found) <= MOST or (infinite and (found == example or abs(found) < math.inf)))
+    return None if fits else (place, words, found)
 
 
 def _first(place: str, entries: Any, examples: Any) -> tuple[str, str, Any] | None:
@@ -268,10 +250,6 @@ def is_of_kind(found: Tensor, example: Tensor) -> bool:
     """Return whether two tensors hold the same kind of numbers: real, complex, integer or boolean."""
     kinds = [(one.is_floating_point(), one.is_complex(), one.dtype == torch.bool) for one in (found, example)]
     return kinds[0] == kinds[1]
-
-
-def _keys(found: dict[Any, Any]) -> Kind:
-    return Kind(f"one with {_names(found)}", lambda _: True)
 
 
 def _names(found: dict[Any, Any]) -> str:

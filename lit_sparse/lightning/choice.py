@@ -43,7 +43,6 @@ if TYPE_CHECKING:
         LRSchedulerCallable,
         OptimizerCallable,
         SaveConfigCallback,
-        instantiate_module,
     )
     from pytorch_lightning.core.mixins.hparams_mixin import _given_hyperparameters
     from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
@@ -56,24 +55,12 @@ if TYPE_CHECKING:
     from pytorch_lightning.utilities.enums import GradClipAlgorithmType
     from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException  # type: ignore[attr-defined]
 
-#: Submodule of Lightning -> the names above that it has. They are imported on first use: ``cli`` alone takes a second.
-PLACES = {
-    "callbacks": "BasePredictionWriter EarlyStopping ModelCheckpoint ModelPruning ModelSummary ProgressBar"
-    " StochasticWeightAveraging Timer",
-    "callbacks.early_stopping": "EarlyStoppingReason",
-    "cli": "LightningArgumentParser LightningCLI LRSchedulerCallable OptimizerCallable SaveConfigCallback instantiate_module",
-    "core.mixins.hparams_mixin": "_given_hyperparameters",
-    "loggers": "CSVLogger Logger TensorBoardLogger",
-    "loggers.csv_logs": "ExperimentWriter",
-    "overrides.distributed": "_IndexBatchSamplerWrapper",
-    "plugins": "DoublePrecision MixedPrecision Precision TorchCheckpointIO",
-    "plugins.environments": "LightningEnvironment SLURMEnvironment",
-    "strategies": "ModelParallelStrategy",
-    "trainer.call": "_call_callback_hooks _call_lightning_module_hook",
-    "utilities": "move_data_to_device rank_zero_info rank_zero_only rank_zero_warn",
-    "utilities.enums": "GradClipAlgorithmType",
-    "utilities.exceptions": "MisconfigurationException SIGTERMException",
-}
+#: Submodules of Lightning with the names above. They are imported on first use, the last one late: it takes a second.
+PLACES = (
+    *("callbacks", "callbacks.early_stopping", "core.mixins.hparams_mixin", "loggers", "loggers.csv_logs"),
+    *("overrides.distributed", "plugins", "plugins.environments", "strategies", "trainer.call", "utilities"),
+    *("utilities.enums", "utilities.exceptions", "cli"),
+)
 
 #: Package to install -> name to import.
 NAMES = {"pytorch_lightning": "pytorch_lightning", "lightning": "lightning.pytorch"}
@@ -122,10 +109,10 @@ if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
         """Return a name of Lightning, and import its submodule."""
-        place = next((place for place, names in PLACES.items() if name in names.split()), None)
-        if place is None:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(f"{NAME}.{place}"), name)
+        for place in PLACES if not name.startswith("__") else ():
+            if hasattr(module := import_module(f"{NAME}.{place}"), name):
+                return getattr(module, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def chosen_path(path: str) -> str:

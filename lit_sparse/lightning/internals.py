@@ -45,7 +45,6 @@ __all__ = [
     "skip_sanity_check",
 ]
 
-Counters = dict[str, int]
 KINDS = ("total", "current")
 
 #: Classes of callbacks that average weights; not all versions of Lightning have both.
@@ -323,5 +322,5 @@ def between_epochs(trainer: pl.Trainer) -> tuple[bool, bool]:
     return between, between and 0 < batches.current.ready < trainer.num_training_batches and not batches.is_last_batch
 
 
-def _equal(counters: Counters, value: int) -> None:
+def _equal(counters: dict[str, int], value: int) -> None:
     counters.update(dict.fromkeys(counters, value))

@@ -100,17 +100,13 @@ def example_of_process(trainer: pl.Trainer) -> dict[str, Any]:
         "statistics": Some(dict(model.named_buffers())),
         "torchmetrics": Some(
             {
-                name: {part: _example_of_metric(value) for part, value in metric._defaults.items()} | {"_update_count": 0}
+                name: {part: value if isinstance(value, Tensor) else PARTS for part, value in metric._defaults.items()}
+                | {"_update_count": 0}
                 for name, metric in _torchmetrics(model)
             }
         ),
         "logged": ListOf(OneOf(logged, of_metric)),
     }
-
-
-def _example_of_metric(default: Any) -> Any:
-    """Return an example of a state of a torchmetric: a tensor, or tensors that are concatenated."""
-    return default if isinstance(default, Tensor) else PARTS
 
 
 def restore_process(trainer: pl.Trainer, kept: dict[str, Any]) -> None:

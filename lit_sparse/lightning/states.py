@@ -49,7 +49,6 @@ __all__ = [
     "begin_training",
     "check_continues",
     "check_schedulers",
-    "copied",
     "describe_states",
     "is_tuning",
     "steps_in",

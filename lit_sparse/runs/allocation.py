@@ -47,7 +47,8 @@ class Limits(NamedTuple):
             state: the weights by name, as read from a file.
         """
         tensors = [value for value in state.values() if isinstance(value, Tensor)]
-        sizes = {value.untyped_storage().data_ptr(): value.untyped_storage().nbytes() for value in tensors if _is_stored(value)}
+        storages = [value.untyped_storage() for value in tensors if value.layout == torch.strided]
+        sizes = {storage.data_ptr(): storage.nbytes() for storage in storages}
         return cls(source, 2 * sum(sizes.values()) + SPARE_ELEMENTS, 2 * len(tensors) + SPARE_PARAMETERS)
 
     @contextmanager
@@ -57,31 +58,13 @@ class Limits(NamedTuple):
         Raises:
             CheckpointError: if a limit would be exceeded.
         """
-        thread, built = threading.get_ident(), [0, 0]
-
-        def count(module: nn.Module, name: str, parameter: Any) -> None:
-            if threading.get_ident() == thread and parameter is not None:
-                built[0] += 1
-                built[1] += 0 if isinstance(parameter, nn.UninitializedParameter) else parameter.numel()
-                self.check(*built)
-
-        handle = register_module_parameter_registration_hook(count)
+        limited = _Limited(self)
+        handle = register_module_parameter_registration_hook(limited.count)
         try:
-            with _Limited(self, built):
+            with limited:
                 yield
         finally:
             handle.remove()
-
-    def check(self, parameters: int, elements: int) -> None:
-        """Raise an error if these numbers exceed the limits.
-
-        Raises:
-            CheckpointError: if they do.
-        """
-        if parameters > self.parameters:
-            raise self.exceeded(f"more than {self.parameters:,} parameters")
-        if elements > self.elements:
-            raise self.exceeded(f"parameters of more than {self.elements:,} elements")
 
     def exceeded(self, what: str) -> CheckpointError:
         """Return the error for a model that is larger than the weights in its file."""
@@ -92,12 +75,26 @@ class Limits(NamedTuple):
 
 
 class _Limited(TorchFunctionMode):
-    """Refuses to make tensors that are too large, and counts the copies of parameters that repeated layers make."""
+    """Refuses to make tensors that are too large, and counts the parameters and the copies that repeated layers make."""
 
-    def __init__(self, limits: Limits, built: list[int]) -> None:
+    def __init__(self, limits: Limits) -> None:
         super().__init__()
-        self.limits = limits
-        self.built = built
+        self.limits, self.thread = limits, threading.get_ident()
+        self.parameters = self.elements = 0
+
+    def count(self, module: nn.Module, name: str, parameter: Any) -> None:
+        """Count a parameter that this thread gives a module."""
+        if threading.get_ident() == self.thread and parameter is not None:
+            self.add(0 if isinstance(parameter, nn.UninitializedParameter) else parameter.numel())
+
+    def add(self, elements: int) -> None:
+        """Count a parameter of so many elements."""
+        self.parameters += 1
+        self.elements += elements
+        if self.parameters > self.limits.parameters:
+            raise self.limits.exceeded(f"more than {self.limits.parameters:,} parameters")
+        if self.elements > self.limits.elements:
+            raise self.limits.exceeded(f"parameters of more than {self.limits.elements:,} elements")
 
     def __torch_function__(self, func: Any, types: Any, args: Iterable[Any] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -107,16 +104,5 @@ class _Limited(TorchFunctionMode):
             if elements > self.limits.elements:
                 raise self.limits.exceeded(f"a tensor of {elements:,} elements")
         if func is Tensor.clone:
-            self.built[0] += 1
-            self.built[1] += next(iter(args)).numel()
-            self.limits.check(*self.built)
+            self.add(next(iter(args)).numel())
         return func(*args, **kwargs)
-
-
-def _is_stored(tensor: Tensor) -> bool:
-    """Return whether a tensor has memory of its own; sparse tensors and tensor subclasses may have none."""
-    try:
-        tensor.untyped_storage()
-    except (NotImplementedError, RuntimeError):
-        return False
-    return True

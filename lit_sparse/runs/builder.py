@@ -14,17 +14,16 @@ import re
 import sys
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
-from contextlib import suppress
 from dataclasses import is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, NamedTuple, NoReturn, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, NoReturn, Union, get_args, get_origin
 
 import torch
 from torch import Tensor, nn
 
 from lit_sparse.errors import CheckpointError, did_you_mean
-from lit_sparse.ground.arguments import constructor_parameters
+from lit_sparse.ground.arguments import annotations_of, constructor_parameters
 from lit_sparse.ground.stored import is_file
 from lit_sparse.runs.descriptions import class_path
 from lit_sparse.runs.trust import find_imported, is_allowed, trusted
@@ -344,24 +343,10 @@ def _signature(owner: type) -> tuple[dict[str, inspect.Parameter], dict[str, Any
     for kind in reversed(owner.__mro__):
         constructor = vars(kind).get("__init__")
         if inspect.isfunction(constructor):
-            hints |= _hints(constructor)
+            hints |= annotations_of(constructor)
     open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    named = {
-        name: parameter
-        for name, parameter in parameters.items()
-        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-    }
+    named = {name: one for name, one in parameters.items() if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
     return named, hints, open_ended
-
-
-def _hints(constructor: Any) -> dict[str, Any]:
-    """Return the annotations of a constructor; one that cannot be evaluated here is left out."""
-    found = {}
-    for name, hint in inspect.get_annotations(constructor).items():
-        with suppress(Exception):  # a name that only a type checker imports
-            owner = type("", (), {"__annotations__": {name: hint}, "__module__": constructor.__module__})
-            found[name] = get_type_hints(owner)[name]
-    return found
 
 
 def _is_part(hint: Any) -> bool:

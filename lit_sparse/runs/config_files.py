@@ -1,14 +1,15 @@
-"""Configs by name: a file on disk comes first, then the package's config of that name."""
+"""Configs by name: a file on disk comes first, then the package's config of that name; and keys that a parser would drop."""
 
 from __future__ import annotations
 
-import os.path
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from lit_sparse.errors import ConfigurationError, did_you_mean
 
-__all__ = ["FOLDER", "HERE", "config_names", "find_config", "first_line"]
+__all__ = ["FOLDER", "HERE", "check_empty", "config_names", "find_config", "first_line"]
 
 #: Folder of the package's configs.
 FOLDER = Path(__file__).parents[1] / "configs"
@@ -54,7 +55,7 @@ def find_config(name: str | Path, *, folder: Path | None = Path(), kind: str = "
 'ssvae/digits'? `lit-sparse configs` lists the names.
     """
     for path in _candidates(Path(name), folder, kind):
-        if _exists(path) and not path.is_dir():  # a pipe is read, too
+        if os.path.exists(path) and not path.is_dir():  # noqa: PTH110  (it takes names that are too long; a pipe is read, too)
             return path
     raise ConfigurationError(_refusal(Path(name), folder, kind))
 
@@ -76,19 +77,36 @@ def _short(name: Path) -> str:
     return str(name.relative_to(HERE) if name.is_relative_to(HERE) else name)
 
 
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:  # too long
-        return False
-
-
 def _refusal(name: Path, folder: Path | None, kind: str) -> str:
     """Return the message for an unknown name, with a near file or config."""
     names = config_names(kind)
     parent = None if folder is None else (folder / name).parent
-    files = [path.name for path in parent.glob("*.yaml")] if parent is not None and _exists(parent) else []
+    files = [path.name for path in parent.glob("*.yaml")] if parent is not None and os.path.isdir(parent) else []  # noqa: PTH112
     near = did_you_mean(name.name, files) or did_you_mean(_short(name).removesuffix(".yaml"), names)
     listed = f" Choose from: {', '.join(names)}." if kind else " `lit-sparse configs` lists the names."
     expected = f"{'' if folder is None else 'a file or '}the name of a {'study' if kind else 'config'}"
     return f"Expected {expected} but got {str(name)!r}.{near}{listed}"
+
+
+def check_empty(given: Any, options: Any) -> None:
+    """Refuse a key whose value is ``{}`` and that the options lack: the parser drops it, whatever its name.
+
+    Args:
+        given: what a config holds.
+        options: the parsed options.
+
+    Raises:
+        ConfigurationError: with the name of the key.
+    """
+    if isinstance(given, list) and isinstance(options, list):
+        for one, other in zip(given, options, strict=False):
+            check_empty(one, other)
+    if not isinstance(given, dict) or not hasattr(options, "get"):
+        return
+    if str(given.get("class_path")).split(".")[-1] not in ("None", str(options.get("class_path")).split(".")[-1]):
+        return  # another class has replaced it
+    known = vars(options) if hasattr(options, "__dict__") else options
+    for name, value in given.items():
+        if value == {} and name not in ("init_args", "dict_kwargs") and name not in options:
+            raise ConfigurationError(f"There is no option {name!r}.{did_you_mean(str(name), known)} Correct or remove it.")
+        check_empty(value, options.get(name))

@@ -13,6 +13,7 @@ from typing import Any
 
 from lit_sparse.errors import CheckpointError, ConfigurationError
 from lit_sparse.ground.files import not_plain
+from lit_sparse.ground.stored import is_file
 
 __all__ = [
     "CHECKPOINTS",
@@ -96,21 +97,20 @@ def claim_folder(parent: Path, command: str = "", *, first_process: bool) -> Pat
     if not first_process and FOLDER_VARIABLE in os.environ:
         return Path(os.environ[FOLDER_VARIABLE])
     number = int(numbered(parent)[-1].name) + 1 if numbered(parent) else 0
+    if not first_process:
+        return parent / str(number)  # a cluster scheduler started this process: only the first process writes
     while True:
         folder = parent / str(number)
-        if not first_process:
-            return folder  # a cluster scheduler started this process: only the first process writes
         try:
-            folder.mkdir(parents=True, exist_ok=False)
+            folder.mkdir(parents=True)
+            os.environ[FOLDER_VARIABLE] = str(folder)
+            return folder
         except FileExistsError:
             number += 1
-            continue
         except OSError as error:
             raise ConfigurationError(
                 f"Expected to create the run folder {str(folder)!r} but got: {error}. Choose another --output_dir."
             ) from error
-        os.environ[FOLDER_VARIABLE] = str(folder)
-        return folder
 
 
 def discard_if_unused(folder: Path) -> None:
@@ -136,46 +136,40 @@ def find_checkpoint(
     Raises:
         CheckpointError: if there is no such file.
     """
-    if wanted in ("last", "best"):
-        own = run_of(Path(config).parent / CHECKPOINTS / f"{wanted}.ckpt") if config is not None else None
-        runs = [*([own] if own else []), *reversed(numbered(parent))]
+    if wanted not in ("last", "best"):
+        if not is_checkpoint(path := Path(wanted)):
+            raise CheckpointError(
+                f"--ckpt_path {wanted}: there is no such file. Give the path of a checkpoint, or `last` or `best` for a"
+                " checkpoint of the newest run."
+            )
+        return path
+    own = run_of(Path(config).parent / CHECKPOINTS / f"{wanted}.ckpt") if config is not None else None
+    runs = [*([own] if own else []), *reversed(numbered(parent))]
+    for name in (wanted, "last" if wanted == "best" else "best"):
         for run in runs:
-            path = run / CHECKPOINTS / f"{wanted}.ckpt"
-            if is_checkpoint(path):
-                if run != runs[0]:
-                    which = "the run of the config" if own else "the newest run"
-                    note(f"{which}, {runs[0]}, has no {wanted} checkpoint; the older run {run} is used")
-                return inside(path, run)
-        other = "last" if wanted == "best" else "best"
-        for run in runs:
-            if is_checkpoint(path := run / CHECKPOINTS / f"{other}.ckpt"):
+            if not is_checkpoint(path := run / CHECKPOINTS / f"{name}.ckpt"):
+                continue
+            if name != wanted:
                 raise CheckpointError(
                     f"--ckpt_path {wanted}: no run in {str(parent)!r} holds a {wanted} checkpoint, but {str(path)!r} exists."
-                    f" Give --ckpt_path {other}."
+                    f" Give --ckpt_path {name}."
                 )
-        raise CheckpointError(
-            f"--ckpt_path {wanted}: no run in {str(parent)!r} holds a {wanted} checkpoint. Start a run with `fit`, without"
-            " --ckpt_path, or give the folder of the run with --output_dir and --name."
-        )
-    path = Path(wanted)
-    try:
-        exists = is_checkpoint(path)
-    except OSError:  # too long
-        exists = False
-    if not exists:
-        raise CheckpointError(
-            f"--ckpt_path {wanted}: there is no such file. Give the path of a checkpoint, or `last` or `best` for a checkpoint"
-            " of the newest run."
-        )
-    return path
+            if run != runs[0]:
+                which = "the run of the config" if own else "the newest run"
+                note(f"{which}, {runs[0]}, has no {wanted} checkpoint; the older run {run} is used")
+            return inside(path, run)
+    raise CheckpointError(
+        f"--ckpt_path {wanted}: no run in {str(parent)!r} holds a {wanted} checkpoint. Start a run with `fit`, without"
+        " --ckpt_path, or give the folder of the run with --output_dir and --name."
+    )
 
 
 def is_checkpoint(path: Path) -> bool:
     """Return whether a checkpoint, a file or a folder, exists at a path, after undoing an interrupted replacement."""
     old = path.parent / f".{path.name}.old"
-    if not path.exists() and old.is_dir():
+    if os.path.isdir(old) and not path.exists():  # noqa: PTH112  (a name may be too long for the system)
         old.rename(path)
-    return path.is_file() or (path / "meta.pt").is_file()
+    return is_file(path) or is_file(path / "meta.pt")
 
 
 def replace_folder(part: Path, target: Path) -> None:

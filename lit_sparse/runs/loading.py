@@ -12,37 +12,20 @@ from lit_sparse.ground.stored import read_yaml
 from lit_sparse.lightning.choice import pl
 from lit_sparse.runs.builder import build
 from lit_sparse.runs.checkpoint_files import load_module, restoring_error
-from lit_sparse.runs.folders import inside
-from lit_sparse.runs.shards import is_sharded
-from lit_sparse.runs.torch_files import is_url
+from lit_sparse.runs.folders import CHECKPOINTS, inside
+from lit_sparse.runs.torch_files import is_sharded, is_url
 from lit_sparse.runs.trust import trusting
 
 __all__ = ["load"]
 
-CHECKPOINTS = "checkpoints"
+
+@overload
+def load(path: str | Path, which: str = ..., *, data: Literal[False] = ..., **arguments: Any) -> pl.LightningModule: ...
 
 
 @overload
 def load(
-    path: str | Path,
-    which: str = ...,
-    *,
-    data: Literal[False] = ...,
-    map_location: Any = ...,
-    trust: Collection[str] = ...,
-    **arguments: Any,
-) -> pl.LightningModule: ...
-
-
-@overload
-def load(
-    path: str | Path,
-    which: str = ...,
-    *,
-    data: Literal[True],
-    map_location: Any = ...,
-    trust: Collection[str] = ...,
-    **arguments: Any,
+    path: str | Path, which: str = ..., *, data: Literal[True], **arguments: Any
 ) -> tuple[pl.LightningModule, pl.LightningDataModule]: ...
 
 

@@ -86,15 +86,13 @@ def read_attention(path: Path, within: Path) -> dict[str, Any]:
 
 
 def _is_attention(content: Any) -> bool:
-    if not isinstance(content, dict) or not isinstance(content.get("title"), str):
-        return False
-    source, output, heads = (content.get(key) for key in ("source", "output", "heads"))
-    if not isinstance(source, list) or not isinstance(output, list) or not isinstance(heads, list):
-        return False
-    return all(isinstance(word, str) for word in (*source, *output)) and all(
-        _has_length(head, output) and all(_has_length(row, source) and all(map(_is_weight, row)) for row in head)
-        for head in heads
-    )
+    match content:
+        case {"title": str(), "source": list(source), "output": list(output), "heads": list(heads)}:
+            return all(isinstance(word, str) for word in (*source, *output)) and all(
+                _has_length(head, output) and all(_has_length(row, source) and all(map(_is_weight, row)) for row in head)
+                for head in heads
+            )
+    return False
 
 
 def _is_weight(value: Any) -> bool:

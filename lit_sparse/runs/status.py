@@ -144,7 +144,9 @@ def take(folder: Path) -> RunStatus:
             former = _read(path)
             if former is not None and former["state"] == "running":
                 _check_ended(folder, former)
-            _remove_leftovers(folder)
+            for inner in _entries(folder, OTHERS):
+                if LEFTOVER.fullmatch(inner.name) and inner.is_file():
+                    inner.unlink(missing_ok=True)
             return RunStatus(path, former)
     except OSError as error:
         raise ConfigurationError(
@@ -192,12 +194,6 @@ def _leads_inside(link: Path, root: Path) -> bool:
         return link.resolve(strict=True).is_relative_to(root)
     except (OSError, RuntimeError):  # nothing is there, or a circle of links
         return False
-
-
-def _remove_leftovers(folder: Path) -> None:
-    for path in _entries(folder, OTHERS):
-        if LEFTOVER.fullmatch(path.name) and path.is_file():
-            path.unlink(missing_ok=True)
 
 
 def _check_ended(folder: Path, status: Fields) -> None:

@@ -1,14 +1,19 @@
-"""Files of torch: what is in them is checked before anything is made of it."""
+"""Files of torch: what is in them is checked before anything is made of it.
+
+A checkpoint may also be a folder to which several processes have written, each its part of the weights. torch's own reader
+unpickles whatever such a folder holds, which may run any code. Here only plain data are read.
+"""
 
 from __future__ import annotations
 
 import io
+import pickle
 import zipfile
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import IO, Any
 
 import fsspec
@@ -17,11 +22,11 @@ from fsspec.implementations.local import LocalFileSystem
 from torch import Tensor
 
 from lit_sparse.errors import CheckpointError
-from lit_sparse.ground.pickles import check_torch_file
+from lit_sparse.ground.distributed import SHARD_NAMES, unflatten
+from lit_sparse.ground.pickles import check_pickle, check_torch_file
 from lit_sparse.ground.stored import NotPlainError, open_inside, open_plain
-from lit_sparse.runs.shards import is_sharded, read_shards
 
-__all__ = ["MOST_LEVELS", "SUGGESTION", "is_url", "leaves", "local_copy", "read_torch_file"]
+__all__ = ["SUGGESTION", "is_sharded", "is_url", "leaves", "local_copy", "read_torch_file"]
 
 SUGGESTION = "Use another checkpoint, such as one of checkpoints/ in a run folder."
 #: Bytes by which a tensor may be larger than its part of the file, as expanded ones are.
@@ -30,6 +35,12 @@ MOST_EXPANDED = 2**26
 MOST_SHARED = 10**6
 #: Largest depth of dicts and lists in a checkpoint.
 MOST_LEVELS = 60
+#: File of what a checkpoint holds besides tensors, and the list of its tensors.
+META, TENSORS = "meta.pt", ".metadata"
+#: What the list of tensors names.
+NAMED = {*SHARD_NAMES, "torch.serialization._get_layout", "torch.Size", "pathlib.PosixPath", "pathlib.WindowsPath"}
+#: Largest list, and most bytes of the list of tensors.
+MOST_ITEMS, MOST_BYTES = 10_000, 2**27
 
 
 def read_torch_file(file: str | Path | IO[bytes], source: str, *, within: Path | None = None, **options: Any) -> Any:
@@ -46,13 +57,13 @@ def read_torch_file(file: str | Path | IO[bytes], source: str, *, within: Path |
     """
     try:
         if isinstance(file, str | Path) and not is_url(file) and is_sharded(file):
-            return read_shards(Path(file).resolve(), source, read_torch_file)
+            return _read_shards(Path(file).resolve(), source)
         if isinstance(file, str | Path):
             with open_plain(local_copy(file)) if within is None else open_inside(Path(file), within) as opened:
                 return read_torch_file(opened, source, **options)
         file.seek(0)
         if not zipfile.is_zipfile(file):
-            raise UnpicklingError("it is not an archive, which torch.save writes since torch 1.6")
+            raise pickle.UnpicklingError("it is not an archive, which torch.save writes since torch 1.6")
         with zipfile.ZipFile(file) as archive:
             members = archive.infolist()
             if any(member.compress_type != zipfile.ZIP_STORED for member in members):
@@ -76,7 +87,7 @@ def read_torch_file(file: str | Path | IO[bytes], source: str, *, within: Path |
         raise CheckpointError(f"Expected {source} to be a plain file but it is a {error.kind}. Give a checkpoint.") from error
     except (zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
         raise CheckpointError(f"{source} is damaged: {error}. {SUGGESTION}") from error
-    except (OSError, UnpicklingError) as error:
+    except (OSError, pickle.UnpicklingError) as error:
         reason = " ".join(str(error).split()).rstrip(".")[:300]
         raise CheckpointError(f"{source} cannot be read as a checkpoint: {reason}. {SUGGESTION}") from error
     except Exception as error:  # unpickling can raise any exception
@@ -170,3 +181,79 @@ def local_copy(path: str | Path) -> Path:
     except Exception as error:  # each file system has errors of its own
         reason = " ".join(str(error).split()).rstrip(".")[:300] or type(error).__name__
         raise CheckpointError(f"{path!r} cannot be read as a checkpoint: {reason}. {SUGGESTION}") from error
+
+
+def is_sharded(path: str | Path) -> bool:
+    """Return whether a path is the folder of a sharded checkpoint."""
+    return (Path(path) / META).is_file() and (Path(path) / TENSORS).is_file()
+
+
+class _Unpickler(pickle.Unpickler):
+    """Finds only classes of the list of tensors, and types of numbers."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = super().find_class(module, name) if f"{module}.{name}" in NAMED or module == "torch" else None
+        if found is None or (module == "torch" and name != "Size" and not isinstance(found, torch.dtype)):
+            raise pickle.UnpicklingError(f"{module}.{name} is not part of plain data")
+        return found
+
+
+def _read_shards(folder: Path, source: str) -> dict[str, Any]:
+    """Return the content of a sharded checkpoint as if it were a single file, with whole tensors.
+
+    Args:
+        folder: folder of the checkpoint.
+        source: name of the folder in messages.
+
+    Raises:
+        CheckpointError: if it is damaged, or holds anything but plain data.
+    """
+    found = read_torch_file(folder / META, source, within=folder)
+    try:
+        with open_plain(folder / TENSORS, folder) as file:
+            content = file.read(MOST_BYTES)
+        check_pickle(content, NAMED)
+        listed = _Unpickler(io.BytesIO(content)).load()
+        flat = _tensors(folder, source, listed)
+        if any(type(step) is int and step >= MOST_ITEMS for step in chain.from_iterable(listed.planner_data.values())):
+            raise ValueError("its lists are too long")
+        parts = unflatten(flat, listed.planner_data)
+        optimizers = [parts[f"optimizer_{number}"] for number in range(len(parts) - 1)]
+        return {**found, "state_dict": parts["state_dict"], "optimizer_states": optimizers}
+    except CheckpointError:
+        raise
+    except Exception as error:  # unpickling can raise any exception
+        reason = " ".join(str(error).split()).rstrip(".")[:300]
+        raise CheckpointError(
+            f"{source} cannot be read as a sharded checkpoint: {type(error).__name__}: {reason}. Use another checkpoint."
+        ) from error
+
+
+def _tensors(folder: Path, source: str, listed: Any) -> dict[str, Any]:
+    """Return the tensors and other values by name."""
+    places = {(index.fqn, tuple(index.offset or ())): place for index, place in listed.storage_data.items()}
+    allowed = sum(path.stat().st_size for path in folder.iterdir())
+    flat: dict[str, Any] = {}
+
+    def part(name: str, offset: tuple[int, ...]) -> Any:
+        place = places[name, offset]
+        if Path(place.relative_path).name != place.relative_path or getattr(place, "transform_descriptors", None):
+            raise ValueError(f"{place.relative_path!r} is not a plain file of it")
+        with open_plain(folder / place.relative_path, folder) as file:
+            file.seek(place.offset)
+            return read_torch_file(io.BytesIO(file.read(min(place.length, allowed))), source)
+
+    for name, entry in listed.state_dict_metadata.items():
+        if not hasattr(entry, "chunks"):
+            flat[name] = part(name, ())
+            continue
+        if torch.empty(entry.size, dtype=entry.properties.dtype, device="meta").nbytes > allowed:
+            raise ValueError(f"{name} is larger than its files")
+        flat[name] = torch.zeros(entry.size, dtype=entry.properties.dtype)
+        for chunk in entry.chunks:
+            where = tuple(slice(start, start + size) for start, size in zip(chunk.offsets, chunk.sizes, strict=True))
+            shard = part(name, tuple(chunk.offsets))
+            if not isinstance(shard, Tensor) or shard.shape != flat[name][where].shape:
+                raise ValueError(f"{name} has a part of another shape")
+            flat[name][where] = shard
+    return flat

@@ -12,8 +12,7 @@ import yaml
 from jsonargparse import get_loader
 
 from lit_sparse.cli import build_cli, main
-from lit_sparse.cli.arguments import Given
-from lit_sparse.cli.configs import read_config
+from lit_sparse.cli.configs import Given, read_config
 from lit_sparse.errors import ConfigurationError
 from tests.conftest import CONFIGS
 

@@ -15,7 +15,7 @@ from torch.distributed import checkpoint as dcp
 from lit_sparse.errors import CheckpointError
 from lit_sparse.runs.checkpoint_files import read_checkpoint
 from lit_sparse.runs.folders import is_checkpoint, replace_folder
-from lit_sparse.runs.shards import is_sharded
+from lit_sparse.runs.torch_files import is_sharded
 
 pytestmark = pytest.mark.filterwarnings("ignore:(torch.distributed|Detected an existing checkpoint):UserWarning")
 

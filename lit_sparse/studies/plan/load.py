@@ -14,7 +14,7 @@ from lit_sparse.checks import check_count, check_number
 from lit_sparse.errors import CheckpointError, ConfigurationError, did_you_mean
 from lit_sparse.ground.stored import read_yaml
 from lit_sparse.runs.builder import plan_arguments
-from lit_sparse.runs.empty_keys import check_empty
+from lit_sparse.runs.config_files import check_empty
 from lit_sparse.studies.plan.study import RESERVED, Study
 
 __all__ = ["check_names", "load_study", "study_of"]
