@@ -19,12 +19,12 @@ from lit_sparse.kernels.cpu.compile import compile_rows
 from lit_sparse.kernels.cpu.threads import Array, over_rows
 from lit_sparse.kernels.gpu import triton_rows
 from lit_sparse.kernels.loops import repeat
-from lit_sparse.kernels.row_kernel import RowKernel
+from lit_sparse.kernels.row_kernel import row_kernel
 from lit_sparse.mappings.entmax.backward import product_block, root_product_block
 from lit_sparse.mappings.entmax.forward import is_power, map_block, map_powers_block
 from lit_sparse.mappings.entmax.steep import CEILING_DOUBLE, CEILING_SINGLE, map_steep_block, steep_product_block
 
-__all__ = ["entmax_jacobian", "entmax_product", "map_entmax", "map_entmax_root"]
+__all__ = ["entmax_product", "map_entmax", "map_entmax_root"]
 
 SECONDS, PRODUCT_SECONDS = 3e-9, 1e-9  # for one element, on one thread
 REFERENCE_PASSES = 60
@@ -35,55 +35,6 @@ PRODUCTS = (root_product_block, product_block, steep_product_block)
 POWERS = (1.5, 1.25)
 ROUNDINGS = 16.0  # of an excess
 KINDS_OF_BITS = ((), (0,), (1,), (0, 1), (2,), (0, 2), (1, 2), (0, 1, 2))
-
-
-def _map_reference(x: Tensor, alpha: float | Tensor, gamma: float) -> Tensor:
-    """Bracket the threshold and bisect, in the scale on which the largest score is 1."""
-    eps = torch.as_tensor(alpha, dtype=x.dtype, device=x.device) - 1
-    allowed = x != -torch.inf
-    top = x.amax(-1, keepdim=True)
-    invalid = ~(x < torch.inf).all(-1, keepdim=True) | ~(eps > -1)
-    z = torch.where(invalid | ~allowed.any(-1, keepdim=True), torch.zeros_like(x), (x - top) / gamma)
-    flat = ~(eps.abs() >= 1e-6) | (eps <= -1)
-    safe = torch.where(flat, 1e-6, eps)
-
-    def deformed(t: Tensor, z: Tensor, allowed: Tensor, safe: Tensor, flat: Tensor) -> Tensor:
-        m = safe * (z - t)
-        power = torch.exp(torch.log1p(m.clamp_min(-1 + 1e-7 if x.dtype == torch.float32 else -1 + 1e-15)) / safe)
-        power = torch.where(m > -1, power, torch.zeros_like(power))
-        return torch.where(allowed, torch.where(flat, torch.exp(z - t), power), torch.zeros_like(z))
-
-    def halved(lower: Tensor, upper: Tensor, *constants: Tensor) -> tuple[Tensor, Tensor]:
-        middle = 0.5 * (lower + upper)
-        above = deformed(middle, *constants).sum(-1, keepdim=True) >= 1
-        return torch.where(above, middle, lower), torch.where(above, upper, middle)
-
-    size = torch.ones_like(x).sum(-1, keepdim=True).log()
-    upper = torch.where(flat, size, -torch.expm1(-safe * size) / safe) + 1e-3
-    constants = (z, allowed, safe, flat)
-    lower, _ = repeat(halved, (torch.zeros_like(top), upper), constants, REFERENCE_PASSES)
-    y = deformed(lower, *constants)
-    y = y / torch.where(allowed.any(-1, keepdim=True), y.sum(-1, keepdim=True), 1.0)
-    return torch.where(allowed & invalid, torch.full_like(y, torch.nan), y)
-
-
-def _map_root_reference(x: Tensor, gamma: float) -> Tensor:
-    """Return the closed form for alpha = 3/2, by sorting (Peters, Niculae & Martins 2019, algorithm 2)."""
-    allowed = x != -torch.inf
-    invalid = ~(x < torch.inf).all(-1, keepdim=True)
-    some = allowed.any(-1, keepdim=True)
-    z = torch.where(invalid | ~some, 0.0, (x - x.amax(-1, keepdim=True)) / (2 * gamma))
-    z = z.clamp_min(-1)  # the threshold, for a largest entry of 0, is not lower
-    ranked = z.sort(dim=-1, descending=True, stable=True).values
-    count = torch.ones_like(z).cumsum(-1)
-    mean = ranked.cumsum(-1) / count
-    spread = ranked.square().cumsum(-1) / count - mean.square()
-    tau = mean - (1 / count - spread).clamp_min(0).sqrt()
-    size = (tau <= ranked).sum(-1, keepdim=True)
-    excess = z - tau.gather(-1, (size - 1).clamp_min(0))
-    y = torch.where(allowed & (excess > ROUNDINGS * torch.finfo(x.dtype).eps), excess.square(), 0.0)
-    y = y / torch.where(some, y.sum(-1, keepdim=True), 1.0)
-    return torch.where(allowed & invalid, torch.full_like(y, torch.nan), y)
 
 
 @compile_rows()
@@ -113,31 +64,73 @@ def _product_cpu(out: Array, v: Array, y: Array, alphas: Array, gamma: float) ->
         over_rows(PRODUCTS[kind], y.shape, PRODUCT_SECONDS, out, v, y, alphas, gamma)
 
 
-map_entmax = RowKernel(
-    "map_entmax",
-    "(Tensor x, Tensor alpha, float gamma) -> Tensor",
-    _map_cpu,
-    _map_reference,
-    triton_rows.map_entmax,
-    parameters=1,
-)
-"""Row kernel ``(x (..., d), alpha (..., 1) or a number, gamma) -> y (..., d)``: alpha-entmax of ``x / gamma``.
+@row_kernel(_map_cpu, triton_rows.map_entmax)
+def map_entmax(x: Tensor, alpha: float | Tensor, gamma: float) -> Tensor:
+    """Return alpha-entmax of ``x / gamma`` (..., d); alpha is (..., 1) or a number.
 
-``-inf`` marks an entry that is not allowed; a row without allowed entries gives zeros, a row with NaN or +inf, or an alpha
-of 0 or less, gives NaN at its allowed entries.
-"""
+    ``-inf`` marks an entry that is not allowed; a row without allowed entries gives zeros, a row with NaN or +inf, or an alpha
+    of 0 or less, gives NaN at its allowed entries.
+
+    This definition brackets the threshold and bisects, in the scale on which the largest score is 1.
+    """
+    eps = torch.as_tensor(alpha, dtype=x.dtype, device=x.device) - 1
+    allowed = x != -torch.inf
+    top = x.amax(-1, keepdim=True)
+    invalid = ~(x < torch.inf).all(-1, keepdim=True) | ~(eps > -1)
+    z = torch.where(invalid | ~allowed.any(-1, keepdim=True), torch.zeros_like(x), (x - top) / gamma)
+    flat = ~(eps.abs() >= 1e-6) | (eps <= -1)
+    safe = torch.where(flat, 1e-6, eps)
+
+    def deformed(t: Tensor, z: Tensor, allowed: Tensor, safe: Tensor, flat: Tensor) -> Tensor:
+        m = safe * (z - t)
+        power = torch.exp(torch.log1p(m.clamp_min(-1 + 1e-7 if x.dtype == torch.float32 else -1 + 1e-15)) / safe)
+        power = torch.where(m > -1, power, torch.zeros_like(power))
+        return torch.where(allowed, torch.where(flat, torch.exp(z - t), power), torch.zeros_like(z))
+
+    def halved(lower: Tensor, upper: Tensor, *constants: Tensor) -> tuple[Tensor, Tensor]:
+        middle = 0.5 * (lower + upper)
+        above = deformed(middle, *constants).sum(-1, keepdim=True) >= 1
+        return torch.where(above, middle, lower), torch.where(above, upper, middle)
+
+    size = torch.ones_like(x).sum(-1, keepdim=True).log()
+    upper = torch.where(flat, size, -torch.expm1(-safe * size) / safe) + 1e-3
+    constants = (z, allowed, safe, flat)
+    lower, _ = repeat(halved, (torch.zeros_like(top), upper), constants, REFERENCE_PASSES)
+    y = deformed(lower, *constants)
+    y = y / torch.where(allowed.any(-1, keepdim=True), y.sum(-1, keepdim=True), 1.0)
+    return torch.where(allowed & invalid, torch.full_like(y, torch.nan), y)
 
 
 def _map_root_cpu(out: Array, x: Array, gamma: float) -> None:
     _map_cpu(out, x, np.full(1, 1.5), gamma)
 
 
-map_entmax_root = RowKernel("map_entmax_root", "(Tensor x, float gamma) -> Tensor", _map_root_cpu, _map_root_reference)
-"""Row kernel ``(x (..., d), gamma) -> y (..., d)``: 1.5-entmax of ``x / gamma``, whose reference has no loop."""
+@row_kernel(_map_root_cpu)
+def map_entmax_root(x: Tensor, gamma: float) -> Tensor:
+    """Return 1.5-entmax of ``x / gamma`` (..., d).
+
+    This definition has no loop: it is the closed form by sorting (Peters, Niculae & Martins 2019, algorithm 2).
+    """
+    allowed = x != -torch.inf
+    invalid = ~(x < torch.inf).all(-1, keepdim=True)
+    some = allowed.any(-1, keepdim=True)
+    z = torch.where(invalid | ~some, 0.0, (x - x.amax(-1, keepdim=True)) / (2 * gamma))
+    z = z.clamp_min(-1)  # the threshold, for a largest entry of 0, is not lower
+    ranked = z.sort(dim=-1, descending=True, stable=True).values
+    count = torch.ones_like(z).cumsum(-1)
+    mean = ranked.cumsum(-1) / count
+    spread = ranked.square().cumsum(-1) / count - mean.square()
+    tau = mean - (1 / count - spread).clamp_min(0).sqrt()
+    size = (tau <= ranked).sum(-1, keepdim=True)
+    excess = z - tau.gather(-1, (size - 1).clamp_min(0))
+    y = torch.where(allowed & (excess > ROUNDINGS * torch.finfo(x.dtype).eps), excess.square(), 0.0)
+    y = y / torch.where(some, y.sum(-1, keepdim=True), 1.0)
+    return torch.where(allowed & invalid, torch.full_like(y, torch.nan), y)
 
 
-def entmax_jacobian(v: Tensor, y: Tensor, alpha: float | Tensor, gamma: float) -> Tensor:
-    """Return the product J v of the Jacobian of alpha-entmax at its result y, in differentiable operations.
+@row_kernel(_product_cpu, triton_rows.entmax_product)
+def entmax_product(v: Tensor, y: Tensor, alpha: float | Tensor, gamma: float) -> Tensor:
+    """Return the product J v of the Jacobian of alpha-entmax at its result y.
 
     It is ``s (v - sum s v / sum s) / gamma`` with ``s = y^(2 - alpha)``. For alpha > 2, where the s of a small y may
     overflow, it is computed as ``(s u - p sum s u) / gamma`` with u = v - v_m and p = s / sum s, m being the place of
@@ -165,14 +158,3 @@ def entmax_jacobian(v: Tensor, y: Tensor, alpha: float | Tensor, gamma: float) -
     v = torch.where(support, v - v.gather(-1, most), 0.0)  # incoming gradients outside the support are ignored
     pull = torch.where(support, s * v, 0.0)
     return torch.where(support, (pull - p * pull.sum(-1, keepdim=True)) / gamma, 0.0).to(v.dtype)
-
-
-entmax_product = RowKernel(
-    "entmax_product",
-    "(Tensor v, Tensor y, Tensor alpha, float gamma) -> Tensor",
-    _product_cpu,
-    entmax_jacobian,
-    triton_rows.entmax_product,
-    parameters=1,
-)
-"""Row kernel ``(v (..., d), y (..., d), alpha, gamma) -> (..., d)``: the Jacobian of alpha-entmax at its result y, times v."""
