@@ -22,16 +22,17 @@ from lit_sparse.kernels.loops import repeat
 from lit_sparse.kernels.row_kernel import row_kernel
 from lit_sparse.mappings.entmax.backward import product_block, root_product_block
 from lit_sparse.mappings.entmax.forward import is_power, map_block, map_powers_block
-from lit_sparse.mappings.entmax.steep import CEILING_DOUBLE, CEILING_SINGLE, map_steep_block, steep_product_block
+from lit_sparse.mappings.entmax.steep import CEILING_DOUBLE, CEILING_SINGLE
 
 __all__ = ["entmax_product", "map_entmax", "map_entmax_root"]
 
 SECONDS, PRODUCT_SECONDS = 3e-9, 1e-9  # for one element, on one thread
 REFERENCE_PASSES = 60
-# Kinds of alpha: for squares and fourth powers, others up to 2 (or NaN), and above 2. Each has its own functions, so that
-# only what is used is compiled.
-MAPS = (map_powers_block, map_block, map_steep_block)
-PRODUCTS = (root_product_block, product_block, steep_product_block)
+# Kinds of alpha: for squares and fourth powers, others up to 2 (or NaN), and above 2. Each has its own code, so that
+# only what is used is compiled; scores are mapped in float64 where alpha is above 2.
+MAPS = (map_powers_block, map_block, map_block)
+PRODUCTS = (root_product_block, product_block, product_block)
+WIDE = np.empty((1, 1))
 POWERS = (1.5, 1.25)
 ROUNDINGS = 16.0  # of an excess
 KINDS_OF_BITS = ((), (0,), (1,), (0, 1), (2,), (0, 2), (1, 2), (0, 1, 2))
@@ -56,12 +57,14 @@ def _kinds(alphas: Array) -> tuple[int, ...]:
 
 def _map_cpu(out: Array, x: Array, alphas: Array, gamma: float) -> None:
     for kind in _kinds(alphas):
-        over_rows(MAPS[kind], x.shape, SECONDS, out, x, alphas, gamma)
+        options = ((), (x, None), (WIDE, True))[kind]
+        over_rows(MAPS[kind], x.shape, SECONDS, out, x, alphas, gamma, *options)
 
 
 def _product_cpu(out: Array, v: Array, y: Array, alphas: Array, gamma: float) -> None:
     for kind in _kinds(alphas):
-        over_rows(PRODUCTS[kind], y.shape, PRODUCT_SECONDS, out, v, y, alphas, gamma)
+        options = ((), (None,), (True,))[kind]
+        over_rows(PRODUCTS[kind], y.shape, PRODUCT_SECONDS, out, v, y, alphas, gamma, *options)
 
 
 @row_kernel(_map_cpu, triton_rows.map_entmax)
