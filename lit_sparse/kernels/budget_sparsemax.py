@@ -17,7 +17,7 @@ from lit_sparse.kernels.cpu.compile import compile_rows, empty
 from lit_sparse.kernels.cpu.rows import highest_like, next_in_bracket, row_views, top_of, write_invalid
 from lit_sparse.kernels.gpu import triton_rows
 from lit_sparse.kernels.loops import repeat
-from lit_sparse.kernels.row_kernel import RowKernel
+from lit_sparse.kernels.row_kernel import row_kernel
 
 __all__ = ["budget_product", "map_budget"]
 
@@ -123,8 +123,16 @@ def map_block(start: Any, stop: Any, out: Any, labels: Any, x: Any, ks: Any, gam
             labels[row, places[j]] = label if 0.0 < y < 1.0 else FIXED
 
 
-def _map_reference(x: Tensor, k: float | Tensor, gamma: float) -> tuple[Tensor, Tensor]:
-    """Search the sorted scores for the last at which the sum is within the budget, and bisect from there."""
+@row_kernel(map_block, triton_rows.map_budget, seconds=6e-9, auxiliary=(torch.int32,))
+def map_budget(x: Tensor, k: float | Tensor, gamma: float) -> tuple[Tensor, Tensor]:
+    """Return ``x / gamma`` (..., d), projected with a budget k (..., 1) or a number, and labels.
+
+    The labels say how y depends on x: not at all, -1; on its own score alone, 0; on all scores of that label, 1. ``-inf`` marks
+    an entry that is not allowed; a row without allowed entries gives zeros, a row with NaN or +inf, or a k below 0, gives NaN
+    at its allowed entries.
+
+    This definition searches the sorted scores for the last at which the sum is within the budget, and bisects from there.
+    """
     k = torch.as_tensor(k, dtype=x.dtype, device=x.device)
     allowed = x != -torch.inf
     invalid = ~(x < torch.inf).all(-1, keepdim=True) | ~(k >= 0)
@@ -160,24 +168,6 @@ def _map_reference(x: Tensor, k: float | Tensor, gamma: float) -> tuple[Tensor, 
     return torch.where(broken, torch.nan, y), torch.where(broken, TIED, labels).to(torch.int32)
 
 
-map_budget = RowKernel(
-    "map_budget",
-    "(Tensor x, Tensor k, float gamma) -> (Tensor, Tensor)",
-    map_block,
-    _map_reference,
-    triton_rows.map_budget,
-    seconds=6e-9,
-    parameters=1,
-    auxiliary=(torch.int32,),
-)
-"""Row kernel ``(x (..., d), k (..., 1) or a number, gamma) -> (y, labels)``: ``x / gamma``, projected.
-
-The labels say how y depends on x: not at all, -1; on its own score alone, 0; on all scores of that label, 1. ``-inf`` marks an
-entry that is not allowed; a row without allowed entries gives zeros, a row with NaN or +inf, or a k below 0, gives NaN at its
-allowed entries.
-"""
-
-
 @compile_rows()
 def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, labels: Any, gamma: Any) -> None:
     """Multiply rows ``start .. stop - 1`` of ``v`` by the Jacobian of budget sparsemax at its result ``y``.
@@ -205,20 +195,11 @@ def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, labels: Any, 
                 out[row, i] = (v[row, i] - (mean if labels[row, i] == TIED else 0.0)) / gamma
 
 
-def _product_reference(v: Tensor, y: Tensor, labels: Tensor, gamma: float) -> Tensor:
+@row_kernel(product_block, triton_rows.budget_product, seconds=1e-9)
+def budget_product(v: Tensor, y: Tensor, labels: Tensor, gamma: float) -> Tensor:
+    """Return the product of the Jacobian of :data:`map_budget` at its result y and v, both (..., d)."""
     tied = labels == TIED
     v = torch.where(labels != FIXED, v, 0.0)  # incoming gradients that do not matter are ignored
     whole = torch.where(y.isnan().any(-1, keepdim=True), torch.nan, 1.0)
     mean = torch.where(tied, v, 0.0).sum(-1, keepdim=True) / tied.sum(-1, keepdim=True).clamp_min(1)
     return torch.where(labels != FIXED, (v - torch.where(tied, mean, 0.0)) * whole / gamma, 0.0)
-
-
-budget_product = RowKernel(
-    "budget_product",
-    "(Tensor v, Tensor y, Tensor labels, float gamma) -> Tensor",
-    product_block,
-    _product_reference,
-    triton_rows.budget_product,
-    seconds=1e-9,
-)
-"""Row kernel ``(v, y, labels (..., d), gamma) -> (..., d)``: the Jacobian of :data:`map_budget` at its result, times v."""

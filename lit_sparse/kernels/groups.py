@@ -14,8 +14,8 @@ from torch import Tensor
 
 from lit_sparse.kernels.cpu.compile import compile_rows, empty, zeros
 from lit_sparse.kernels.cpu.rows import write_invalid, write_zeros
-from lit_sparse.kernels.row_kernel import RowKernel
-from lit_sparse.kernels.simplex import centered, support_sums
+from lit_sparse.kernels.row_kernel import row_kernel
+from lit_sparse.kernels.simplex import center_on_support, support_sums
 
 __all__ = ["average_groups", "code_of", "group_product", "label_of", "sign_of", "write_invalid_labels"]
 
@@ -128,15 +128,7 @@ def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, labels: Any, 
             counts[groups[j]] = 0
 
 
-def _product_reference(v: Tensor, y: Tensor, labels: Tensor, gamma: float, signed: bool) -> Tensor:
-    return average_groups(centered(v, y, gamma), labels, signed)
-
-
-group_product = RowKernel(
-    "group_product",
-    "(Tensor v, Tensor y, Tensor labels, float gamma, bool signed) -> Tensor",
-    product_block,
-    _product_reference,
-    seconds=1.5e-9,
-)
-"""Row kernel ``(v, y, labels (..., d), gamma, signed) -> (..., d)``: v, centered on the support of y, averaged over groups."""
+@row_kernel(product_block, seconds=1.5e-9)
+def group_product(v: Tensor, y: Tensor, labels: Tensor, gamma: float, signed: bool) -> Tensor:
+    """Return v (..., d), centered on the support of y and averaged over the groups of the labels, divided by gamma."""
+    return average_groups(center_on_support.reference(v, y, gamma), labels, signed)

@@ -27,7 +27,7 @@ from lit_sparse.ground.torch_internals import (
 )
 from lit_sparse.kernels.cpu.threads import over_rows
 
-__all__ = ["HALVES", "ROW_KERNELS", "RowKernel", "batch_first"]
+__all__ = ["HALVES", "ROW_KERNELS", "RowKernel", "batch_first", "row_kernel"]
 
 HALVES = (torch.float16, torch.bfloat16)
 
@@ -80,7 +80,7 @@ class RowKernel:
         reduces: bool = False,
         wide: bool = True,
     ) -> None:
-        self.name = name
+        self.name, self.__doc__ = name, reference.__doc__
         self.cpu = cpu
         self.seconds: Any = seconds
         self._write = cpu if seconds is None else self._write_rows
@@ -233,6 +233,31 @@ class RowKernel:
         if hasattr(operator, "register_vmap"):
             operator.register_vmap(vmap)
         return operator
+
+
+def row_kernel(
+    cpu: Callable[..., None], cuda: Callable[..., Any] | None = None, **options: Any
+) -> Callable[[Callable[..., Any]], RowKernel]:
+    """Return a decorator that makes a kernel of its definition in torch operations, which becomes its ``reference``.
+
+    The operator has the name and the arguments of that function. Their annotations say what they are: ``Tensor``, ``float |
+    Tensor`` for a row parameter, and ``float``, ``int`` or ``bool`` for other numbers.
+
+    Args:
+        cpu: the same, compiled; see :class:`RowKernel`.
+        cuda: the same for CUDA tensors; see :class:`RowKernel`.
+        options: ``seconds``, ``auxiliary``, ``reduces`` and ``wide``; see :class:`RowKernel`.
+    """
+
+    def decorate(reference: Callable[..., Any]) -> RowKernel:
+        kinds = {name: kind for name, kind in reference.__annotations__.items() if name != "return"}
+        inputs = ", ".join(f"{kind.removeprefix('float | ')} {name}" for name, kind in kinds.items())
+        results = ", ".join(["Tensor"] * (1 + len(options.get("auxiliary", ()))))
+        schema = f"({inputs}) -> ({results})"
+        parameters = list(kinds.values()).count("float | Tensor")
+        return RowKernel(reference.__name__, schema, cpu, reference, cuda, parameters=parameters, **options)
+
+    return decorate
 
 
 def batch_first(size: int, in_dims: tuple[int | None, ...], args: tuple[Any, ...]) -> tuple[Any, ...]:

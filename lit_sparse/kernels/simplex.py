@@ -19,9 +19,9 @@ from lit_sparse.kernels.cpu.rows import choose_largest, key_range, write_invalid
 from lit_sparse.kernels.cpu.threads import Array, over_rows
 from lit_sparse.kernels.exact_support import SMALLEST, add_difference, stands_out
 from lit_sparse.kernels.gpu import triton_rows
-from lit_sparse.kernels.row_kernel import RowKernel
+from lit_sparse.kernels.row_kernel import row_kernel
 
-__all__ = ["center_on_support", "centered", "project_simplex", "project_sorted", "support_sums"]
+__all__ = ["center_on_support", "project_simplex", "project_sorted", "support_sums"]
 
 SECONDS = 0.4e-9  # for one element, on one thread
 NEWTON_PASSES = 24
@@ -278,10 +278,6 @@ def _project_cpu(out: Array, x: Array, gamma: float, k: int) -> None:
         over_rows(settle_block, x.shape, SECONDS, x, out, gamma, k, thresholds)
 
 
-def _project_reference(x: Tensor, gamma: float | Tensor, k: int) -> Tensor:
-    return project_sorted(x, gamma, k, ROUNDINGS)
-
-
 def project_sorted(x: Tensor, gamma: float | Tensor, k: int, roundings: float | Tensor) -> Tensor:
     """Return the projection of ``x / gamma`` onto the simplex by sorting, independent of the compiled kernel.
 
@@ -317,18 +313,14 @@ def project_sorted(x: Tensor, gamma: float | Tensor, k: int, roundings: float | 
     return torch.where(allowed & ~empty, y, torch.zeros_like(y))
 
 
-project_simplex = RowKernel(
-    "project_simplex",
-    "(Tensor x, float gamma, int k) -> Tensor",
-    _project_cpu,
-    _project_reference,
-    triton_rows.project_simplex,
-)
-"""Row kernel ``(x (..., d), gamma, k) -> y (..., d)``: projection of ``x / gamma`` onto the simplex.
+@row_kernel(_project_cpu, triton_rows.project_simplex)
+def project_simplex(x: Tensor, gamma: float, k: int) -> Tensor:
+    """Return the projection of ``x / gamma`` (..., d) onto the simplex.
 
-Only the ``k`` largest entries take part when ``k > 0``, ties going to the lowest index. ``-inf`` marks an entry that is
-not allowed; a row without allowed entries gives zeros, a row with NaN or +inf gives NaN at its allowed entries.
-"""
+    Only the ``k`` largest entries take part when ``k > 0``, ties going to the lowest index. ``-inf`` marks an entry that is
+    not allowed; a row without allowed entries gives zeros, a row with NaN or +inf gives NaN at its allowed entries.
+    """
+    return project_sorted(x, gamma, k, ROUNDINGS)
 
 
 @compile_rows(REDUCTION_FLAGS - {"nnan"})
@@ -358,24 +350,14 @@ def center_block(start: Any, stop: Any, out: Any, v: Any, y: Any, gamma: Any) ->
             out[row, i] = (v[row, i] - mean) * scale if y[row, i] != 0 else zero
 
 
-def centered(v: Tensor, y: Tensor, gamma: float) -> Tensor:
-    """Return ``(v - m) / gamma`` on the support of y, m the mean of v there, and 0 elsewhere, all (..., d)."""
+@row_kernel(center_block, triton_rows.center_on_support, seconds=0.13e-9)
+def center_on_support(v: Tensor, y: Tensor, gamma: float) -> Tensor:
+    """Return ``(v - m) / gamma`` on the support of y, m the mean of v there, and 0 elsewhere, all (..., d).
+
+    This is the Jacobian of the simplex projection at ``y``, times ``v``. It is symmetric and constant on each support.
+    """
     support = y != 0
     count = support.sum(-1, keepdim=True).clamp_min(1)
     mean = torch.where(support, v, 0.0).sum(-1, keepdim=True) / count
     whole = torch.where(y.isnan().any(-1, keepdim=True), torch.nan, 1.0)  # a broken row has a broken derivative
     return torch.where(support, (v - mean) * whole / gamma, 0.0)
-
-
-center_on_support = RowKernel(
-    "center_on_support",
-    "(Tensor v, Tensor y, float gamma) -> Tensor",
-    center_block,
-    centered,
-    triton_rows.center_on_support,
-    seconds=0.13e-9,
-)
-"""Row kernel ``(v (..., d), y (..., d), gamma) -> (..., d)``: ``(v - mean of v over the support of y) / gamma`` there, else 0.
-
-This is the Jacobian of the simplex projection at ``y``, times ``v``. It is symmetric and constant on each support.
-"""

@@ -77,7 +77,7 @@ class PotentialMapping(SparseMapping):
         super().__init__(gamma=gamma, dim=dim)
         self.learn_potentials, self.max_iter, self.tol = learn_potentials, max_iter, tol
         self.ordered = domain.ordered
-        self._warned = False
+        self._told = False
         if learn_potentials:
             initial = domain.initial_potentials() if potentials is None else potentials.detach().clone()
             self.potentials = torch.nn.Parameter(initial)
@@ -85,8 +85,8 @@ class PotentialMapping(SparseMapping):
             self.register_buffer("potentials", potentials, persistent=False)
 
     def _warn_once(self, text: str) -> None:
-        if not self._warned:
-            self._warned = True
+        if not self._told:
+            self._told = True
             warn_of_iterations(text)
 
     @abstractmethod

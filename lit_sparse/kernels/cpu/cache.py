@@ -25,7 +25,7 @@ from numba.misc.appdirs import AppDirs
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.files import replaced
 from lit_sparse.ground.stored import open_plain
-from lit_sparse.kernels.cpu.compile import Choice, Kernel, references
+from lit_sparse.kernels.cpu.compile import Kernel, references
 
 __all__ = ["MachineCode", "cache_folder", "refusal"]
 
@@ -148,8 +148,6 @@ def _parts(value: Any, seen: set[int]) -> Iterator[str]:
     if isinstance(value, Kernel):
         yield f"kernel {sorted(value.flags)} {value.inline}"
         value = value.py_func
-    elif isinstance(value, Choice):
-        value = value.choose
     if isinstance(value, types.FunctionType) and value.__module__.startswith("lit_sparse."):
         yield f"function {value.__qualname__}"
         if id(value) in seen:

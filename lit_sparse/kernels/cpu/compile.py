@@ -51,7 +51,7 @@ class Kernel:
         inline: see :func:`compile_rows`.
     """
 
-    def __init__(self, py_func: Callable[..., Any], flags: frozenset[str], inline: str) -> None:
+    def __init__(self, py_func: Callable[..., Any], flags: frozenset[str] = frozenset(), inline: str = "code") -> None:
         self.py_func = py_func
         self.flags = flags
         self.inline = inline
@@ -78,20 +78,8 @@ class Kernel:
         return self.helper
 
 
-class Choice:
+class Choice(Kernel):
     """A function in compiled code that stands for one of several kernels, chosen by types; see :func:`choose_by_types`."""
-
-    def __init__(self, choose: Callable[..., Any]) -> None:
-        self.choose = choose
-        self.helper: Any = None
-        self.__module__, self.__doc__, self.__name__ = choose.__module__, choose.__doc__, choose.__name__
-
-    def included(self) -> Any:
-        """Return the function for calls from compiled functions."""
-        with _making:
-            if self.helper is None:
-                self.helper = _machine().choice_of(self)
-        return self.helper
 
 
 def without_collections(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -146,10 +134,7 @@ def compile_rows(
             "choose inline='code'."
         )
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        return Kernel(function, flags, inline)
-
-    return decorate
+    return functools.partial(Kernel, flags=flags, inline=inline)
 
 
 def choose_by_types(choose: Callable[..., Any]) -> Any:

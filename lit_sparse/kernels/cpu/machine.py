@@ -25,7 +25,7 @@ from lit_sparse.kernels.cpu import compile as marked
 from lit_sparse.kernels.cpu.cache import MachineCode, cache_folder, refusal
 from lit_sparse.kernels.cpu.compile import without_collections
 
-__all__ = ["choice_of", "dispatcher_of", "helper_of"]
+__all__ = ["dispatcher_of", "helper_of"]
 
 
 class _Notice(event.Listener):
@@ -66,7 +66,15 @@ def dispatcher_of(kernel: marked.Kernel) -> Any:
 
 
 def helper_of(kernel: marked.Kernel) -> Any:
-    """Return a kernel's function for calls from compiled functions, whose code is optimized as a part of the caller's."""
+    """Return a kernel's function for calls from compiled functions, whose code is optimized as a part of the caller's.
+
+    For a choice, it is a function that calls the kernel chosen by the argument types.
+    """
+    if isinstance(kernel, marked.Choice):
+        function: Any = numba.njit(kernel.py_func)
+        function.get_call_template = lambda args, kws: kernel.py_func(*args).included().get_call_template(args, kws)
+        function.get_overload = lambda args: kernel.py_func(*args).included().get_overload(args)
+        return function
     helper = _jit(kernel, no_cpython_wrapper=True)
     helper._compiler._customize_flags = _without_machine_code
     helper.compile = partial(_translate, kernel, helper)
@@ -81,14 +89,6 @@ def helper_of(kernel: marked.Kernel) -> Any:
     return helper
 
 
-def choice_of(choice: marked.Choice) -> Any:
-    """Return a function for calls from compiled functions that calls the kernel chosen by the argument types."""
-    function: Any = numba.njit(choice.choose)
-    function.get_call_template = lambda args, kws: choice.choose(*args).included().get_call_template(args, kws)
-    function.get_overload = lambda args: choice.choose(*args).included().get_overload(args)
-    return function
-
-
 def _jit(kernel: marked.Kernel, **options: Any) -> Any:
     options |= {"no_cfunc_wrapper": True, "nogil": True, "error_model": "numpy", "fastmath": set(kernel.flags) or False}
     options |= {"inline": "always"} if kernel.inline == "source" else {"forceinline": True}
@@ -98,9 +98,7 @@ def _jit(kernel: marked.Kernel, **options: Any) -> Any:
 def _compilable(function: Any) -> Any:
     """Return a function that refers to what Numba compiles in place of kernels, and of ``min`` and ``max``."""
     found = {"min": _least, "max": _largest} | {
-        name: value.included()
-        for name, value in marked.references(function)
-        if isinstance(value, marked.Kernel | marked.Choice)
+        name: value.included() for name, value in marked.references(function) if isinstance(value, marked.Kernel)
     }
     enclosed = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     cells = tuple(types_of_python.CellType(found[name]) if name in found else cell for name, cell in enclosed.items())

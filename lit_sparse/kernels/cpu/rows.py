@@ -197,7 +197,7 @@ def top_of(x: Any, bits: Any, row: Any, y: Any, cell: Any, cell_bits: Any) -> An
     return ordinary
 
 
-@compile_rows()
+@compile_rows(inline="source")
 def gather_above(x: Any, row: Any, top: Any, scale: Any, limit: Any, values: Any, places: Any) -> Any:
     """Collect the scaled scores ``(x - top) * scale`` above ``limit`` and their places; return how many there are.
 
@@ -207,13 +207,13 @@ def gather_above(x: Any, row: Any, top: Any, scale: Any, limit: Any, values: Any
         top: maximum of the row.
         scale: factor of the differences.
         limit: bound of the scaled scores.
-        values: (> d,) receives the scaled scores.
+        values: (> d,) receives the scaled scores; they are computed in its type.
         places: (>= d,) receives their places in the row.
     """
-    factor, bound = x.dtype.type(scale), x.dtype.type(limit)
+    factor, bound = values.dtype.type(scale), values.dtype.type(limit)
     n = 0
     for i in range(x.shape[1]):  # without a branch: what is dropped is overwritten by the next
-        value = (x[row, i] - top) * factor
+        value = values.dtype.type(x[row, i] - top) * factor
         values[n] = value
         places[n] = i
         n += value > bound

@@ -155,21 +155,31 @@ def shape_of(dtype: torch.dtype, width: int, depth: int, eps: float, device: tor
         width: head dimension of keys.
         depth: head dimension of values.
         eps: alpha - 1.
-        device: device of the tensors; on the CPU, Triton's interpreter runs the programs, which multiplies no bfloat16.
+        device: device of the tensors; on the CPU, Triton's interpreter runs the programs.
     """
+    import triton
+
+    block = block_of(dtype, width, depth)
+    precise = torch.get_float32_matmul_precision() == "highest"
+    return {
+        "power": {1.0: "one", 0.5: "two"}.get(eps, "any"),
+        "depth": max(16, triton.next_power_of_2(depth)),
+        **constants_of(block if precise else block._replace(precision="tf32"), dtype, width, device),
+    }
+
+
+def constants_of(block: BlockShape, dtype: torch.dtype, width: int, device: torch.device) -> dict[str, Any]:
+    """Return the compile-time constants that all programs over scores take, for keys of some width, and the number of warps."""
     import triton
     import triton.language as tl
 
-    block = block_of(dtype, width, depth)
     types = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
     return {
-        "power": {1.0: "one", 0.5: "two"}.get(eps, "any"),
         "rows": block.rows,
         "columns": block.columns,
         "width": max(16, triton.next_power_of_2(width)),
-        "depth": max(16, triton.next_power_of_2(depth)),
-        "operand": types[dtype] if device.type == "cuda" else tl.float32,
-        "precision": block.precision if torch.get_float32_matmul_precision() == "highest" else "tf32",
+        "operand": types[dtype] if device.type == "cuda" else tl.float32,  # the interpreter multiplies no bfloat16
+        "precision": block.precision,
         "num_warps": block.warps,
         "num_stages": block.stages,
     }

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_sparse.kernels.gpu.triton_attention import BlockShape, places_of
+from lit_sparse.kernels.gpu.triton_attention import BlockShape, constants_of, places_of
 from lit_sparse.kernels.gpu.triton_rows import launch, runs_on
 
 __all__ = [
@@ -19,7 +19,6 @@ __all__ = [
     "ranges_of",
     "scatter_listed",
     "serves",
-    "shape_of",
     "sum_listed",
 ]
 
@@ -114,26 +113,6 @@ def ranges_of(mask: Tensor, length: int, is_causal: bool) -> tuple[Tensor, bool]
     if is_causal:
         last = torch.minimum(last, torch.arange(1, length + 1, device=mask.device))
     return (torch.stack([first, last], -1) * (some & (first < last)).unsqueeze(-1)).int(), whole
-
-
-def shape_of(scores: Scores) -> dict[str, Any]:
-    """Return the compile-time constants of the programs over scores, and their number of warps."""
-    import triton
-    import triton.language as tl
-
-    query, block = scores.query, _block_of(scores)
-    width, is_gpu = query.shape[2], query.device.type == "cuda"
-    types = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
-    return {
-        "entries": width,
-        "rows": block.rows,
-        "columns": block.columns,
-        "width": WIDE[query.dtype][1] if width > WIDEST else max(16, triton.next_power_of_2(width)),
-        "operand": types[query.dtype] if is_gpu else tl.float32,  # the interpreter multiplies no bfloat16
-        "precision": block.precision,
-        "num_warps": block.warps,
-        "num_stages": block.stages,
-    }
 
 
 def bound_scores(scores: Scores, alpha: Tensor | float, gamma: float) -> Tensor:
@@ -270,6 +249,8 @@ def _launch_over_scores(
 ) -> None:
     """Run a program over scores, whose mask, bias and ranges stand between its other arguments."""
     query, mask, bias, ranges = scores.query, scores.mask, scores.bias, scores.ranges
+    entries = query.shape[2]
+    width = WIDE[query.dtype][1] if entries > WIDEST else entries
     seen = None if mask is None else mask.view(torch.uint8)
     between = [part for given in (seen, bias, ranges) for part in _places_in(given, query)]
     constants |= {
@@ -278,7 +259,8 @@ def _launch_over_scores(
         "ranged": ranges is not None,
         "capped": scores.softcap > 0,
         "causal": scores.is_causal,
-        **shape_of(scores),
+        "entries": entries,
+        **constants_of(_block_of(scores), query.dtype, width, query.device),
     }
     launch(name, (grid,), (*before, *between, *after), **constants)
 

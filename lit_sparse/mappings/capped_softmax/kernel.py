@@ -28,7 +28,7 @@ from lit_sparse.kernels.cpu.rows import (
 from lit_sparse.kernels.cpu.vector_math import exponentials_around, workspace
 from lit_sparse.kernels.gpu import triton_rows
 from lit_sparse.kernels.loops import repeat
-from lit_sparse.kernels.row_kernel import RowKernel
+from lit_sparse.kernels.row_kernel import row_kernel
 
 __all__ = ["capped_product", "map_capped"]
 
@@ -38,25 +38,6 @@ DEEP = 64.0  # range of scores above which float32 loses digits of the small one
 NEAR, FAR = 20.0, 85.0  # how far tau may go from the reference, and where exponents are cut off
 FARTHEST = 1e30  # from the threshold, where a sigmoid is 0 or 1
 ENOUGH = 40.0  # beyond this, a sigmoid differs from its limit by less than rounding
-
-
-def _map_reference(x: Tensor, rho: float | Tensor, gamma: float) -> Tensor:
-    """Bisect for the threshold, relative to the score at which hard caps would end."""
-    rho = torch.as_tensor(rho, dtype=x.dtype, device=x.device)
-    allowed = x != -torch.inf
-    invalid = ~(x < torch.inf).all(-1, keepdim=True) | ~((rho > 0) & (rho < 1))
-    n = allowed.sum(-1, keepdim=True).clamp_min(1)
-    target = rho * n
-    scores = torch.where(allowed, torch.where(invalid, 0.0, x), -torch.inf)
-    ranked = scores.sort(dim=-1, descending=True).values
-    rank = torch.where(invalid, 0.0, target).long().clamp_max(n - 1)
-    z = ((scores - ranked.gather(-1, rank)) / gamma).clamp(-FARTHEST, FARTHEST)
-    # Farther away the sum is right up to rounding.
-    upper = ENOUGH + torch.ones_like(x).sum(-1, keepdim=True).log() - torch.where(invalid, 1.0, rho).log()
-    lower, _ = repeat(_halved, (-upper, upper), (z, allowed, target), REFERENCE_PASSES)
-    y = torch.where(allowed, torch.sigmoid(z - lower), 0.0)
-    y = y / torch.where(allowed.any(-1, keepdim=True), y.sum(-1, keepdim=True), 1.0)
-    return torch.where(allowed & invalid, torch.full_like(y, torch.nan), y)
 
 
 def _halved(lower: Tensor, upper: Tensor, z: Tensor, allowed: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -215,20 +196,30 @@ def map_block(start: Any, stop: Any, out: Any, x: Any, rhos: Any, gamma: Any) ->
         spread_allowed(row, n, places, out)
 
 
-map_capped = RowKernel(
-    "map_capped",
-    "(Tensor x, Tensor rho, float gamma) -> Tensor",
-    map_block,
-    _map_reference,
-    triton_rows.map_capped,
-    seconds=4e-9,
-    parameters=1,
-)
-"""Row kernel ``(x (..., d), rho (..., 1) or a number, gamma) -> y (..., d)``: capped softmax of ``x / gamma``.
+@row_kernel(map_block, triton_rows.map_capped, seconds=4e-9)
+def map_capped(x: Tensor, rho: float | Tensor, gamma: float) -> Tensor:
+    """Return capped softmax of ``x / gamma`` (..., d); rho is (..., 1) or a number.
 
-``-inf`` marks an entry that is not allowed; a row without allowed entries gives zeros, a row with NaN or +inf, or a rho outside
-(0, 1), gives NaN at its allowed entries.
-"""
+    ``-inf`` marks an entry that is not allowed; a row without allowed entries gives zeros, a row with NaN or +inf, or a rho
+    outside (0, 1), gives NaN at its allowed entries.
+
+    This definition bisects for the threshold, relative to the score at which hard caps would end.
+    """
+    rho = torch.as_tensor(rho, dtype=x.dtype, device=x.device)
+    allowed = x != -torch.inf
+    invalid = ~(x < torch.inf).all(-1, keepdim=True) | ~((rho > 0) & (rho < 1))
+    n = allowed.sum(-1, keepdim=True).clamp_min(1)
+    target = rho * n
+    scores = torch.where(allowed, torch.where(invalid, 0.0, x), -torch.inf)
+    ranked = scores.sort(dim=-1, descending=True).values
+    rank = torch.where(invalid, 0.0, target).long().clamp_max(n - 1)
+    z = ((scores - ranked.gather(-1, rank)) / gamma).clamp(-FARTHEST, FARTHEST)
+    # Farther away the sum is right up to rounding.
+    upper = ENOUGH + torch.ones_like(x).sum(-1, keepdim=True).log() - torch.where(invalid, 1.0, rho).log()
+    lower, _ = repeat(_halved, (-upper, upper), (z, allowed, target), REFERENCE_PASSES)
+    y = torch.where(allowed, torch.sigmoid(z - lower), 0.0)
+    y = y / torch.where(allowed.any(-1, keepdim=True), y.sum(-1, keepdim=True), 1.0)
+    return torch.where(allowed & invalid, torch.full_like(y, torch.nan), y)
 
 
 @compile_rows(REDUCTION_FLAGS - {"nnan"})
@@ -285,7 +276,9 @@ def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, x: Any, rhos:
             out[row, i] = c * (v[row, i] - mean) * scale if y[row, i] != zero else zero
 
 
-def _product_reference(v: Tensor, y: Tensor, x: Tensor, rho: float | Tensor, gamma: float) -> Tensor:
+@row_kernel(product_block, triton_rows.capped_product, seconds=0.5e-9)
+def capped_product(v: Tensor, y: Tensor, x: Tensor, rho: float | Tensor, gamma: float) -> Tensor:
+    """Return the product of the Jacobian of capped softmax of x at its result y and v, all (..., d)."""
     rho = torch.as_tensor(rho, dtype=y.dtype, device=y.device)
     support = y != 0
     c = y * (1 - rho * (x != -torch.inf).sum(-1, keepdim=True) * y)
@@ -293,15 +286,3 @@ def _product_reference(v: Tensor, y: Tensor, x: Tensor, rho: float | Tensor, gam
     mass = c.sum(-1, keepdim=True)
     mean = (c * v).sum(-1, keepdim=True) / torch.where(mass == 0, 1.0, mass)
     return torch.where(support, c * (v - mean) / gamma, 0.0)
-
-
-capped_product = RowKernel(
-    "capped_product",
-    "(Tensor v, Tensor y, Tensor x, Tensor rho, float gamma) -> Tensor",
-    product_block,
-    _product_reference,
-    triton_rows.capped_product,
-    seconds=0.5e-9,
-    parameters=1,
-)
-"""Row kernel ``(v, y, x (..., d), rho, gamma) -> (..., d)``: the Jacobian of capped softmax of x at its result y, times v."""

@@ -1,4 +1,4 @@
-"""The rows of the Jacobian of alpha-entmax for 0 < alpha <= 2, compiled.
+"""The rows of the Jacobian of alpha-entmax, compiled.
 
 With ``s = y^(2 - alpha)`` it is ``s (v - sum s v / sum s) / gamma`` on the support of the result y.
 """
@@ -12,8 +12,9 @@ import numpy as np
 from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows, empty
 from lit_sparse.kernels.cpu.vector_math import exponentials, logarithms, workspace
 from lit_sparse.mappings.entmax.forward import FLAT, is_power
+from lit_sparse.mappings.entmax.steep import steep_product
 
-__all__ = ["gather_support", "product_block", "root_product_block"]
+__all__ = ["product_block", "root_product_block"]
 
 
 @compile_rows(REDUCTION_FLAGS - {"nnan"})
@@ -85,33 +86,9 @@ def root_product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, alphas: 
             write_root_product(y, v, row, alpha == 1.25, total / mass, 1.0 / gamma, out)
 
 
-@compile_rows(inline="source")
-def gather_support(v: Any, y: Any, row: Any, places: Any, u: Any, work: Any, out: Any) -> Any:
-    """Collect the nonzero entries of row y in ``work[0]``, with v and places, and return how many; zero the row of ``out``.
-
-    Args:
-        v: (rows, d) directions.
-        y: (rows, d) results of the mapping.
-        row: which row.
-        places: (d,) receives the places of the entries.
-        u: (d,) receives the entries of v there.
-        work: (3, d) workspace, whose first row receives the entries of y.
-        out: (rows, d), of which the row is set to zero.
-    """
-    zero = y.dtype.type(0)
-    n = 0
-    for i in range(y.shape[1]):
-        work[0, n] = y[row, i]
-        u[n] = v[row, i]
-        places[n] = i
-        n += y[row, i] != zero
-        out[row, i] = zero
-    return n
-
-
 @compile_rows()
-def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, alphas: Any, gamma: Any) -> None:
-    """Multiply the rows of ``v`` with alpha <= 2 (not 1.5 or 1.25), among ``start .. stop - 1``, by the Jacobian at ``y``.
+def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, alphas: Any, gamma: Any, steep: Any) -> None:
+    """Multiply rows of ``v``, among ``start .. stop - 1``, by the Jacobian at ``y``: those with alpha not 1.5 or 1.25.
 
     Args:
         start: first row.
@@ -121,18 +98,27 @@ def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, alphas: Any, 
         y: (rows, d) results of the mapping.
         alphas: (rows,) alphas, or (1,) for one that all rows share.
         gamma: strength of the regularizer.
+        steep: None for the rows with alpha <= 2; else those with alpha > 2 are multiplied.
     """
-    d = y.shape[1]
-    places = empty(d, np.int64)
-    u = empty(d, y.dtype)
+    d, zero = y.shape[1], y.dtype.type(0)
+    places, u = empty(d, np.int64), empty(d, y.dtype)
     work, bits = workspace(y, d)
     scale = y.dtype.type(1.0 / gamma)
     for row in range(start, stop):
         alpha = alphas[row if len(alphas) > 1 else 0]
         eps = alpha - 1.0
-        if is_power(alpha) or eps > 1.0:
+        if is_power(alpha) or (eps > 1.0) == (steep is None):
             continue
-        n = gather_support(v, y, row, places, u, work, out)
+        n = 0
+        for i in range(d):  # without a branch: the next overwrites what does not count
+            work[0, n] = y[row, i]
+            u[n] = v[row, i]
+            places[n] = i
+            n += y[row, i] != zero
+            out[row, i] = zero
+        if steep is not None:  # decided when it is compiled
+            steep_product(v, y, row, 1.0 - eps, n, scale, places, u, work, bits, out)
+            continue
         if eps == 1.0:
             for j in range(n):
                 work[0, j] = work[0, j] / work[0, j]

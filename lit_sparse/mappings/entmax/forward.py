@@ -1,4 +1,4 @@
-"""The rows of alpha-entmax for 0 < alpha <= 2, compiled.
+"""The rows of alpha-entmax, compiled.
 
 With ``eps = alpha - 1`` and ``z = (x - max x) / gamma`` the result is ``y = [1 + eps (z - t)]_+^(1 / eps)``. Newton's method
 runs on ``(sum y)^eps = 1``: for 1 < alpha <= 2 its left side is a norm, convex in t and nearly linear; for alpha < 1 it is a
@@ -13,11 +13,21 @@ from typing import Any
 import numpy as np
 
 from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows, empty
-from lit_sparse.kernels.cpu.rows import SIMD_BLOCK, ends_of, next_in_bracket, pad, row_views, top_of, write_invalid
+from lit_sparse.kernels.cpu.rows import (
+    SIMD_BLOCK,
+    ends_of,
+    gather_above,
+    next_in_bracket,
+    pad,
+    row_views,
+    top_of,
+    write_invalid,
+)
 from lit_sparse.kernels.cpu.vector_math import exponentials, logarithms_of_one_plus, workspace
 from lit_sparse.kernels.exact_support import ROUNDING, SMALLEST, add, add_difference, square
+from lit_sparse.mappings.entmax.steep import settle_steep
 
-__all__ = ["FLAT", "gather_scores", "is_power", "map_block", "map_powers_block", "solve", "write_normalized"]
+__all__ = ["FLAT", "is_power", "map_block", "map_powers_block"]
 
 FLAT = 1e-9  # below this size of eps, softmax: the two differ by eps / 2 times the square of a score
 FARTHEST = 1e30  # an eps (z - t) that, for eps < 0, has no weight
@@ -96,62 +106,12 @@ def long_sums(z: Any, work: Any, n: Any, eps: Any, shift: Any) -> Any:
 
 
 @compile_rows(REDUCTION_FLAGS)
-def chunk_fourths(z: Any, shift: Any) -> Any:
-    """Return the sums of m^4 and m^3 over a short chunk, with ``m = [1 + (z - shift) / 4]_+``."""
-    one, quarter, zero = z.dtype.type(1), z.dtype.type(QUARTER), z.dtype.type(0)
-    total, slope = zero, zero
-    for j in range(len(z)):
-        m = one + quarter * (z[j] - shift)
-        m = m if m > zero else zero
-        cube = m * m * m
-        total += cube * m
-        slope += cube
-    return total, slope
-
-
-@compile_rows()
-def long_fourths(z: Any, n: Any, shift: Any) -> Any:
-    """Return the sums of m^4 and m^3 over n entries, with ``m = [1 + (z - shift) / 4]_+``, accumulated in float64 by chunks."""
-    total, slope = 0.0, 0.0
-    for first in range(0, n, CHUNK):
-        last = min(first + CHUNK, n)
-        part, part_slope = chunk_fourths(z[first:last], shift)
-        total += part
-        slope += part_slope
-    return total, slope
-
-
-@compile_rows(REDUCTION_FLAGS)
 def sum_of(work: Any, n: Any) -> Any:
     """Return the sum of the first n entries of ``work[0]``, in float64."""
     total = 0.0
     for j in range(n):
         total += work[0, j]
     return total
-
-
-@compile_rows(inline="source")
-def gather_scores(x: Any, row: Any, top: Any, eps: Any, gamma: Any, z: Any, places: Any) -> Any:
-    """Collect the scaled scores ``(x - top) / gamma`` that may be in the support, and their places; return how many.
-
-    Args:
-        x: (rows, d) scores, -inf where an entry is not allowed.
-        row: which row.
-        top: maximum of the row.
-        eps: alpha - 1.
-        gamma: strength of the regularizer.
-        z: (> d,) receives the scaled scores.
-        places: (>= d,) receives their places in the row.
-    """
-    limit = -1.0 / eps if eps > FLAT else -np.inf
-    factor, bound = z.dtype.type(1.0 / gamma), z.dtype.type(limit)
-    n = 0
-    for i in range(x.shape[1]):
-        value = z.dtype.type(x[row, i] - top) * factor
-        z[n] = value
-        places[n] = i
-        n += value > bound
-    return n
 
 
 @compile_rows(inline="source")
@@ -197,27 +157,32 @@ def write_normalized(row: Any, work: Any, n: Any, padded: Any, places: Any, out:
 
 
 @compile_rows(REDUCTION_FLAGS)
-def chunk_squares(z: Any, shift: Any) -> Any:
-    """Return the sums of m^2 and m, and the number of m > 0, over a short chunk, with ``m = [1 + (z - shift) / 2]_+``."""
+def chunk_powers(z: Any, shift: Any, fourth: Any) -> Any:
+    """Return the sums of m^2 and m, and the number of m > 0, over a short chunk, with ``m = [1 + (z - shift) / 2]_+``.
+
+    If ``fourth`` is not None, they are the sums of m^4 and m^3, uncounted, with ``m = [1 + (z - shift) / 4]_+``.
+    """
     zero = z.dtype.type(0)
     total, slope, count = zero, zero, 0
-    one, half = z.dtype.type(1), z.dtype.type(0.5)
+    one, part = z.dtype.type(1), z.dtype.type(0.5 if fourth is None else QUARTER)
     for j in range(len(z)):
-        m = one + half * (z[j] - shift)
-        count += m > zero
+        m = one + part * (z[j] - shift)
+        if fourth is None:  # decided when it is compiled
+            count += m > zero
         m = m if m > zero else zero
-        total += m * m
-        slope += m
+        power = m if fourth is None else m * m * m
+        total += power * m
+        slope += power
     return total, slope, count
 
 
 @compile_rows()
-def long_squares(z: Any, n: Any, shift: Any) -> Any:
-    """Return the sums of m^2 and m and the number of m > 0 over n entries, with ``m = [1 + (z - shift) / 2]_+``."""
+def long_powers(z: Any, n: Any, shift: Any, fourth: Any) -> Any:
+    """Return the sums and the number of :func:`chunk_powers` over n entries, accumulated in float64 by chunks."""
     total, slope, count = 0.0, 0.0, 0
     for first in range(0, n, CHUNK):
         last = min(first + CHUNK, n)
-        part, part_slope, part_count = chunk_squares(z[first:last], shift)
+        part, part_slope, part_count = chunk_powers(z[first:last], shift, fourth)
         total += part
         slope += part_slope
         count += part_count
@@ -235,7 +200,7 @@ def solve_squares(z: Any, n: Any) -> Any:
     lower, upper = 0.0, 2.0 - 2.0 / math.sqrt(n)
     t, size = 0.5 * upper, 0
     for i in range(PASSES):
-        total, slope, count = long_squares(z, n, z.dtype.type(t))
+        total, slope, count = long_powers(z, n, z.dtype.type(t), None)
         if count == size:
             break
         rest = slope * slope - count * (total - 1.0)
@@ -264,7 +229,7 @@ def solve_fourths(z: Any, n: Any) -> Any:
     lower, upper = 0.0, 4.0 - 4.0 / math.sqrt(math.sqrt(n))
     t = 0.5 * upper
     for i in range(PASSES):
-        total, slope = long_fourths(z, n, z.dtype.type(t))
+        total, slope, _ = long_powers(z, n, z.dtype.type(t), True)
         ahead = t + 4.0 * (total - total / math.sqrt(math.sqrt(total))) / slope
         lower, upper, ahead = next_in_bracket(t, total >= 1.0, lower, upper, ahead, i <= NEWTON_PASSES)
         step, t = abs(ahead - t), ahead
@@ -371,8 +336,8 @@ def map_powers_block(start: Any, stop: Any, out: Any, x: Any, alphas: Any, gamma
 
 
 @compile_rows()
-def map_block(start: Any, stop: Any, out: Any, x: Any, alphas: Any, gamma: Any) -> None:
-    """Write the entmax of those rows ``start .. stop - 1`` of ``x`` whose alpha is <= 2 (not 1.5 or 1.25) to ``out``.
+def map_block(start: Any, stop: Any, out: Any, x: Any, alphas: Any, gamma: Any, like: Any, steep: Any) -> None:
+    """Write the entmax of those rows ``start .. stop - 1`` of ``x`` whose alpha is <= 2 (not 1.5 or 1.25), or > 2, to ``out``.
 
     Args:
         start: first row.
@@ -381,20 +346,25 @@ def map_block(start: Any, stop: Any, out: Any, x: Any, alphas: Any, gamma: Any) 
         x: (rows, d) scores, -inf where an entry is not allowed.
         alphas: (rows,) alphas, or (1,) for one that all rows share.
         gamma: strength of the regularizer.
+        like: array of the type to compute in.
+        steep: None for the rows with alpha <= 2; else those with alpha > 2 are mapped.
     """
     d = x.shape[1] + SIMD_BLOCK
     bits, cell, cell_bits = row_views(x)
-    z, places = empty(d, x.dtype), empty(d, np.int32)
-    work, work_bits = workspace(x, d)
+    z, places = empty(d, like.dtype), empty(d, np.int32)
+    work, work_bits = workspace(z, d)
     for row in range(start, stop):
         alpha = alphas[row if len(alphas) > 1 else 0]
         eps = alpha - 1.0
-        if is_power(alpha) or eps > 1.0 or not top_of(x, bits, row, out, cell, cell_bits):
+        if is_power(alpha) or (eps > 1.0) == (steep is None) or not top_of(x, bits, row, out, cell, cell_bits):
             continue
-        if not eps > -1.0:
+        if not -1.0 < eps < np.inf:
             write_invalid(x, row, out)
             continue
-        n = gather_scores(x, row, cell[0], eps, gamma, z, places)
+        limit = -1.0 / eps if eps > FLAT else -np.inf
+        n = gather_above(x, row, cell[0], 1.0 / gamma, limit, z, places)
         padded = pad(z, n)
-        solve(z, padded, eps, work, work_bits)
+        t = solve(z, padded, eps, work, work_bits)
+        if steep is not None:  # decided when it is compiled
+            settle_steep(z, padded, eps, t, work)
         write_normalized(row, work, n, padded, places, out)

@@ -19,26 +19,63 @@ from lit_sparse.kernels.cpu.compile import compile_rows
 from lit_sparse.kernels.cpu.threads import Array, over_rows
 from lit_sparse.kernels.gpu import triton_rows
 from lit_sparse.kernels.loops import repeat
-from lit_sparse.kernels.row_kernel import RowKernel
+from lit_sparse.kernels.row_kernel import row_kernel
 from lit_sparse.mappings.entmax.backward import product_block, root_product_block
 from lit_sparse.mappings.entmax.forward import is_power, map_block, map_powers_block
-from lit_sparse.mappings.entmax.steep import CEILING_DOUBLE, CEILING_SINGLE, map_steep_block, steep_product_block
+from lit_sparse.mappings.entmax.steep import CEILING_DOUBLE, CEILING_SINGLE
 
-__all__ = ["entmax_jacobian", "entmax_product", "map_entmax", "map_entmax_root"]
+__all__ = ["entmax_product", "map_entmax", "map_entmax_root"]
 
 SECONDS, PRODUCT_SECONDS = 3e-9, 1e-9  # for one element, on one thread
 REFERENCE_PASSES = 60
-# Kinds of alpha: for squares and fourth powers, others up to 2 (or NaN), and above 2. Each has its own functions, so that
-# only what is used is compiled.
-MAPS = (map_powers_block, map_block, map_steep_block)
-PRODUCTS = (root_product_block, product_block, steep_product_block)
+# Kinds of alpha: for squares and fourth powers, others up to 2 (or NaN), and above 2. Each has its own code, so that
+# only what is used is compiled; scores are mapped in float64 where alpha is above 2.
+MAPS = (map_powers_block, map_block, map_block)
+PRODUCTS = (root_product_block, product_block, product_block)
+WIDE = np.empty((1, 1))
 POWERS = (1.5, 1.25)
 ROUNDINGS = 16.0  # of an excess
 KINDS_OF_BITS = ((), (0,), (1,), (0, 1), (2,), (0, 2), (1, 2), (0, 1, 2))
 
 
-def _map_reference(x: Tensor, alpha: float | Tensor, gamma: float) -> Tensor:
-    """Bracket the threshold and bisect, in the scale on which the largest score is 1."""
+@compile_rows()
+def _kind_bits(alphas: Any) -> Any:
+    """Return a number with bit k set if some alpha is of kind k."""
+    bits = 0
+    for i in range(len(alphas)):
+        bits |= 1 if is_power(alphas[i]) else 4 if alphas[i] > 2.0 else 2
+    return bits
+
+
+def _kinds(alphas: Array) -> tuple[int, ...]:
+    """Return the kinds of alpha that there are. The functions of one kind leave out the rows of the others."""
+    if len(alphas) == 1:
+        alpha = alphas.item()
+        return (0,) if alpha in POWERS else (2,) if alpha > 2.0 else (1,)
+    return KINDS_OF_BITS[_kind_bits(alphas)]
+
+
+def _map_cpu(out: Array, x: Array, alphas: Array, gamma: float) -> None:
+    for kind in _kinds(alphas):
+        options = ((), (x, None), (WIDE, True))[kind]
+        over_rows(MAPS[kind], x.shape, SECONDS, out, x, alphas, gamma, *options)
+
+
+def _product_cpu(out: Array, v: Array, y: Array, alphas: Array, gamma: float) -> None:
+    for kind in _kinds(alphas):
+        options = ((), (None,), (True,))[kind]
+        over_rows(PRODUCTS[kind], y.shape, PRODUCT_SECONDS, out, v, y, alphas, gamma, *options)
+
+
+@row_kernel(_map_cpu, triton_rows.map_entmax)
+def map_entmax(x: Tensor, alpha: float | Tensor, gamma: float) -> Tensor:
+    """Return alpha-entmax of ``x / gamma`` (..., d); alpha is (..., 1) or a number.
+
+    ``-inf`` marks an entry that is not allowed; a row without allowed entries gives zeros, a row with NaN or +inf, or an alpha
+    of 0 or less, gives NaN at its allowed entries.
+
+    This definition brackets the threshold and bisects, in the scale on which the largest score is 1.
+    """
     eps = torch.as_tensor(alpha, dtype=x.dtype, device=x.device) - 1
     allowed = x != -torch.inf
     top = x.amax(-1, keepdim=True)
@@ -67,8 +104,16 @@ def _map_reference(x: Tensor, alpha: float | Tensor, gamma: float) -> Tensor:
     return torch.where(allowed & invalid, torch.full_like(y, torch.nan), y)
 
 
-def _map_root_reference(x: Tensor, gamma: float) -> Tensor:
-    """Return the closed form for alpha = 3/2, by sorting (Peters, Niculae & Martins 2019, algorithm 2)."""
+def _map_root_cpu(out: Array, x: Array, gamma: float) -> None:
+    _map_cpu(out, x, np.full(1, 1.5), gamma)
+
+
+@row_kernel(_map_root_cpu)
+def map_entmax_root(x: Tensor, gamma: float) -> Tensor:
+    """Return 1.5-entmax of ``x / gamma`` (..., d).
+
+    This definition has no loop: it is the closed form by sorting (Peters, Niculae & Martins 2019, algorithm 2).
+    """
     allowed = x != -torch.inf
     invalid = ~(x < torch.inf).all(-1, keepdim=True)
     some = allowed.any(-1, keepdim=True)
@@ -86,58 +131,9 @@ def _map_root_reference(x: Tensor, gamma: float) -> Tensor:
     return torch.where(allowed & invalid, torch.full_like(y, torch.nan), y)
 
 
-@compile_rows()
-def _kind_bits(alphas: Any) -> Any:
-    """Return a number with bit k set if some alpha is of kind k."""
-    bits = 0
-    for i in range(len(alphas)):
-        bits |= 1 if is_power(alphas[i]) else 4 if alphas[i] > 2.0 else 2
-    return bits
-
-
-def _kinds(alphas: Array) -> tuple[int, ...]:
-    """Return the kinds of alpha that there are. The functions of one kind leave out the rows of the others."""
-    if len(alphas) == 1:
-        alpha = alphas.item()
-        return (0,) if alpha in POWERS else (2,) if alpha > 2.0 else (1,)
-    return KINDS_OF_BITS[_kind_bits(alphas)]
-
-
-def _map_cpu(out: Array, x: Array, alphas: Array, gamma: float) -> None:
-    for kind in _kinds(alphas):
-        over_rows(MAPS[kind], x.shape, SECONDS, out, x, alphas, gamma)
-
-
-def _product_cpu(out: Array, v: Array, y: Array, alphas: Array, gamma: float) -> None:
-    for kind in _kinds(alphas):
-        over_rows(PRODUCTS[kind], y.shape, PRODUCT_SECONDS, out, v, y, alphas, gamma)
-
-
-map_entmax = RowKernel(
-    "map_entmax",
-    "(Tensor x, Tensor alpha, float gamma) -> Tensor",
-    _map_cpu,
-    _map_reference,
-    triton_rows.map_entmax,
-    parameters=1,
-)
-"""Row kernel ``(x (..., d), alpha (..., 1) or a number, gamma) -> y (..., d)``: alpha-entmax of ``x / gamma``.
-
-``-inf`` marks an entry that is not allowed; a row without allowed entries gives zeros, a row with NaN or +inf, or an alpha
-of 0 or less, gives NaN at its allowed entries.
-"""
-
-
-def _map_root_cpu(out: Array, x: Array, gamma: float) -> None:
-    _map_cpu(out, x, np.full(1, 1.5), gamma)
-
-
-map_entmax_root = RowKernel("map_entmax_root", "(Tensor x, float gamma) -> Tensor", _map_root_cpu, _map_root_reference)
-"""Row kernel ``(x (..., d), gamma) -> y (..., d)``: 1.5-entmax of ``x / gamma``, whose reference has no loop."""
-
-
-def entmax_jacobian(v: Tensor, y: Tensor, alpha: float | Tensor, gamma: float) -> Tensor:
-    """Return the product J v of the Jacobian of alpha-entmax at its result y, in differentiable operations.
+@row_kernel(_product_cpu, triton_rows.entmax_product)
+def entmax_product(v: Tensor, y: Tensor, alpha: float | Tensor, gamma: float) -> Tensor:
+    """Return the product J v of the Jacobian of alpha-entmax at its result y.
 
     It is ``s (v - sum s v / sum s) / gamma`` with ``s = y^(2 - alpha)``. For alpha > 2, where the s of a small y may
     overflow, it is computed as ``(s u - p sum s u) / gamma`` with u = v - v_m and p = s / sum s, m being the place of
@@ -165,14 +161,3 @@ def entmax_jacobian(v: Tensor, y: Tensor, alpha: float | Tensor, gamma: float) -
     v = torch.where(support, v - v.gather(-1, most), 0.0)  # incoming gradients outside the support are ignored
     pull = torch.where(support, s * v, 0.0)
     return torch.where(support, (pull - p * pull.sum(-1, keepdim=True)) / gamma, 0.0).to(v.dtype)
-
-
-entmax_product = RowKernel(
-    "entmax_product",
-    "(Tensor v, Tensor y, Tensor alpha, float gamma) -> Tensor",
-    _product_cpu,
-    entmax_jacobian,
-    triton_rows.entmax_product,
-    parameters=1,
-)
-"""Row kernel ``(v (..., d), y (..., d), alpha, gamma) -> (..., d)``: the Jacobian of alpha-entmax at its result y, times v."""

@@ -1,4 +1,4 @@
-"""The rows of alpha-entmax for alpha > 2, and of its Jacobian, compiled.
+"""What a row of alpha-entmax for alpha > 2, and its Jacobian, needs beyond others, compiled.
 
 There the derivative of y in its argument is unbounded: float32 would not give its own input's result, so scores are mapped in
 float64, and the smallest entries of the support are computed anew.
@@ -10,13 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from lit_sparse.kernels.cpu.compile import compile_rows, empty
-from lit_sparse.kernels.cpu.rows import SIMD_BLOCK, pad, row_views, top_of, write_invalid
-from lit_sparse.kernels.cpu.vector_math import exponentials, logarithms, workspace
-from lit_sparse.mappings.entmax.backward import gather_support
-from lit_sparse.mappings.entmax.forward import gather_scores, solve, write_normalized
+from lit_sparse.kernels.cpu.compile import compile_rows
+from lit_sparse.kernels.cpu.vector_math import exponentials, logarithms
 
-__all__ = ["CEILING_DOUBLE", "CEILING_SINGLE", "map_steep_block", "steep_product_block"]
+__all__ = ["CEILING_DOUBLE", "CEILING_SINGLE", "settle_steep", "steep_product"]
 
 CEILING_SINGLE, CEILING_DOUBLE = 80.0, 600.0  # logarithms of weights in the Jacobian stay below
 UNSURE, STEEP = 1e-10, 1e-4  # rounding of m = 1 + eps (z - t): its sign is unsure below, its root steep below
@@ -47,7 +44,7 @@ def sum_from(z: Any, n: Any, eps: Any, last: Any, least: Any) -> Any:
 
 
 @compile_rows()
-def settle(z: Any, n: Any, eps: Any, t: Any, work: Any) -> None:
+def settle_steep(z: Any, n: Any, eps: Any, t: Any, work: Any) -> None:
     """Recompute the weights y of a row for alpha > 2 if some of them are close to 0, where y is steep in the threshold t.
 
     Relative to the smallest score of the support, instead of the largest score, y is accurate to all digits. A score is
@@ -108,36 +105,6 @@ def settle(z: Any, n: Any, eps: Any, t: Any, work: Any) -> None:
             work[0, j] = (power + eps * (z[j] - last)) ** (1.0 / eps)
 
 
-@compile_rows()
-def map_steep_block(start: Any, stop: Any, out: Any, x: Any, alphas: Any, gamma: Any) -> None:
-    """Write the entmax of those rows ``start .. stop - 1`` of ``x`` whose alpha is above 2 to ``out``.
-
-    Args:
-        start: first row.
-        stop: row after the last one.
-        out: (rows, d) receives the results.
-        x: (rows, d) scores, -inf where an entry is not allowed.
-        alphas: (rows,) alphas, or (1,) for one that all rows share.
-        gamma: strength of the regularizer.
-    """
-    d = x.shape[1] + SIMD_BLOCK
-    bits, cell, cell_bits = row_views(x)
-    z, places = empty(d, np.float64), empty(d, np.int32)
-    work, work_bits = workspace(z, d)
-    for row in range(start, stop):
-        eps = alphas[row if len(alphas) > 1 else 0] - 1.0
-        if not eps > 1.0 or not top_of(x, bits, row, out, cell, cell_bits):
-            continue
-        if eps == np.inf:
-            write_invalid(x, row, out)
-            continue
-        n = gather_scores(x, row, cell[0], eps, gamma, z, places)
-        padded = pad(z, n)
-        t = solve(z, padded, eps, work, work_bits)
-        settle(z, padded, eps, t, work)
-        write_normalized(row, work, n, padded, places, out)
-
-
 @compile_rows(inline="source")
 def steep_product(
     v: Any, y: Any, row: Any, power: Any, n: Any, scale: Any, places: Any, u: Any, work: Any, bits: Any, out: Any
@@ -186,27 +153,3 @@ def steep_product(
     share = y.dtype.type(np.nan if broken else total / mass)
     for j in range(n):
         out[row, places[j]] = (work[0, j] - work[1, j] * share) * scale
-
-
-@compile_rows()
-def steep_product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, alphas: Any, gamma: Any) -> None:
-    """Multiply the rows of ``v`` with alpha > 2, among ``start .. stop - 1``, by the Jacobian of entmax at ``y``.
-
-    Args:
-        start: first row.
-        stop: row after the last one.
-        out: (rows, d) receives the products.
-        v: (rows, d) directions.
-        y: (rows, d) results of the mapping.
-        alphas: (rows,) alphas, or (1,) for one that all rows share.
-        gamma: strength of the regularizer.
-    """
-    d = y.shape[1]
-    places, u = empty(d, np.int64), empty(d, y.dtype)
-    work, bits = workspace(y, d)
-    scale = y.dtype.type(1.0 / gamma)
-    for row in range(start, stop):
-        eps = alphas[row if len(alphas) > 1 else 0] - 1.0
-        if eps > 1.0:
-            n = gather_support(v, y, row, places, u, work, out)
-            steep_product(v, y, row, 1.0 - eps, n, scale, places, u, work, bits, out)

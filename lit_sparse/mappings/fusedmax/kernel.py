@@ -22,7 +22,7 @@ from lit_sparse.kernels.cpu.rows import ends_of, is_broken, plain_top, row_views
 from lit_sparse.kernels.gpu.numba_rows import launch_rows
 from lit_sparse.kernels.groups import group_sums, write_invalid_labels
 from lit_sparse.kernels.loops import repeat_while
-from lit_sparse.kernels.row_kernel import RowKernel
+from lit_sparse.kernels.row_kernel import row_kernel
 from lit_sparse.kernels.simplex import ROUNDINGS, project_sorted
 from lit_sparse.mappings.fusedmax.rows import ROUNDING, WORK_ROWS, fuse_row, gather_near
 from lit_sparse.mappings.fusedmax.support import LANES, find_candidates, fits_lanes, lane_workspace, list_candidates
@@ -30,21 +30,6 @@ from lit_sparse.mappings.fusedmax.support import LANES, find_candidates, fits_la
 __all__ = ["map_fused", "total_variation_prox"]
 
 cuda: Any = None  # in the program for GPUs it is numba.cuda, once that is compiled
-
-
-def _map_reference(x: Tensor, lam: float | Tensor, gamma: float) -> tuple[Tensor, Tensor]:
-    lam = torch.as_tensor(lam, dtype=x.dtype, device=x.device)
-    allowed = x != -torch.inf
-    top = x.amax(-1, keepdim=True)
-    invalid = ~(x < torch.inf).all(-1, keepdim=True) | ~((lam >= 0) & (lam < torch.inf))
-    plain = ~invalid & allowed.any(-1, keepdim=True)
-    z = torch.where(plain & allowed, (x - top) / gamma, torch.zeros_like(x))
-    w, labels = total_variation_prox(z, torch.where(plain, lam, torch.zeros_like(lam)), allowed)
-    roundings = torch.where(plain, ROUNDINGS * (1 + 4 * lam), 0.0)
-    y = project_sorted(torch.where(plain & allowed, w, -torch.inf), 1.0, 0, roundings)
-    y = torch.where(allowed & invalid, torch.full_like(y, torch.nan), y)
-    labels = torch.where((y > 0) & plain, labels, torch.full_like(labels, -1))
-    return y, torch.where(y.isnan(), torch.full_like(labels, 2), labels)
 
 
 def total_variation_prox(z: Tensor, lam: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
@@ -205,18 +190,22 @@ def _map_cuda(x: Tensor, lam: float | Tensor, gamma: float) -> Any:
     return launch_rows(fused_rows, x, lam, (float(gamma),), [((d,), torch.int32), ((WORK_ROWS, 2 * d), torch.float64)])
 
 
-map_fused = RowKernel(
-    "map_fused",
-    "(Tensor x, Tensor lam, float gamma) -> (Tensor, Tensor)",
-    map_block,
-    _map_reference,
-    _map_cuda,
-    seconds=3e-9,
-    parameters=1,
-    auxiliary=(torch.int32,),
-)
-"""Row kernel ``(x (..., d), lam (..., 1) or a number, gamma) -> (y, labels)``: fusedmax of ``x / gamma``, and its runs.
+@row_kernel(map_block, _map_cuda, seconds=3e-9, auxiliary=(torch.int32,))
+def map_fused(x: Tensor, lam: float | Tensor, gamma: float) -> tuple[Tensor, Tensor]:
+    """Return fusedmax of ``x / gamma`` (..., d), and the labels of its runs; lam is (..., 1) or a number.
 
-``-inf`` marks a forbidden entry, which also separates groups. A row without allowed entries gives zeros. A row with NaN or
-+inf, or with a negative lam, gives NaN at its allowed entries.
-"""
+    ``-inf`` marks a forbidden entry, which also separates groups. A row without allowed entries gives zeros. A row with NaN or
+    +inf, or with a negative lam, gives NaN at its allowed entries.
+    """
+    lam = torch.as_tensor(lam, dtype=x.dtype, device=x.device)
+    allowed = x != -torch.inf
+    top = x.amax(-1, keepdim=True)
+    invalid = ~(x < torch.inf).all(-1, keepdim=True) | ~((lam >= 0) & (lam < torch.inf))
+    plain = ~invalid & allowed.any(-1, keepdim=True)
+    z = torch.where(plain & allowed, (x - top) / gamma, torch.zeros_like(x))
+    w, labels = total_variation_prox(z, torch.where(plain, lam, torch.zeros_like(lam)), allowed)
+    roundings = torch.where(plain, ROUNDINGS * (1 + 4 * lam), 0.0)
+    y = project_sorted(torch.where(plain & allowed, w, -torch.inf), 1.0, 0, roundings)
+    y = torch.where(allowed & invalid, torch.full_like(y, torch.nan), y)
+    labels = torch.where((y > 0) & plain, labels, torch.full_like(labels, -1))
+    return y, torch.where(y.isnan(), torch.full_like(labels, 2), labels)

@@ -11,7 +11,7 @@ from typing_extensions import Self, override
 
 from lit_sparse.checks import SHAPE, Learnable, Number, check_parameter, check_positive, ranges
 from lit_sparse.kernels.groups import code_of, group_product, group_sums
-from lit_sparse.kernels.simplex import centered
+from lit_sparse.kernels.simplex import center_on_support
 from lit_sparse.mappings.base import SparseMapping, with_slope
 from lit_sparse.mappings.fusedmax.kernel import map_fused
 from lit_sparse.mappings.row_function import RowFunction
@@ -41,7 +41,7 @@ class _Fusedmax(RowFunction):
         code = torch.where(labels >= 0, code_of(labels), 0).to(y.dtype)
         ids = (labels >> 3).clamp_min(0).long()
         size = group_sums((labels >= 0).to(y.dtype), ids).clamp_min(1)
-        return centered(code / size, y, 1.0)
+        return center_on_support.reference(code / size, y, 1.0)  # type: ignore[no-any-return]
 
 
 def fusedmax(

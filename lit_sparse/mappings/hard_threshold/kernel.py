@@ -11,19 +11,9 @@ from torch import Tensor
 from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows, empty, layout_of
 from lit_sparse.kernels.cpu.rows import choose_largest, ends_of, row_views
 from lit_sparse.kernels.gpu import triton_rows
-from lit_sparse.kernels.row_kernel import RowKernel
+from lit_sparse.kernels.row_kernel import row_kernel
 
 __all__ = ["chosen_product", "threshold_hard"]
-
-
-def _threshold_reference(x: Tensor, k: int, nonneg: bool) -> tuple[Tensor, Tensor]:
-    allowed = x != -torch.inf
-    invalid = ~(x < torch.inf).all(-1, keepdim=True) & allowed
-    size = torch.where(allowed & (x > 0) if nonneg else allowed, x.abs(), -1.0)
-    order = size.argsort(dim=-1, descending=True, stable=True)
-    first = torch.zeros_like(x).scatter(-1, order[..., :k], 1.0)
-    chosen = ((first > 0) & (size >= 0)) | invalid
-    return torch.where(invalid, torch.nan, torch.where(chosen, x, 0.0)), chosen.to(torch.uint8)
 
 
 @compile_rows(REDUCTION_FLAGS)
@@ -85,20 +75,19 @@ def threshold_block(start: Any, stop: Any, out: Any, chosen: Any, x: Any, k: Any
             out[row, i] = x[row, i] if chosen[row, i] else zero
 
 
-threshold_hard = RowKernel(
-    "threshold_hard",
-    "(Tensor x, int k, bool nonneg) -> (Tensor, Tensor)",
-    threshold_block,
-    _threshold_reference,
-    triton_rows.threshold_hard,
-    seconds=1e-9,
-    auxiliary=(torch.uint8,),
-    wide=False,
-)
-"""Row kernel ``(x (..., d), k, nonneg) -> (y, chosen)``: the k largest magnitudes (or positive entries) of a row, others zero.
+@row_kernel(threshold_block, triton_rows.threshold_hard, seconds=1e-9, auxiliary=(torch.uint8,), wide=False)
+def threshold_hard(x: Tensor, k: int, nonneg: bool) -> tuple[Tensor, Tensor]:
+    """Return the k largest magnitudes (or positive entries) of rows x (..., d), others zero, and 1 where an entry was kept.
 
-``chosen`` is 1 where an entry was kept. Ties go to the lowest index; a row with NaN or +inf gives NaN at its allowed entries.
-"""
+    Ties go to the lowest index; a row with NaN or +inf gives NaN at its allowed entries.
+    """
+    allowed = x != -torch.inf
+    invalid = ~(x < torch.inf).all(-1, keepdim=True) & allowed
+    size = torch.where(allowed & (x > 0) if nonneg else allowed, x.abs(), -1.0)
+    order = size.argsort(dim=-1, descending=True, stable=True)
+    first = torch.zeros_like(x).scatter(-1, order[..., :k], 1.0)
+    chosen = ((first > 0) & (size >= 0)) | invalid
+    return torch.where(invalid, torch.nan, torch.where(chosen, x, 0.0)), chosen.to(torch.uint8)
 
 
 @compile_rows()
@@ -120,17 +109,7 @@ def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, chosen: Any) 
             out[row, i] = value if chosen[row, i] else zero
 
 
-def _product_reference(v: Tensor, y: Tensor, chosen: Tensor) -> Tensor:
+@row_kernel(product_block, triton_rows.chosen_product, seconds=0.2e-9, wide=False)
+def chosen_product(v: Tensor, y: Tensor, chosen: Tensor) -> Tensor:
+    """Return the chosen entries of v, NaN where y is, others zero, all (..., d)."""
     return torch.where(chosen != 0, v * torch.where(y.isnan(), torch.nan, 1.0).to(v.dtype), 0.0)
-
-
-chosen_product = RowKernel(
-    "chosen_product",
-    "(Tensor v, Tensor y, Tensor chosen) -> Tensor",
-    product_block,
-    _product_reference,
-    triton_rows.chosen_product,
-    seconds=0.2e-9,
-    wide=False,
-)
-"""Row kernel ``(v, y, chosen (..., d)) -> (..., d)``: the chosen entries of v, NaN where y is, others zero."""

@@ -12,10 +12,10 @@ from torch import Tensor
 from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows, empty
 from lit_sparse.kernels.cpu.rows import unit_of
 from lit_sparse.kernels.gpu import triton_rows
-from lit_sparse.kernels.row_kernel import RowKernel
+from lit_sparse.kernels.row_kernel import row_kernel
 from lit_sparse.mappings.hoyer.kernel import DOWN, TINY, UP
 
-__all__ = ["hoyer_jacobian", "hoyer_product"]
+__all__ = ["hoyer_product"]
 
 LARGEST_SINGLE, LARGEST_DOUBLE = float(np.finfo(np.float32).max), float(np.finfo(np.float64).max)
 
@@ -130,8 +130,11 @@ def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, x: Any, nonne
             out[row, i] = (-value if y[row, i] < zero else value) if y[row, i] != zero else zero
 
 
-def hoyer_jacobian(v: Tensor, y: Tensor, x: Tensor, nonneg: bool) -> Tensor:
-    """Return the product J v of the Jacobian of the Hoyer projection of x at its result y, in differentiable operations.
+@row_kernel(product_block, triton_rows.hoyer_product, seconds=0.6e-9)
+def hoyer_product(v: Tensor, y: Tensor, x: Tensor, nonneg: bool) -> Tensor:
+    """Return the product J v of the Jacobian of the Hoyer projection of x at its result y.
+
+    Zero where the projection chose among equal entries: it is not differentiable there.
 
     Args:
         v: (..., d) directions.
@@ -157,17 +160,3 @@ def hoyer_jacobian(v: Tensor, y: Tensor, x: Tensor, nonneg: bool) -> Tensor:
     w = torch.where(support, sign * v, 0.0)
     w = w - w.sum(-1, keepdim=True) / n - distance * ((distance * w).sum(-1, keepdim=True) / spread)
     return torch.where(support, sign * kappa * w, 0.0)
-
-
-hoyer_product = RowKernel(
-    "hoyer_product",
-    "(Tensor v, Tensor y, Tensor x, bool nonneg) -> Tensor",
-    product_block,
-    hoyer_jacobian,
-    triton_rows.hoyer_product,
-    seconds=0.6e-9,
-)
-"""Row kernel ``(v, y, x (..., d), nonneg) -> (..., d)``: the Jacobian of the Hoyer projection of x at its result y, times v.
-
-Zero where the projection chose among equal entries: it is not differentiable there.
-"""

@@ -17,7 +17,7 @@ from torch import Tensor
 from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, bits_of, compile_rows, empty, layout_of
 from lit_sparse.kernels.cpu.rows import ends_of, gather_allowed, row_views, spread_allowed, unit_of
 from lit_sparse.kernels.gpu import triton_rows
-from lit_sparse.kernels.row_kernel import RowKernel
+from lit_sparse.kernels.row_kernel import row_kernel
 
 __all__ = ["project_hoyer"]
 
@@ -30,50 +30,6 @@ SLACK = 1e-9  # on the square of l1 / l2, against the number of equal largest en
 TINY = 1e-280  # below, float64 runs out of digits
 UP = 2.0**700  # powers of two that bring float64 back from the ends of its range
 DOWN = 2.0**-540
-
-
-def _project_reference(x: Tensor, sparseness: float | Tensor, norm: float | Tensor, nonneg: bool) -> Tensor:
-    """Project by sorting: the support is the first d entries that keep the next one out."""
-    sparseness, norm = (torch.as_tensor(number, dtype=x.dtype, device=x.device) for number in (sparseness, norm))
-    allowed = x != -torch.inf
-    n = allowed.sum(-1, keepdim=True)
-    invalid = ~(x < torch.inf).all(-1, keepdim=True)
-    unit = unit_of(torch.where(allowed & ~invalid, x.abs(), 0.0))
-    a = (x if nonneg else x.abs()) / unit
-    top = torch.where(allowed, a, -torch.inf).amax(-1, keepdim=True)
-    z = torch.where(invalid | (n == 0) | ~allowed, torch.full_like(x, -torch.inf), a - top)
-    z = torch.where(invalid & allowed, 0.0, z)
-    root = n.clamp_min(1).to(x.dtype).sqrt()
-    ratio = torch.minimum((root - sparseness * (root - 1)).clamp_min(1), root)
-    total = norm * ratio
-    order = z.argsort(dim=-1, descending=True, stable=True)
-    ranked = z.gather(-1, order)
-    value = torch.where(ranked == -torch.inf, 0.0, ranked)
-    count = torch.arange(1, x.shape[-1] + 1, device=x.device, dtype=x.dtype)
-    sums, squares = value.cumsum(-1), value.square().cumsum(-1)
-    below = torch.cat([value[..., 1:], value[..., -1:]], -1)
-    excess, energy = sums - count * below, squares - 2 * below * sums + count * below.square()
-    ties = (ranked == 0).sum(-1, keepdim=True)
-    fits = (excess.square() >= ratio.square() * energy) & (count > ratio.square()) & (count > ties)
-    size = torch.where(fits & (count < n), count, torch.inf).amin(-1, keepdim=True)
-    size = torch.minimum(size, n.to(x.dtype))
-    tied = ties >= ratio.square() - SLACK * n
-    few = torch.minimum((ratio.square() - SLACK * n).ceil().clamp_min(1), ties.to(x.dtype))
-    size = torch.where(tied, few, size).clamp_min(1)
-    inside = (count <= size) & (ranked > -torch.inf)
-    mean = torch.where(inside, value, 0.0).sum(-1, keepdim=True) / size
-    centered = torch.where(inside, value - mean, 0.0)
-    # On tied entries any direction is as good; the first is taken.
-    unit = torch.where(count == 1, 1.0, 0.0) - 1 / size
-    centered = torch.where(tied, torch.where(inside, unit, 0.0), centered)
-    spread = centered.square().sum(-1, keepdim=True)
-    rest = (norm * norm - total.square() / size).clamp_min(0)
-    kappa = torch.where(spread > 0, (rest / torch.where(spread > 0, spread, 1.0)).sqrt(), 0.0)
-    p = torch.where(inside, total / size + kappa * centered, 0.0).clamp_min(0)
-    y = torch.zeros_like(x).scatter(-1, order, p)
-    y = y if nonneg else torch.where(x < 0, -y, y)
-    y = torch.where(invalid, torch.full_like(y, torch.nan), y)
-    return torch.where(allowed & (n > 0), y, torch.zeros_like(y))
 
 
 @compile_rows(REDUCTION_FLAGS)
@@ -351,17 +307,52 @@ def project_block(start: Any, stop: Any, out: Any, x: Any, sparsenesses: Any, no
                 out[row, i] = -out[row, i] if x[row, i] < 0 else out[row, i]
 
 
-project_hoyer = RowKernel(
-    "project_hoyer",
-    "(Tensor x, Tensor sparseness, Tensor norm, bool nonneg) -> Tensor",
-    project_block,
-    _project_reference,
-    triton_rows.project_hoyer,
-    seconds=2e-9,
-    parameters=2,
-)
-"""Row kernel ``(x (..., d), sparseness, norm, nonneg) -> y (..., d)``: nearest point of that Hoyer sparseness and l2 norm.
+@row_kernel(project_block, triton_rows.project_hoyer, seconds=2e-9)
+def project_hoyer(x: Tensor, sparseness: float | Tensor, norm: float | Tensor, nonneg: bool) -> Tensor:
+    """Return the points nearest to x (..., d) of a Hoyer sparseness and an l2 norm, which are (..., 1) or numbers.
 
-``-inf`` marks an entry that is not allowed; a row without allowed entries gives zeros, a row with NaN or +inf gives NaN at its
-allowed entries.
-"""
+    ``-inf`` marks an entry that is not allowed; a row without allowed entries gives zeros, a row with NaN or +inf gives NaN at
+    its allowed entries.
+
+    This definition sorts: the support is the first d entries that keep the next one out.
+    """
+    sparseness, norm = (torch.as_tensor(number, dtype=x.dtype, device=x.device) for number in (sparseness, norm))
+    allowed = x != -torch.inf
+    n = allowed.sum(-1, keepdim=True)
+    invalid = ~(x < torch.inf).all(-1, keepdim=True)
+    unit = unit_of(torch.where(allowed & ~invalid, x.abs(), 0.0))
+    a = (x if nonneg else x.abs()) / unit
+    top = torch.where(allowed, a, -torch.inf).amax(-1, keepdim=True)
+    z = torch.where(invalid | (n == 0) | ~allowed, torch.full_like(x, -torch.inf), a - top)
+    z = torch.where(invalid & allowed, 0.0, z)
+    root = n.clamp_min(1).to(x.dtype).sqrt()
+    ratio = torch.minimum((root - sparseness * (root - 1)).clamp_min(1), root)
+    total = norm * ratio
+    order = z.argsort(dim=-1, descending=True, stable=True)
+    ranked = z.gather(-1, order)
+    value = torch.where(ranked == -torch.inf, 0.0, ranked)
+    count = torch.arange(1, x.shape[-1] + 1, device=x.device, dtype=x.dtype)
+    sums, squares = value.cumsum(-1), value.square().cumsum(-1)
+    below = torch.cat([value[..., 1:], value[..., -1:]], -1)
+    excess, energy = sums - count * below, squares - 2 * below * sums + count * below.square()
+    ties = (ranked == 0).sum(-1, keepdim=True)
+    fits = (excess.square() >= ratio.square() * energy) & (count > ratio.square()) & (count > ties)
+    size = torch.where(fits & (count < n), count, torch.inf).amin(-1, keepdim=True)
+    size = torch.minimum(size, n.to(x.dtype))
+    tied = ties >= ratio.square() - SLACK * n
+    few = torch.minimum((ratio.square() - SLACK * n).ceil().clamp_min(1), ties.to(x.dtype))
+    size = torch.where(tied, few, size).clamp_min(1)
+    inside = (count <= size) & (ranked > -torch.inf)
+    mean = torch.where(inside, value, 0.0).sum(-1, keepdim=True) / size
+    centered = torch.where(inside, value - mean, 0.0)
+    # On tied entries any direction is as good; the first is taken.
+    unit = torch.where(count == 1, 1.0, 0.0) - 1 / size
+    centered = torch.where(tied, torch.where(inside, unit, 0.0), centered)
+    spread = centered.square().sum(-1, keepdim=True)
+    rest = (norm * norm - total.square() / size).clamp_min(0)
+    kappa = torch.where(spread > 0, (rest / torch.where(spread > 0, spread, 1.0)).sqrt(), 0.0)
+    p = torch.where(inside, total / size + kappa * centered, 0.0).clamp_min(0)
+    y = torch.zeros_like(x).scatter(-1, order, p)
+    y = y if nonneg else torch.where(x < 0, -y, y)
+    y = torch.where(invalid, torch.full_like(y, torch.nan), y)
+    return torch.where(allowed & (n > 0), y, torch.zeros_like(y))

@@ -14,9 +14,13 @@ from lit_sparse.kernels.cholesky import solve
 from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows, empty, zeros
 from lit_sparse.kernels.cpu.threads import Array, over_rows
 
-__all__ = ["Factors", "Options", "Rows", "solve_graphs"]
+__all__ = ["FIRST", "GROWTH", "LARGEST", "ROUNDING", "SHARE", "Consensus", "Factors", "solve_graphs"]
 
 SECONDS = 1.5e-7  # of one thread for one element of (rows, d, d), about
+#: Penalty of the first round, its growth from one round to the next, and its largest value.
+FIRST, GROWTH, LARGEST = 1.0, 2.0, 1e6
+#: A round ends where the gradient is this share of the residual, the last round where it is a rounding error of that size.
+SHARE, ROUNDING = 0.5, 1e-11
 #: Rows of a workspace of entries: the anchor, and the nearest point; of one of variables.
 ANCHOR, COPY = 0, 1
 POINT, BASE, DIRECTION, GRADIENT = 0, 1, 2, 3
@@ -42,35 +46,18 @@ class Factors(NamedTuple):
     negated: Any
 
 
-class Options(NamedTuple):
-    """Constants of the augmented Lagrangian method; see :mod:`lit_sparse.mappings.lp_sparsemap.solver`.
+class Consensus(NamedTuple):
+    """The LP-SparseMAP solution of a batch of B rows with d variables, E factor entries and P potentials, as arrays or tensors.
 
     Attributes:
-        first: initial penalty.
-        growth: factor by which the penalty grows from round to round.
-        largest: largest penalty.
-        share: size of the gradient, relative to the residual, below which the multipliers are updated.
-        rounding: size of the gradient, relative to the scores, that is a rounding error.
-        goal: residual to reach for scores of size 1.
-        tol: user's tolerance; a residual of a tenth of it is always reached.
-        max_iter: maximum number of evaluations of the factors for a row.
-    """
-
-    first: float
-    growth: float
-    largest: float
-    share: float
-    rounding: float
-    goal: float
-    tol: float
-    max_iter: int
-
-
-class Rows(NamedTuple):
-    """Solutions of a batch of B rows with d variables, E factor entries and P potentials.
-
-    It has the fields of :class:`~lit_sparse.mappings.lp_sparsemap.solver.Consensus` as arrays: ``marginals`` (B, d),
-    ``anchors`` and ``copies`` (B, E), ``penalty``, ``residuals``, ``gaps`` and ``steps`` (B,), and ``counts`` (B, P).
+        marginals: (B, d).
+        anchors: (B, E), points whose nearest points in the factors' convex hulls are the factors' copies of the
+            marginals.
+        penalty: (B,), final penalty.
+        residuals: (B,), largest difference between a variable and a factor's copy of it.
+        gaps: (B,), primal-dual gaps.
+        copies: (B, E), the factors' copies of the marginals.
+        counts: (B, P), expected count of each potential.
     """
 
     marginals: Any
@@ -78,7 +65,6 @@ class Rows(NamedTuple):
     penalty: Any
     residuals: Any
     gaps: Any
-    steps: Any
     copies: Any
     counts: Any
 
@@ -276,9 +262,20 @@ def factorize(matrix: Any) -> None:
 
 
 @compile_rows()
-def solve_rows(start: Any, stop: Any, rows: Any, factors: Any, x: Any, potentials: Any, options: Any, work: Any) -> None:
+def solve_rows(
+    start: Any, stop: Any, rows: Any, factors: Any, x: Any, potentials: Any, goal: Any, tol: Any, max_iter: Any
+) -> None:
     """Solve LP-SparseMAP for rows ``start .. stop - 1`` with finite scores or -inf; see :func:`solve_graphs`."""
-    d = x.shape[1]
+    d, entries = x.shape[1], len(factors.index)
+    work = Work(
+        zeros((4, d), np.float64),
+        zeros((2, entries), np.float64),
+        zeros(entries, np.float64),
+        empty((d, d), np.float64),
+        zeros(entries, np.uint8),
+        zeros(len(factors.pair), np.int64),
+        zeros(potentials.shape[1], np.float64),
+    )
     mu, base = work.variables[POINT], work.variables[BASE]
     direction, gradient = work.variables[DIRECTION], work.variables[GRADIENT]
     for row in range(start, stop):
@@ -289,9 +286,9 @@ def solve_rows(start: Any, stop: Any, rows: Any, factors: Any, x: Any, potential
             if x[row, i] != -np.inf:
                 most = max(most, abs(x[row, i]))
         work.multipliers[:] = 0.0
-        penalty, length, reference, slope = options.first, 1.0, np.inf, 0.0
+        penalty, length, reference, slope = FIRST, 1.0, np.inf, 0.0
         step, residual, finished = 0, 0.0, False
-        while not finished and step < options.max_iter:
+        while not finished and step < max_iter:
             step += 1
             value, residual = evaluate(factors, x[row], potentials[row], penalty, work)
             ahead, steep, largest = 0.0, 0.0, 0.0
@@ -306,17 +303,17 @@ def solve_rows(start: Any, stop: Any, rows: Any, factors: Any, x: Any, potential
             for e in range(len(work.multipliers)):
                 if x[row, factors.index[e]] != -np.inf:
                     largest = max(largest, penalty * abs(work.entries[ANCHOR, e] - work.entries[COPY, e]))
-            exact = steep <= options.rounding * (1.0 + most + largest) * math.sqrt(penalty)
-            enough = min(options.goal * (1.0 + most), 0.1 * options.tol)
+            exact = steep <= ROUNDING * (1.0 + most + largest) * math.sqrt(penalty)
+            enough = min(goal * (1.0 + most), 0.1 * tol)
             finished = exact and residual <= enough
             length = 1.0
             if finished:
                 break
-            if exact or (steep <= options.share * residual and residual > enough):
+            if exact or (steep <= SHARE * residual and residual > enough):
                 for e in range(len(work.multipliers)):
                     if x[row, factors.index[e]] != -np.inf:
                         work.multipliers[e] = penalty * (work.entries[ANCHOR, e] - work.entries[COPY, e])
-                penalty = min(penalty * options.growth, options.largest)
+                penalty = min(penalty * GROWTH, LARGEST)
                 reference, slope = np.inf, 0.0
                 for i in range(d):
                     base[i], direction[i] = mu[i], 0.0
@@ -343,43 +340,22 @@ def solve_rows(start: Any, stop: Any, rows: Any, factors: Any, x: Any, potential
             rows.marginals[row, i] = mu[i]
         for p in range(len(work.counts)):
             rows.counts[row, p] = work.counts[p]
-        rows.penalty[row], rows.residuals[row], rows.gaps[row], rows.steps[row] = penalty, residual, abs(gap), step
+        rows.penalty[row], rows.residuals[row], rows.gaps[row] = penalty, residual, abs(gap)
 
 
-def _solve_part(start: int, stop: int, rows: Rows, factors: Factors, x: Array, potentials: Array, options: Options) -> None:
-    d, entries, pairs = x.shape[1], len(factors.index), potentials.shape[1]
-    work = Work(
-        zeros((4, d), np.float64),
-        zeros((2, entries), np.float64),
-        zeros(entries, np.float64),
-        empty((d, d), np.float64),
-        zeros(entries, np.uint8),
-        zeros(len(factors.pair), np.int64),
-        zeros(pairs, np.float64),
-    )
-    solve_rows(start, stop, rows, factors, x, potentials, options, work)
-
-
-def solve_graphs(factors: Factors, x: Array, potentials: Array, options: Options) -> Rows:
+def solve_graphs(factors: Factors, x: Array, potentials: Array, goal: float, tol: float, max_iter: int) -> Consensus:
     """Solve LP-SparseMAP for a batch on the CPU, with as many threads as torch uses.
 
     Args:
         factors: limits on the number of ones, and pairs.
         x: float64 (B, d), finite, or -inf where a variable is 0.
         potentials: float64 (B, P), finite, one for each pair.
-        options: constants of the method.
+        goal: residual to reach for scores of size 1.
+        tol: user's tolerance; a residual of a tenth of it is always reached.
+        max_iter: maximum number of evaluations of the factors for a row.
     """
-    size, d = x.shape
-    entries = len(factors.index)
-    rows = Rows(
-        empty((size, d), np.float64),
-        empty((size, entries), np.float64),
-        empty(size, np.float64),
-        empty(size, np.float64),
-        empty(size, np.float64),
-        empty(size, np.int64),
-        empty((size, entries), np.float64),
-        empty((size, potentials.shape[1]), np.float64),
-    )
-    over_rows(_solve_part, (size, d), SECONDS * d, rows, factors, x, potentials, options)
+    size, entries = len(x), (len(x), len(factors.index))
+    shapes = (x.shape, entries, size, size, size, entries, potentials.shape)
+    rows = Consensus(*[empty(shape, np.float64) for shape in shapes])
+    over_rows(solve_rows, x.shape, SECONDS * x.shape[1], rows, factors, x, potentials, goal, tol, max_iter)
     return rows

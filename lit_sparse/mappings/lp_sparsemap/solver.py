@@ -8,42 +8,13 @@ import torch
 from torch import Tensor
 
 from lit_sparse.ground.torch_internals import on_values
-from lit_sparse.mappings.lp_sparsemap.kernel import Options, solve_graphs
+from lit_sparse.mappings.lp_sparsemap.kernel import FIRST, GROWTH, LARGEST, ROUNDING, SHARE, Consensus, solve_graphs
 from lit_sparse.mappings.lp_sparsemap.local import Local
 
-__all__ = ["Consensus", "contradicts", "solve_graph"]
+__all__ = ["contradicts", "solve_graph"]
 
-#: Penalty of the first round, its growth from one round to the next, and its largest value.
-FIRST, GROWTH, LARGEST = 1.0, 2.0, 1e6
-#: A round ends where the gradient is this share of the residual, the last round where it is a rounding error of that size.
-SHARE, ROUNDING = 0.5, 1e-11
 #: After so many steps it is asked whether the factors contradict one another.
 CHECK = 40
-
-
-class Consensus(NamedTuple):
-    """The LP-SparseMAP solution of a batch.
-
-    Attributes:
-        marginals: (B, d).
-        anchors: (B, E), points whose nearest points in the factors' convex hulls are the factors' copies of the
-            marginals.
-        penalty: (B,), final penalty.
-        residuals: (B,), largest difference between a variable and a factor's copy of it.
-        gaps: (B,), primal-dual gaps.
-        steps: int64 (B,), how often the factors were evaluated.
-        copies: (B, E), the factors' copies of the marginals.
-        counts: (B, P), expected count of each potential.
-    """
-
-    marginals: Tensor
-    anchors: Tensor
-    penalty: Tensor
-    residuals: Tensor
-    gaps: Tensor
-    steps: Tensor
-    copies: Tensor
-    counts: Tensor
 
 
 class _State(NamedTuple):
@@ -86,27 +57,27 @@ def solve_graph(local: Local, x: Tensor, potentials: Tensor, max_iter: int, goal
     Problems, arXiv:1607.05428, for the method; Niculae & Martins (2020), arXiv:2001.04437, for the problem.
     """
     if x.is_cpu and local.packed is not None:
-        options = Options(FIRST, GROWTH, LARGEST, SHARE, ROUNDING, goal, tol, max_iter)
-        rows = solve_graphs(local.packed, x.contiguous().numpy(), potentials.contiguous().numpy(), options)
+        scores, links = x.contiguous().numpy(), potentials.contiguous().numpy()
+        rows = solve_graphs(local.packed, scores, links, goal, tol, max_iter)
         return Consensus(*[torch.from_numpy(array) for array in rows])
     size, entries = len(x), len(local.index)
     numbers = torch.arange(size, device=x.device)
     zeros, ones = x.new_zeros(size), x.new_ones(size)
     start = torch.where(x == -torch.inf, 0.0, x).clamp(0.0, 1.0)
     still, multipliers = torch.zeros_like(start), x.new_zeros(size, entries)
-    empty = (start, multipliers, ones, zeros, zeros, torch.zeros_like(numbers), multipliers, potentials)
+    empty = (start, multipliers, ones, zeros, zeros, multipliers, potentials)
     result = Consensus(*[part.clone() for part in empty])
     state = _State(numbers, x, potentials, multipliers, FIRST * ones, start, still, ones, ones * torch.inf, zeros)
     for step in range(1, max_iter + 1):
         if not len(state.row):
             break
-        state = _advance(local, state, result, step, goal, tol)
+        state = _advance(local, state, result, goal, tol)
         if step % CHECK == 0 and bool(contradicts(local, result, x != -torch.inf).any()):
             break  # an error follows
     return result
 
 
-def _advance(local: Local, state: _State, result: Consensus, step: int, goal: float, tol: float) -> _State:
+def _advance(local: Local, state: _State, result: Consensus, goal: float, tol: float) -> _State:
     """Evaluate the factors once; then shorten the last step, or take a new one, or begin a new round, or finish."""
     allowed = state.x != -torch.inf
     x, open_ = torch.where(allowed, state.x, 0.0), local.gather(allowed)
@@ -132,7 +103,7 @@ def _advance(local: Local, state: _State, result: Consensus, step: int, goal: fl
     settled = exact | (accepted & (steep <= SHARE * residual) & apart)
     finished = exact & ~apart
     gap = (multipliers * differences).sum(-1).abs()
-    ended = (point, anchors, state.penalty, residual, gap, torch.full_like(state.row, step), faces.points, faces.counts)
+    ended = (point, anchors, state.penalty, residual, gap, faces.points, faces.counts)
     for kept, new in zip(result, ended, strict=True):
         kept[state.row] = new
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from lit_sparse.kernels.cpu.compile import compile_rows, empty
 from lit_sparse.kernels.cpu.rows import next_in_bracket, row_views, top_of, write_invalid
 from lit_sparse.kernels.loops import repeat
-from lit_sparse.kernels.row_kernel import RowKernel
+from lit_sparse.kernels.row_kernel import row_kernel
 from lit_sparse.mappings.entmax.steep import CEILING_DOUBLE, CEILING_SINGLE
 
 __all__ = ["map_norm", "norm_product", "norm_weights"]
@@ -28,35 +28,6 @@ LAST_BITS = 4e-16  # of a root
 ROUNDINGS = 16.0  # of an m that is zero
 EPS = float(np.finfo(np.float64).eps)
 UNSURE, STEEP = 1e-10, 1e-4  # rounding of m = z - tau: its sign is unsure below, its root steep below
-
-
-def _map_reference(x: Tensor, alpha: float | Tensor, gamma: float) -> Tensor:
-    """Bisect for the threshold."""
-    alpha = torch.as_tensor(alpha, dtype=x.dtype, device=x.device)
-    allowed = x != -torch.inf
-    top = x.amax(-1, keepdim=True)
-    good = (alpha > 1) & (alpha < torch.inf)
-    invalid = ~(x < torch.inf).all(-1, keepdim=True) | ~good
-    z = torch.where(invalid | ~allowed.any(-1, keepdim=True), torch.zeros_like(x), (x - top) / gamma)
-    r = 1 / (torch.where(good, alpha, 2.0) - 1)
-
-    def powers(tau: Tensor, z: Tensor, allowed: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
-        m = torch.where(allowed, z - tau, 0.0).clamp_min(0)
-        return m, torch.where(m > 0, m, 1.0).pow(r) * (m > 0)
-
-    def halved(lower: Tensor, upper: Tensor, *constants: Tensor) -> tuple[Tensor, Tensor]:
-        middle = 0.5 * (lower + upper)
-        m, u = powers(middle, *constants)
-        above = (u * m).sum(-1, keepdim=True) >= 1
-        return torch.where(above, middle, lower), torch.where(above, upper, middle)
-
-    size = torch.ones_like(x).sum(-1, keepdim=True)
-    bounds = torch.full_like(top, -1.0), -(size ** (-1 / (1 + r)))
-    lower, _ = repeat(halved, (bounds[0], bounds[1] + torch.zeros_like(top)), (z, allowed, r), REFERENCE_PASSES)
-    m, u = powers(lower, z, allowed, r)
-    u = torch.where(m > ROUNDINGS * torch.finfo(x.dtype).eps, u, 0.0)
-    y = u / torch.where(allowed.any(-1, keepdim=True), u.sum(-1, keepdim=True), 1.0)
-    return torch.where(allowed & invalid, torch.full_like(y, torch.nan), y)
 
 
 @compile_rows()
@@ -195,14 +166,40 @@ def map_block(start: Any, stop: Any, out: Any, x: Any, alphas: Any, gamma: Any) 
             out[row, places[j]] = z[j] / total
 
 
-map_norm = RowKernel(
-    "map_norm", "(Tensor x, Tensor alpha, float gamma) -> Tensor", map_block, _map_reference, seconds=30e-9, parameters=1
-)
-"""Row kernel ``(x (..., d), alpha (..., 1) or a number, gamma) -> y (..., d)``: norm-max of ``x / gamma``.
+@row_kernel(map_block, seconds=30e-9)
+def map_norm(x: Tensor, alpha: float | Tensor, gamma: float) -> Tensor:
+    """Return norm-max of ``x / gamma`` (..., d); alpha is (..., 1) or a number.
 
-``-inf`` marks an entry that is not allowed; a row without allowed entries gives zeros, a row with NaN or +inf, or an alpha that
-is not above 1, gives NaN at its allowed entries.
-"""
+    ``-inf`` marks an entry that is not allowed; a row without allowed entries gives zeros, a row with NaN or +inf, or an alpha
+    that is not above 1, gives NaN at its allowed entries.
+
+    This definition bisects for the threshold.
+    """
+    alpha = torch.as_tensor(alpha, dtype=x.dtype, device=x.device)
+    allowed = x != -torch.inf
+    top = x.amax(-1, keepdim=True)
+    good = (alpha > 1) & (alpha < torch.inf)
+    invalid = ~(x < torch.inf).all(-1, keepdim=True) | ~good
+    z = torch.where(invalid | ~allowed.any(-1, keepdim=True), torch.zeros_like(x), (x - top) / gamma)
+    r = 1 / (torch.where(good, alpha, 2.0) - 1)
+
+    def powers(tau: Tensor, z: Tensor, allowed: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+        m = torch.where(allowed, z - tau, 0.0).clamp_min(0)
+        return m, torch.where(m > 0, m, 1.0).pow(r) * (m > 0)
+
+    def halved(lower: Tensor, upper: Tensor, *constants: Tensor) -> tuple[Tensor, Tensor]:
+        middle = 0.5 * (lower + upper)
+        m, u = powers(middle, *constants)
+        above = (u * m).sum(-1, keepdim=True) >= 1
+        return torch.where(above, middle, lower), torch.where(above, upper, middle)
+
+    size = torch.ones_like(x).sum(-1, keepdim=True)
+    bounds = torch.full_like(top, -1.0), -(size ** (-1 / (1 + r)))
+    lower, _ = repeat(halved, (bounds[0], bounds[1] + torch.zeros_like(top)), (z, allowed, r), REFERENCE_PASSES)
+    m, u = powers(lower, z, allowed, r)
+    u = torch.where(m > ROUNDINGS * torch.finfo(x.dtype).eps, u, 0.0)
+    y = u / torch.where(allowed.any(-1, keepdim=True), u.sum(-1, keepdim=True), 1.0)
+    return torch.where(allowed & invalid, torch.full_like(y, torch.nan), y)
 
 
 @compile_rows()
@@ -257,8 +254,12 @@ def norm_weights(y: Tensor, alpha: float | Tensor) -> tuple[Tensor, Tensor, Tens
     return norm, p, torch.where(support, torch.exp(((2 - alpha) * p.log()).clamp_max(ceiling)), 0.0)
 
 
-def _product_reference(v: Tensor, y: Tensor, alpha: float | Tensor, gamma: float) -> Tensor:
-    """Return ``||y|| (s (v - <y, v>) - y <s, v - <y, v>>) / ((alpha - 1) gamma)`` with ``s = (y / ||y||)^(2 - alpha)``."""
+@row_kernel(product_block, seconds=10e-9)
+def norm_product(v: Tensor, y: Tensor, alpha: float | Tensor, gamma: float) -> Tensor:
+    """Return the product of the Jacobian of norm-max at its result y and v, both (..., d).
+
+    It is ``||y|| (s (v - <y, v>) - y <s, v - <y, v>>) / ((alpha - 1) gamma)`` with ``s = (y / ||y||)^(2 - alpha)``.
+    """
     alpha = torch.as_tensor(alpha, dtype=y.dtype, device=y.device)
     support = y != 0
     norm, _, s = norm_weights(y, alpha)
@@ -266,14 +267,3 @@ def _product_reference(v: Tensor, y: Tensor, alpha: float | Tensor, gamma: float
     v = torch.where(support, v - (y * v).sum(-1, keepdim=True), 0.0)
     pull = (s * v).sum(-1, keepdim=True)
     return torch.where(support, norm * (s * v - y * pull) / ((alpha - 1) * gamma), 0.0)
-
-
-norm_product = RowKernel(
-    "norm_product",
-    "(Tensor v, Tensor y, Tensor alpha, float gamma) -> Tensor",
-    product_block,
-    _product_reference,
-    seconds=10e-9,
-    parameters=1,
-)
-"""Row kernel ``(v (..., d), y (..., d), alpha, gamma) -> (..., d)``: the Jacobian of norm-max at its result y, times v."""

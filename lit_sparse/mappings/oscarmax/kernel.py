@@ -36,7 +36,7 @@ from lit_sparse.kernels.isotonic import (
     pool_sorted,
     sort_decreasing,
 )
-from lit_sparse.kernels.row_kernel import RowKernel
+from lit_sparse.kernels.row_kernel import row_kernel
 from lit_sparse.kernels.simplex import ROUNDINGS, project_sorted
 
 __all__ = ["map_oscar"]
@@ -50,42 +50,6 @@ EPS_DOUBLE = float(np.finfo(np.float64).eps)
 LOWEST_SINGLE, LOWEST_DOUBLE = float(np.finfo(np.float32).min), float(np.finfo(np.float64).min)
 NEAR = 1e-9  # of the scale of the row: what is as near to the threshold is decided without rounding
 HUGE, SCALE = 1e290, 2.0**-600
-
-
-def _map_reference(x: Tensor, lam: float | Tensor, gamma: float, exact: bool) -> tuple[Tensor, Tensor]:
-    lam = torch.as_tensor(lam, dtype=x.dtype, device=x.device)
-    allowed = x != -torch.inf
-    n = allowed.sum(-1, keepdim=True)
-    top = x.amax(-1, keepdim=True)
-    invalid = ~(x < torch.inf).all(-1, keepdim=True) | ~((lam >= 0) & (lam < torch.inf))
-    plain = ~invalid & (n > 0)
-    use = plain & allowed
-    scale = torch.ones_like(top)
-    if not exact:  # sums of the largest numbers would be infinite: all is computed at this scale
-        scale = 1 / unit_of(torch.where(use, x.abs() / gamma, 0.0)).clamp_min(1)
-        lam = lam * scale
-    z = torch.where(use, ((x - top) if exact else x.abs() * scale) / gamma, 0.0)
-    order = torch.where(use, z, -torch.inf).argsort(dim=-1, descending=True, stable=True)
-    ranked = z.gather(-1, order)
-    rank = torch.arange(1, x.shape[-1] + 1, device=x.device)
-    # Forbidden entries come last, each lower than the previous one, so they are not pooled.
-    behind = ranked.amin(-1, keepdim=True) - lam * n - rank
-    a = torch.where(rank <= n, ranked - lam * (n - rank), behind)
-    tied = (lam > 0) & (ranked[..., 1:] == ranked[..., :-1]) & (rank[1:] <= n)
-    w, ids = isotonic_blocks(a, tied)
-    w = torch.zeros_like(x).scatter(-1, order, w)
-    ids = torch.zeros_like(order).scatter(-1, order, ids)
-    roundings = torch.where(plain, ROUNDINGS * (1 + lam * n), 0.0)
-    if exact:
-        y = project_sorted(torch.where(use, w, -torch.inf), 1.0, 0, roundings)
-        labels = torch.where((y > 0) & use, (ids << 3) | 2, -1)
-    else:
-        w = w.clamp_min(0)
-        negative = x < 0
-        roundings = roundings / scale + ROUNDINGS * w.amax(-1, keepdim=True) / scale
-        y = project_sorted(torch.where(use, torch.where(negative, -w, w), -torch.inf), scale, 0, roundings)
-        labels = torch.where((w > 0) & use, (ids << 3) | torch.where(negative, 1, 3), -1)
-    return torch.where(allowed & invalid, torch.nan, y).to(x.dtype), torch.where(allowed & invalid, 2, labels).to(torch.int32)
 
 
 @compile_rows()
@@ -376,18 +340,44 @@ def _map_cuda(x: Tensor, lam: float | Tensor, gamma: float, exact: bool) -> Any:
     return launch_rows(oscar_rows, x, lam, (float(gamma), bool(exact)), shapes)
 
 
-map_oscar = RowKernel(
-    "map_oscar",
-    "(Tensor x, Tensor lam, float gamma, bool exact) -> (Tensor, Tensor)",
-    _map_cpu,
-    _map_reference,
-    _map_cuda,
-    parameters=1,
-    auxiliary=(torch.int32,),
-)
-"""Row kernel ``(x (..., d), lam (..., 1) or a number, gamma, exact) -> (y, labels)``: oscarmax of ``x / gamma``, and groups.
+@row_kernel(_map_cpu, _map_cuda, auxiliary=(torch.int32,))
+def map_oscar(x: Tensor, lam: float | Tensor, gamma: float, exact: bool) -> tuple[Tensor, Tensor]:
+    """Return oscarmax of ``x / gamma`` (..., d), and the labels of its groups; lam is (..., 1) or a number.
 
-With ``exact=False`` it is the published composition, with the labels of its first step. ``-inf`` marks a forbidden
-entry. A row without allowed entries gives zeros. A row with NaN or +inf, or with a negative lam, gives NaN at its allowed
-entries.
-"""
+    With ``exact=False`` it is the published composition, with the labels of its first step. ``-inf`` marks a forbidden
+    entry. A row without allowed entries gives zeros. A row with NaN or +inf, or with a negative lam, gives NaN at its allowed
+    entries.
+    """
+    lam = torch.as_tensor(lam, dtype=x.dtype, device=x.device)
+    allowed = x != -torch.inf
+    n = allowed.sum(-1, keepdim=True)
+    top = x.amax(-1, keepdim=True)
+    invalid = ~(x < torch.inf).all(-1, keepdim=True) | ~((lam >= 0) & (lam < torch.inf))
+    plain = ~invalid & (n > 0)
+    use = plain & allowed
+    scale = torch.ones_like(top)
+    if not exact:  # sums of the largest numbers would be infinite: all is computed at this scale
+        scale = 1 / unit_of(torch.where(use, x.abs() / gamma, 0.0)).clamp_min(1)
+        lam = lam * scale
+    z = torch.where(use, ((x - top) if exact else x.abs() * scale) / gamma, 0.0)
+    order = torch.where(use, z, -torch.inf).argsort(dim=-1, descending=True, stable=True)
+    ranked = z.gather(-1, order)
+    rank = torch.arange(1, x.shape[-1] + 1, device=x.device)
+    # Forbidden entries come last, each lower than the previous one, so they are not pooled.
+    behind = ranked.amin(-1, keepdim=True) - lam * n - rank
+    a = torch.where(rank <= n, ranked - lam * (n - rank), behind)
+    tied = (lam > 0) & (ranked[..., 1:] == ranked[..., :-1]) & (rank[1:] <= n)
+    w, ids = isotonic_blocks(a, tied)
+    w = torch.zeros_like(x).scatter(-1, order, w)
+    ids = torch.zeros_like(order).scatter(-1, order, ids)
+    roundings = torch.where(plain, ROUNDINGS * (1 + lam * n), 0.0)
+    if exact:
+        y = project_sorted(torch.where(use, w, -torch.inf), 1.0, 0, roundings)
+        labels = torch.where((y > 0) & use, (ids << 3) | 2, -1)
+    else:
+        w = w.clamp_min(0)
+        negative = x < 0
+        roundings = roundings / scale + ROUNDINGS * w.amax(-1, keepdim=True) / scale
+        y = project_sorted(torch.where(use, torch.where(negative, -w, w), -torch.inf), scale, 0, roundings)
+        labels = torch.where((w > 0) & use, (ids << 3) | torch.where(negative, 1, 3), -1)
+    return torch.where(allowed & invalid, torch.nan, y).to(x.dtype), torch.where(allowed & invalid, 2, labels).to(torch.int32)

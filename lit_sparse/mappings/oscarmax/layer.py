@@ -11,7 +11,7 @@ from typing_extensions import Self
 from lit_sparse.checks import Number, check_number, check_positive, ranges
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.kernels.groups import average_groups, group_product
-from lit_sparse.kernels.simplex import centered
+from lit_sparse.kernels.simplex import center_on_support
 from lit_sparse.mappings.base import SparseMapping
 from lit_sparse.mappings.oscarmax.kernel import map_oscar
 from lit_sparse.mappings.row_function import RowFunction
@@ -39,7 +39,7 @@ class _Oscarmax(RowFunction):
     @classmethod
     def jvp(cls, v: Tensor, y: Tensor, *args: Any) -> Tensor:
         labels, gamma, signed = cls.product_arguments(*args)
-        return centered(average_groups(v, labels, signed), y, gamma)
+        return center_on_support.reference(average_groups(v, labels, signed), y, gamma)  # type: ignore[no-any-return]
 
     @classmethod
     def vjp(cls, v: Tensor, y: Tensor, *args: Any) -> Tensor:

@@ -24,57 +24,15 @@ from lit_sparse.kernels.cpu.rows import highest_like, row_views, top_of
 from lit_sparse.kernels.groups import group_sums
 from lit_sparse.kernels.isotonic import KEYS, MEANS, ORDER, SPARE, STARTS, SUMS, sort_decreasing
 from lit_sparse.kernels.loops import repeat_while
-from lit_sparse.kernels.row_kernel import RowKernel
+from lit_sparse.kernels.row_kernel import row_kernel
 
-__all__ = ["rank_jacobian", "rank_product", "rank_softly", "sort_jacobian", "sort_product", "sort_softly"]
+__all__ = ["rank_product", "rank_softly", "sort_jacobian", "sort_product", "sort_softly"]
 
 OUTSIDE, BROKEN = -1, -2
 LOWEST = float(np.finfo(np.float64).min)
 ROWS = 4  # of either workspace
 S, W = KEYS, SPARE  # rows of the float workspace once it is sorted
 OF_S, OF_W = SUMS, MEANS  # rows of what a block's mean or logsumexp is above its first entry
-
-
-def _rank_reference(x: Tensor, gamma: float, entropic: bool) -> tuple[Tensor, Tensor]:
-    top = x.amax(-1, keepdim=True)
-    keys = torch.maximum((x - torch.where(top.isfinite(), top, 0.0)) / gamma, -highest_like(top))
-    broken, use, order, s = _sorted(x, keys)
-    place = torch.arange(x.shape[-1], device=x.device)
-    n = use.sum(-1, keepdim=True)
-    inside = place < n
-    rank = torch.where(inside, n - place, 1).to(x.dtype)
-    ids, first = _blocks(s, rank.log() if entropic else rank, inside, entropic)
-    step = s - s.gather(-1, first)
-    if entropic:
-        y = step.exp() * (group_sums(rank, ids) / group_sums(step.exp(), ids))
-    else:
-        size = group_sums(torch.ones_like(s), ids)
-        y = group_sums(rank, ids) / size + (step - group_sums(step, ids) / size)
-    y = torch.zeros_like(x).scatter(-1, order, torch.where(inside, y, 0.0))
-    labels = torch.zeros_like(order).scatter(-1, order, torch.where(inside, order.gather(-1, first), OUTSIDE))
-    return torch.where(broken, torch.nan, y), torch.where(broken, BROKEN, labels).to(torch.int32)
-
-
-def _sort_reference(x: Tensor, strength: float | Tensor, entropic: bool) -> tuple[Tensor, Tensor, Tensor]:
-    strength = torch.as_tensor(strength, dtype=x.dtype, device=x.device)
-    broken, use, order, w = _sorted(x, -x)
-    place = torch.arange(x.shape[-1], device=x.device).expand_as(order)
-    inside = place < use.sum(-1, keepdim=True)
-    s = -place / strength
-    ids, first = _blocks(s, w, inside, entropic)
-    step, back = w - w.gather(-1, first), s - s.gather(-1, first)
-    if entropic:
-        y = group_sums(back.exp(), ids).log() - group_sums(step.exp(), ids).log() - back
-    else:
-        y = (group_sums(back, ids) - group_sums(step, ids)) / group_sums(torch.ones_like(s), ids) - back
-    y = y - w.gather(-1, first)
-    slots = (~use).to(torch.int32).argsort(dim=-1, stable=True)
-    y = torch.zeros_like(x).scatter(-1, slots, torch.where(inside, y, 0.0))
-    sources, labels = (
-        torch.where(broken, rest, torch.zeros_like(order).scatter(-1, slots, torch.where(inside, part, OUTSIDE)))
-        for part, rest in ((order, place), (order.gather(-1, first), BROKEN))
-    )
-    return torch.where(broken, torch.nan, y), sources.to(torch.int32), labels.to(torch.int32)
 
 
 def _blocks(s: Tensor, w: Tensor, inside: Tensor, entropic: bool) -> tuple[Tensor, Tensor]:
@@ -238,34 +196,58 @@ def sort_block(start: Any, stop: Any, out: Any, order: Any, labels: Any, x: Any,
                 order[row, slot], labels[row, slot] = ints[ORDER, i], ints[ORDER, first]
 
 
-rank_softly = RowKernel(
-    "rank_softly",
-    "(Tensor x, float gamma, bool entropic) -> (Tensor, Tensor)",
-    rank_block,
-    _rank_reference,
-    seconds=40e-9,
-    auxiliary=(torch.int32,),
-)
-"""Row kernel ``(x (..., d), gamma, entropic) -> (y, labels)``: soft ranks of ``x / gamma``, and their blocks.
+@row_kernel(rank_block, seconds=40e-9, auxiliary=(torch.int32,))
+def rank_softly(x: Tensor, gamma: float, entropic: bool) -> tuple[Tensor, Tensor]:
+    """Return the soft ranks of ``x / gamma`` (..., d), and their blocks.
 
-The smallest has rank 1. ``-inf`` marks an entry that is not allowed and gets 0; a row with NaN or +inf gives NaN at its allowed
-entries.
-"""
+    The smallest has rank 1. ``-inf`` marks an entry that is not allowed and gets 0; a row with NaN or +inf gives NaN at its
+    allowed entries.
+    """
+    top = x.amax(-1, keepdim=True)
+    keys = torch.maximum((x - torch.where(top.isfinite(), top, 0.0)) / gamma, -highest_like(top))
+    broken, use, order, s = _sorted(x, keys)
+    place = torch.arange(x.shape[-1], device=x.device)
+    n = use.sum(-1, keepdim=True)
+    inside = place < n
+    rank = torch.where(inside, n - place, 1).to(x.dtype)
+    ids, first = _blocks(s, rank.log() if entropic else rank, inside, entropic)
+    step = s - s.gather(-1, first)
+    if entropic:
+        y = step.exp() * (group_sums(rank, ids) / group_sums(step.exp(), ids))
+    else:
+        size = group_sums(torch.ones_like(s), ids)
+        y = group_sums(rank, ids) / size + (step - group_sums(step, ids) / size)
+    y = torch.zeros_like(x).scatter(-1, order, torch.where(inside, y, 0.0))
+    labels = torch.zeros_like(order).scatter(-1, order, torch.where(inside, order.gather(-1, first), OUTSIDE))
+    return torch.where(broken, torch.nan, y), torch.where(broken, BROKEN, labels).to(torch.int32)
 
-sort_softly = RowKernel(
-    "sort_softly",
-    "(Tensor x, Tensor strength, bool entropic) -> (Tensor, Tensor, Tensor)",
-    sort_block,
-    _sort_reference,
-    seconds=40e-9,
-    parameters=1,
-    auxiliary=(torch.int32, torch.int32),
-)
-"""Row kernel ``(x (..., d), strength (..., 1) or a number, entropic) -> (y, order, labels)``: rows, softly sorted, rising.
 
-``order`` says which entry of x stands at each place, and ``labels`` in which block. ``-inf`` marks an entry that is not
-allowed: the others are sorted among their places, and it gets 0. A row with NaN or +inf gives NaN at its allowed entries.
-"""
+@row_kernel(sort_block, seconds=40e-9, auxiliary=(torch.int32, torch.int32))
+def sort_softly(x: Tensor, strength: float | Tensor, entropic: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Return rows x (..., d), softly sorted and rising, which entry stands at each place, and its block.
+
+    The strength is (..., 1) or a number. ``-inf`` marks an entry that is not allowed: the others are sorted among their places,
+    and it gets 0. A row with NaN or +inf gives NaN at its allowed entries.
+    """
+    strength = torch.as_tensor(strength, dtype=x.dtype, device=x.device)
+    broken, use, order, w = _sorted(x, -x)
+    place = torch.arange(x.shape[-1], device=x.device).expand_as(order)
+    inside = place < use.sum(-1, keepdim=True)
+    s = -place / strength
+    ids, first = _blocks(s, w, inside, entropic)
+    step, back = w - w.gather(-1, first), s - s.gather(-1, first)
+    if entropic:
+        y = group_sums(back.exp(), ids).log() - group_sums(step.exp(), ids).log() - back
+    else:
+        y = (group_sums(back, ids) - group_sums(step, ids)) / group_sums(torch.ones_like(s), ids) - back
+    y = y - w.gather(-1, first)
+    slots = (~use).to(torch.int32).argsort(dim=-1, stable=True)
+    y = torch.zeros_like(x).scatter(-1, slots, torch.where(inside, y, 0.0))
+    sources, labels = (
+        torch.where(broken, rest, torch.zeros_like(order).scatter(-1, slots, torch.where(inside, part, OUTSIDE)))
+        for part, rest in ((order, place), (order.gather(-1, first), BROKEN))
+    )
+    return torch.where(broken, torch.nan, y), sources.to(torch.int32), labels.to(torch.int32)
 
 
 @compile_rows()
@@ -299,8 +281,9 @@ def whole_rows(labels: Tensor) -> Tensor:
     return torch.where(labels == BROKEN, torch.nan, 1.0)
 
 
-def rank_jacobian(v: Tensor, y: Tensor, labels: Tensor, gamma: float, entropic: bool) -> Tensor:
-    """Return the product J v of the symmetric Jacobian of soft ranks at ``y``, in differentiable operations.
+@row_kernel(rank_product_block, seconds=3e-9)
+def rank_product(v: Tensor, y: Tensor, labels: Tensor, gamma: float, entropic: bool) -> Tensor:
+    """Return the product J v of the symmetric Jacobian of soft ranks at ``y``.
 
     In a block it is ``(v - mean(v)) / gamma`` for the quadratic form and ``y (v - m) / gamma`` for the entropic one,
     where m is the mean of v weighted by y.
@@ -311,16 +294,6 @@ def rank_jacobian(v: Tensor, y: Tensor, labels: Tensor, gamma: float, entropic: 
     total = group_sums(weight, ids)
     mean = group_sums(weight * v, ids) / torch.where(total > 0, total, 1.0)
     return torch.where(inside, weight * (v - mean) * whole_rows(labels) / gamma, 0.0)
-
-
-rank_product = RowKernel(
-    "rank_product",
-    "(Tensor v, Tensor y, Tensor labels, float gamma, bool entropic) -> Tensor",
-    rank_product_block,
-    rank_jacobian,
-    seconds=3e-9,
-)
-"""Row kernel ``(v, y, labels (..., d), gamma, entropic) -> (..., d)``: the Jacobian of soft ranks, times v."""
 
 
 @compile_rows()
@@ -369,11 +342,7 @@ def sort_jacobian(v: Tensor, x: Tensor, order: Tensor, labels: Tensor, entropic:
     return torch.where(inside, group_sums(weight * v, ids) * whole_rows(labels), 0.0)
 
 
-sort_product = RowKernel(
-    "sort_product",
-    "(Tensor v, Tensor x, Tensor order, Tensor labels, bool entropic) -> Tensor",
-    sort_product_block,
-    sort_jacobian,
-    seconds=3e-9,
-)
-"""Row kernel ``(v, x, order, labels (..., d), entropic) -> (..., d)``: the transposed Jacobian of soft sorting, times v."""
+@row_kernel(sort_product_block, seconds=3e-9)
+def sort_product(v: Tensor, x: Tensor, order: Tensor, labels: Tensor, entropic: bool) -> Tensor:
+    """Return the product of the transposed Jacobian of soft sorting at x and v, all (..., d)."""
+    return sort_jacobian(v, x, order, labels, entropic)

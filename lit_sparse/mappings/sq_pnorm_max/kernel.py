@@ -18,38 +18,11 @@ from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows, empty
 from lit_sparse.kernels.cpu.rows import SIMD_BLOCK, gather_above, next_in_bracket, pad, row_views, top_of, write_invalid
 from lit_sparse.kernels.cpu.vector_math import exponentials, logarithms, logarithms_of_one_plus, workspace
 from lit_sparse.kernels.loops import repeat
-from lit_sparse.kernels.row_kernel import RowKernel
+from lit_sparse.kernels.row_kernel import row_kernel
 
 __all__ = ["map_pnorm", "pnorm_product"]
 
 NEWTON_PASSES, PASSES, REFERENCE_PASSES = 30, 120, 64
-
-
-def _map_reference(x: Tensor, p: float | Tensor, gamma: float) -> Tensor:
-    """Bisect for the threshold."""
-    p = torch.as_tensor(p, dtype=x.dtype, device=x.device)
-    r = 1 / (p - 1)
-    allowed = x != -torch.inf
-    top = x.amax(-1, keepdim=True)
-    invalid = ~(x < torch.inf).all(-1, keepdim=True) | ~((p > 1) & (p <= 2))
-    z = torch.where(invalid | ~allowed.any(-1, keepdim=True), torch.zeros_like(x), (x - top) / gamma)
-
-    def powers(tau: Tensor, z: Tensor, allowed: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
-        m = torch.where(allowed, (1 - z / tau), 0.0).clamp_min(0)
-        return m, torch.where(m > 0, m, 1.0).pow(r) * (m > 0)
-
-    def halved(lower: Tensor, upper: Tensor, p: Tensor, *constants: Tensor) -> tuple[Tensor, Tensor]:
-        middle = 0.5 * (lower + upper)
-        m, u = powers(middle, *constants)
-        high = (u * m).sum(-1, keepdim=True)
-        above = -middle * u.sum(-1, keepdim=True) >= high ** ((2 - p) / p)
-        return torch.where(above, middle, lower), torch.where(above, upper, middle)
-
-    bounds = torch.full_like(top, -1.0), torch.full_like(top, -torch.finfo(x.dtype).tiny)
-    lower, _ = repeat(halved, bounds, (p, z, allowed, r), REFERENCE_PASSES)
-    u = powers(lower, z, allowed, r)[1]
-    y = u / torch.where(allowed.any(-1, keepdim=True), u.sum(-1, keepdim=True), 1.0)
-    return torch.where(allowed & invalid, torch.full_like(y, torch.nan), y)
 
 
 @compile_rows(frozenset({"contract"}))
@@ -164,14 +137,38 @@ def map_block(start: Any, stop: Any, out: Any, x: Any, ps: Any, gamma: Any) -> N
             out[row, places[j]] = work[0, j] * scale
 
 
-map_pnorm = RowKernel(
-    "map_pnorm", "(Tensor x, Tensor p, float gamma) -> Tensor", map_block, _map_reference, seconds=4e-9, parameters=1
-)
-"""Row kernel ``(x (..., d), p (..., 1) or a number, gamma) -> y (..., d)``: sq-pnorm-max of ``x / gamma``.
+@row_kernel(map_block, seconds=4e-9)
+def map_pnorm(x: Tensor, p: float | Tensor, gamma: float) -> Tensor:
+    """Return sq-pnorm-max of ``x / gamma`` (..., d); p is (..., 1) or a number.
 
-``-inf`` marks an entry that is not allowed; a row without allowed entries gives zeros, a row with NaN or +inf, or a p outside
-(1, 2], gives NaN at its allowed entries.
-"""
+    ``-inf`` marks an entry that is not allowed; a row without allowed entries gives zeros, a row with NaN or +inf, or a p
+    outside (1, 2], gives NaN at its allowed entries.
+
+    This definition bisects for the threshold.
+    """
+    p = torch.as_tensor(p, dtype=x.dtype, device=x.device)
+    r = 1 / (p - 1)
+    allowed = x != -torch.inf
+    top = x.amax(-1, keepdim=True)
+    invalid = ~(x < torch.inf).all(-1, keepdim=True) | ~((p > 1) & (p <= 2))
+    z = torch.where(invalid | ~allowed.any(-1, keepdim=True), torch.zeros_like(x), (x - top) / gamma)
+
+    def powers(tau: Tensor, z: Tensor, allowed: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+        m = torch.where(allowed, (1 - z / tau), 0.0).clamp_min(0)
+        return m, torch.where(m > 0, m, 1.0).pow(r) * (m > 0)
+
+    def halved(lower: Tensor, upper: Tensor, p: Tensor, *constants: Tensor) -> tuple[Tensor, Tensor]:
+        middle = 0.5 * (lower + upper)
+        m, u = powers(middle, *constants)
+        high = (u * m).sum(-1, keepdim=True)
+        above = -middle * u.sum(-1, keepdim=True) >= high ** ((2 - p) / p)
+        return torch.where(above, middle, lower), torch.where(above, upper, middle)
+
+    bounds = torch.full_like(top, -1.0), torch.full_like(top, -torch.finfo(x.dtype).tiny)
+    lower, _ = repeat(halved, bounds, (p, z, allowed, r), REFERENCE_PASSES)
+    u = powers(lower, z, allowed, r)[1]
+    y = u / torch.where(allowed.any(-1, keepdim=True), u.sum(-1, keepdim=True), 1.0)
+    return torch.where(allowed & invalid, torch.full_like(y, torch.nan), y)
 
 
 @compile_rows(REDUCTION_FLAGS - {"nnan"})
@@ -244,7 +241,9 @@ def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, ps: Any, gamm
             out[row, places[j]] = a * work[0, j] * (u[j] - center) - b * support[j]
 
 
-def _product_reference(v: Tensor, y: Tensor, p: float | Tensor, gamma: float) -> Tensor:
+@row_kernel(product_block, seconds=1e-9)
+def pnorm_product(v: Tensor, y: Tensor, p: float | Tensor, gamma: float) -> Tensor:
+    """Return the product of the Jacobian of sq-pnorm-max at its result y and v, both (..., d)."""
     p = torch.as_tensor(p, dtype=y.dtype, device=y.device)
     support = y != 0
     size = torch.where(support, y, 1.0)
@@ -256,14 +255,3 @@ def _product_reference(v: Tensor, y: Tensor, p: float | Tensor, gamma: float) ->
     rest = s.sum(-1, keepdim=True) - kappa
     mean = ((s * v).sum(-1, keepdim=True) - kappa * plain) / torch.where(support.any(-1, keepdim=True), rest, 1.0)
     return torch.where(support, (s * (v - mean) - kappa * y * (plain - mean)) / (gamma * (p - 1)), 0.0)
-
-
-pnorm_product = RowKernel(
-    "pnorm_product",
-    "(Tensor v, Tensor y, Tensor p, float gamma) -> Tensor",
-    product_block,
-    _product_reference,
-    seconds=1e-9,
-    parameters=1,
-)
-"""Row kernel ``(v (..., d), y (..., d), p, gamma) -> (..., d)``: the Jacobian of sq-pnorm-max at its result y, times v."""
