@@ -18,7 +18,7 @@ from lit_sparse.data.base import ResumableDataModule
 from lit_sparse.data.loader import Batch
 from lit_sparse.data.readers.arrays import read_npy
 from lit_sparse.data.readers.splits import read_split
-from lit_sparse.data.splits import Split
+from lit_sparse.data.splits import Split, Splits, splits_of
 from lit_sparse.errors import CheckpointError, ConfigurationError, DataError
 from lit_sparse.ground.files import replaced
 from lit_sparse.ground.stored import open_plain, read_json
@@ -98,18 +98,18 @@ class ActivationDataModule(ResumableDataModule):
             raise ConfigurationError(f"Expected `columns` to be a list of columns with text but got {columns!r}.")
         self.columns = tuple(columns)
         self.max_length, self.max_texts = max_length, max_texts
-        self._examples: dict[Split, Examples] = {}
+        self._examples = Splits()
         self._tokenizer: Any = None
 
     def prepare_data(self) -> None:
         """Compute and store missing activations that a command needs; Lightning calls it on one process."""
         stage = None if self.trainer is None else self.trainer.state.fn
-        for split in self._needed(stage):
+        for split in _needed(stage):
             self._store(split)
 
     def setup(self, stage: str | None = None) -> None:
         """Open the shards; without a trainer, compute missing activations first."""
-        for split in self._needed(stage):
+        for split in _needed(stage):
             if split not in self._examples:
                 if self.trainer is None:
                     self._store(split)
@@ -141,15 +141,9 @@ class ActivationDataModule(ResumableDataModule):
             before, token, after = (tokenizer.decode(ids.tolist()) for ids in parts)
         return before, token, after
 
-    def _needed(self, stage: Any) -> tuple[Split, ...]:
-        needed: dict[Any, tuple[Split, ...]] = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",)}
-        return needed.get(stage, ("test",) if stage == "predict" else ("train", "val", "test"))
-
     def _of(self, split: Split) -> Examples:
-        split = "test" if split == "predict" else split
-        if split not in self._examples:
-            raise ConfigurationError(f"Expected `setup` before the {split} data are read. Call data.setup() first.")
-        return self._examples[split]
+        found: Examples = self._examples["test" if split == "predict" else split]
+        return found
 
     def _place(self, *names: str) -> Path:
         """Return a path in the folder after checking that no link leads out of it."""
@@ -271,6 +265,10 @@ class ActivationDataModule(ResumableDataModule):
                     f" {shard.shape} and {tuple(ids.shape)} tokens. Remove the folder, so that it is written again."
                 )
         return shards, torch.cat(tokens), torch.tensor([shard.shape[0] for shard in shards]).cumsum(0)
+
+
+def _needed(stage: str | None) -> tuple[Split, ...]:
+    return ("test",) if stage == "predict" else splits_of(stage)
 
 
 def _loaded(kind: str, name: str) -> Any:

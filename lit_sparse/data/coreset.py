@@ -105,8 +105,7 @@ class CoresetDataModule(ResumableDataModule):
         stream: bool = False,
         seed: int = 0,
     ) -> None:
-        chosen = [part is not None for part in (selector, k, vectors)]
-        if all(chosen) == (coreset is not None) or (any(chosen) and not all(chosen)) or (any(chosen) and coreset is not None):
+        if any((part is None) == (coreset is None) for part in (selector, k, vectors)):
             raise ConfigurationError(
                 "Expected either `selector`, `k` and `vectors`, or `coreset` but got neither or both. Give the three, or the"
                 " file of a saved coreset."

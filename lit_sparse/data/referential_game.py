@@ -16,14 +16,12 @@ from lit_sparse.data.images.base import STREAMS, ImageDataModule, Images
 from lit_sparse.data.loader import Batch
 from lit_sparse.data.readers.arrays import Arrays, open_arrays
 from lit_sparse.data.readers.text_files import in_folder
-from lit_sparse.data.splits import Split, Splits, held_out, shuffled, warn_without_test
+from lit_sparse.data.splits import SPLITS, Split, Splits, held_out, shuffled, warn_without_test
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.ground.directions import directions
 from lit_sparse.random import seeded_uniform
 
 __all__ = ["ReferentialGameDataModule"]
-
-SPLITS: tuple[Split, ...] = ("train", "val", "test")
 
 
 @ranges(val_size=Number(0.0, 1e12, open_low=True), test_size=Number(0.0, 1e12, open_low=True), candidates=Count(2))

@@ -12,10 +12,14 @@ from lit_sparse.checks import MOST_EXAMPLES, check_number
 from lit_sparse.errors import ConfigurationError, DataError, full_name
 from lit_sparse.lightning.choice import rank_zero_warn
 
-__all__ = ["Split", "Splits", "held_out", "in_batches", "loaded", "shuffled", "warn_without_test"]
+__all__ = ["SPLITS", "Split", "Splits", "held_out", "in_batches", "loaded", "shuffled", "splits_of", "warn_without_test"]
 
 Loaded = TypeVar("Loaded")
 Split = Literal["train", "val", "test", "predict"]
+
+
+#: The splits of a data set.
+SPLITS: tuple[Split, ...] = ("train", "val", "test")
 
 
 class Splits(dict[Split, Any]):
@@ -23,6 +27,17 @@ class Splits(dict[Split, Any]):
 
     def __missing__(self, split: Split) -> Any:
         raise DataError(f"Expected the {split} split to be read before it is used. Call data.setup() first.")
+
+
+def splits_of(stage: str | None) -> tuple[Split, ...]:
+    """Return the splits that a stage of the trainer reads, such as ``"fit"``; without a stage, all of the data set."""
+    needed: dict[str | None, tuple[Split, ...]] = {
+        "fit": ("train", "val"),
+        "validate": ("val",),
+        "test": ("test",),
+        "predict": ("predict",),
+    }
+    return needed.get(stage, SPLITS)
 
 
 def shuffled(size: int, seed: int, epoch: int = 0, stream: int = 0) -> Tensor:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from lit_sparse.data.readers.integers import read_integer_lines
 from lit_sparse.data.readers.text_files import ending_of, in_folder
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.ground.arguments import shown_arguments
+from lit_sparse.ground.files import replaced
 from lit_sparse.lightning.choice import rank_zero_info
 
 __all__ = ["FeatureDependentNoise", "LabelNoise", "LabelsFromFile", "SymmetricNoise"]
@@ -123,6 +124,7 @@ class FeatureDependentNoise(LabelNoise):
 
     Example:
         >>> pixels = torch.tensor([[0.0, 0.0], [0.1, 0.0], [0.4, 0.5], [0.5, 0.6], [1.0, 0.9], [1.0, 1.0]])
+        >>> from tempfile import TemporaryDirectory
         >>> with TemporaryDirectory() as folder:  # the images between the classes change
         ...     FeatureDependentNoise(1 / 3, cache=folder)(pixels, torch.tensor([0, 0, 0, 1, 1, 1]), 2)
         tensor([0, 0, 1, 0, 1, 1])
@@ -176,8 +178,10 @@ class LabelsFromFile(LabelNoise):
         path = Path(self.path).expanduser()
         if not path.is_file():
             raise DataError(f"There is no file of labels {str(path)!r}.{in_folder(path.parent, path.name)}")
-        readers = {".npy": self._from_numpy, ".npz": self._from_numpy, ".txt": _from_text, ".csv": _from_text}
-        noisy = readers.get(ending_of(path), _from_idx)(path)
+        lines = partial(read_integer_lines, what="label")
+        readers: dict[str, Callable[[Path], np.ndarray[Any, Any]]]
+        readers = {".npy": self._from_numpy, ".npz": self._from_numpy, ".txt": lines, ".csv": lines}
+        noisy = readers.get(ending_of(path), partial(read_idx, dimensions=1))(path)
         if noisy.shape != tuple(labels.shape):
             raise DataError(
                 f"Expected {len(labels)} labels in {str(path)!r}, one per training and validation image, but got an array"
@@ -204,14 +208,6 @@ def _flips(rate: float, size: int, classes: int) -> int:
     if flips and classes < 2:
         raise ConfigurationError(f"Expected at least 2 classes for label noise but got {classes}. Leave out the noise.")
     return flips
-
-
-def _from_idx(path: Path) -> np.ndarray[Any, Any]:
-    return read_idx(path, 1)
-
-
-def _from_text(path: Path) -> np.ndarray[Any, Any]:
-    return read_integer_lines(path, "label")
 
 
 def _probabilities(pixels: Tensor, labels: Tensor, classes: int, seed: int) -> Tensor:
@@ -285,12 +281,9 @@ def _kept(path: Path, labels: Tensor, classes: int, size: int) -> Tensor | None:
 def _keep(path: Path, noisy: Tensor) -> None:
     """Write noisy labels to a file atomically, or report that the cache cannot be written."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=path.parent) as own:  # several processes may write the same file
-            part = Path(own) / path.name
-            np.savez_compressed(part, labels=noisy.numpy())
-            part.replace(path)
-    except OSError as error:
+        with replaced(path, "wb") as file:  # several processes may write the same file
+            np.savez_compressed(file, labels=noisy.numpy())
+    except (OSError, ConfigurationError) as error:
         rank_zero_info(
             f"The noisy labels cannot be cached in {str(path.parent)!r} ({error}); the next run computes them again."
         )

@@ -13,6 +13,7 @@ from typing_extensions import override
 from lit_sparse.checks import MOST_EXAMPLES
 from lit_sparse.data.images.base import ImageDataModule, Images
 from lit_sparse.data.loader import EpochLoader
+from lit_sparse.data.readers.hub import load_all
 from lit_sparse.data.readers.idx import find_idx, read_idx
 from lit_sparse.data.splits import Split, held_out, shuffled
 from lit_sparse.errors import ConfigurationError, DataError, MissingExtraError
@@ -139,15 +140,8 @@ class MNISTDataModule(ImageDataModule):
             self._of_hub()
 
     def _of_hub(self) -> Any:
-        from datasets import load_dataset
-
-        try:
-            return load_dataset(self.hub_name)
-        except Exception as error:
-            raise DataError(
-                f"The data set {self.hub_name!r} cannot be fetched ({type(error).__name__}: {error})."
-                f" Without a network, use the four idx files (--data.init_args.source=folder), or {_offline(str(self.name))}."
-            ) from error
+        other = f"Without a network, use the four idx files (--data.init_args.source=folder), or {_offline(str(self.name))}."
+        return load_all(self.hub_name, other)
 
     def _from_hub(self) -> tuple[Images, Images]:
         data = self._of_hub()

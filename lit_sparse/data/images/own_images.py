@@ -16,12 +16,11 @@ from lit_sparse.data.images.base import UNLABELLED, ImageDataModule, Images
 from lit_sparse.data.readers.arrays import Arrays, open_arrays
 from lit_sparse.data.readers.images import ENDINGS, read_image
 from lit_sparse.data.readers.text_files import in_folder
-from lit_sparse.data.splits import Split, held_out, shuffled
+from lit_sparse.data.splits import SPLITS, Split, held_out, shuffled
 from lit_sparse.errors import ConfigurationError, DataError, did_you_mean
 
 __all__ = ["ImageFolderDataModule", "ImageTableDataModule", "OwnImagesDataModule"]
 
-SPLITS: tuple[Split, ...] = ("train", "val", "test")
 #: Names of the splits' folders.
 FOLDERS = (("train",), ("val", "valid", "validation"), ("test",))
 #: Largest height and width: all images are in memory.

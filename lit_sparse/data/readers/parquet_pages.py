@@ -46,7 +46,7 @@ def pages_of(file: IO[bytes], start: int, length: int) -> Pages:
     Raises:
         ValueError: if the part does not consist of pages.
     """
-    found, end = Pages(0, 0, dictionary=False, repeats=False), start + length
+    size, values, dictionary, repeats, end = 0, 0, False, False, start + length
     while start < end:
         file.seek(start)
         header, read = _structure(file.read(min(LONGEST, end - start)), 0)
@@ -55,15 +55,10 @@ def pages_of(file: IO[bytes], start: int, length: int) -> Pages:
         counts = [part.get(1, -1) for part in parts.values()]
         if min(unpacked, packed, *counts, 0) < 0:
             raise ValueError("the header of a page has no size, or a negative one")
-        repeats = any(parts[name].get(number) == DELTA_BYTE_ARRAY for name, number in ENCODINGS.items() if name in parts)
-        found = Pages(
-            found.size + unpacked,
-            found.values + sum(counts),
-            dictionary=found.dictionary or DICTIONARY in parts,
-            repeats=found.repeats or repeats,
-        )
+        size, values, dictionary = size + unpacked, values + sum(counts), dictionary or DICTIONARY in parts
+        repeats |= any(parts[name].get(number) == DELTA_BYTE_ARRAY for name, number in ENCODINGS.items() if name in parts)
         start += read + packed
-    return found
+    return Pages(size, values, dictionary=dictionary, repeats=repeats)
 
 
 def _structure(data: bytes, at: int, level: int = 0) -> tuple[dict[int, Any], int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -20,9 +20,6 @@ from lit_sparse.data.splits import Split, Splits, held_out, loaded, shuffled
 from lit_sparse.errors import ConfigurationError, DataError
 
 __all__ = ["Affine", "RegressionDataModule", "Table"]
-
-SPLITS: tuple[Split, ...] = ("train", "val", "test")
-
 
 Rows = TypeVar("Rows", Tensor, "Table")
 
@@ -208,21 +205,19 @@ class RegressionDataModule(ResumableDataModule):
             raise ConfigurationError("Expected no `fold` with `use_all`, which trains on all rows. Leave one out.")
         if self.use_all:
             return {"val": tables["train"], "test": tables["train"], **tables}
-        order = shuffled(len(tables["train"]), self.seed)
-        rest = tables["train"][order]
-        splits: dict[Split, Table] = dict(tables)
-        for split, size in (("test", self.test_size), ("val", self.val_size)):
-            if split not in tables:
-                count = held_out(f"{split}_size", size, len(order), len(rest))
-                splits[split], rest = rest[:count], rest[count:]  # type: ignore[index]
-        splits["train"] = self._first(rest)
-        return self.folded(splits)
+        rows = tables["train"][shuffled(len(tables["train"]), self.seed)]
+        return self.folded({**tables, **self._divided(rows, [*tables])})
 
-    def _first(self, rest: Rows) -> Rows:
-        """Return the first ``train_size`` of the rows that are not held out."""
-        if self.train_size is not None and self.train_size > len(rest):
-            raise ConfigurationError(f"Expected `train_size` in 1 .. {len(rest)} but got {self.train_size}. Change it.")
-        return rest[: self.train_size]
+    def _divided(self, rows: Rows, known: Collection[Split] = ()) -> dict[Split, Rows]:
+        """Return the first ``train_size`` rows for training, after the rows held out for splits that are not known."""
+        size, splits = len(rows), dict[Split, Rows]()
+        for split, part in (("test", self.test_size), ("val", self.val_size)):
+            if split not in known:
+                count = held_out(f"{split}_size", part, size, len(rows))
+                splits[split], rows = rows[:count], rows[count:]  # type: ignore[index]
+        if self.train_size is not None and self.train_size > len(rows):
+            raise ConfigurationError(f"Expected `train_size` in 1 .. {len(rows)} but got {self.train_size}. Change it.")
+        return splits | {"train": rows[: self.train_size]}
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,8 +17,8 @@ from lit_sparse.data.columns import chosen, joined, unchecked
 from lit_sparse.data.loader import Batch, EpochLoader
 from lit_sparse.data.readers.hub import load
 from lit_sparse.data.readers.splits import check_split, is_of_hub, open_split, read_split
-from lit_sparse.data.splits import Split, in_batches, shuffled, warn_without_test
-from lit_sparse.data.stream import Stream, stream_batches
+from lit_sparse.data.splits import Split, in_batches, shuffled, splits_of, warn_without_test
+from lit_sparse.data.stream import Stream, check_streaming, stream_batches
 from lit_sparse.data.text.ragged import Ragged
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.lightning.choice import rank_zero_info, rank_zero_warn
@@ -100,15 +101,8 @@ class TextDataModule(ResumableDataModule):
         self.names: dict[Split, str] = {"train": train, "val": val, "test": test}
         self.predict, self.max_length, self.max_test_length = predict, max_length, max_test_length
         self.train_size, self.streaming, self.shuffle_buffer = train_size, streaming, shuffle_buffer
-        if shuffle_buffer and not streaming:
-            raise ConfigurationError("Expected `shuffle_buffer` only with `streaming` but got it without. Leave it out.")
-        whole = {
-            "`fold`": self.fold is not None,
-            "`sampler`": self.sampler is not None,
-            type(self).__name__: not self.can_stream,
-        }
-        if streaming and (names := [name for name, given in whole.items() if given]):
-            raise ConfigurationError(f"Expected no `streaming` with {names[0]}, which chooses among all rows. Leave it out.")
+        whole = {"`fold`": self.fold, "`sampler`": self.sampler, type(self).__name__: None if self.can_stream else self}
+        check_streaming(whole, shuffle_buffer, streaming=streaming)
         self._stream: Stream | None = None
         self._columns: dict[Split, dict[str, Any]] = {}
         self._sequences: dict[Split, dict[str, Ragged]] = {}
@@ -177,13 +171,7 @@ class TextDataModule(ResumableDataModule):
         Raises:
             DataError: if a split has no examples.
         """
-        needed: dict[str | None, tuple[Split, ...]] = {
-            "fit": ("train", "val"),
-            "validate": ("val",),
-            "test": ("test",),
-            "predict": ("predict",),
-        }
-        for split in needed.get(stage, ("train", "val", "test")):
+        for split in splits_of(stage):
             if split == "train" and self.streaming:
                 self._open_stream()
             elif split not in self._sequences and not len(next(iter(self.texts(split).values()))):  # else released
@@ -339,10 +327,10 @@ class TextDataModule(ResumableDataModule):
         vocabulary = self.vocabularies[self.roles[role]]
         return sequences.framed(vocabulary.bos, vocabulary.eos) if role in self.written else sequences
 
-    def _encoded(self, role: str, texts: Sequence[str]) -> Iterator[list[int]]:
-        vocabulary = self.vocabularies[self.roles[role]]
-        for start in range(0, len(texts), CHUNK):
-            yield from vocabulary.encode([*texts[start : start + CHUNK]])
+    def _encoded(self, role: str, texts: Iterable[str]) -> Iterator[list[int]]:
+        vocabulary, rows = self.vocabularies[self.roles[role]], iter(texts)
+        while some := list(islice(rows, CHUNK)):
+            yield from vocabulary.encode(some)
 
     def _kept(self, sequences: Mapping[str, Ragged]) -> Tensor:
         """Return the indices of the examples for training."""
