@@ -16,7 +16,7 @@ from lit_sparse.data.images.base import STREAMS, ImageDataModule, Images
 from lit_sparse.data.loader import Batch
 from lit_sparse.data.readers.arrays import Arrays, open_arrays
 from lit_sparse.data.readers.text_files import in_folder
-from lit_sparse.data.splits import SPLITS, Split, Splits, held_out, shuffled, warn_without_test
+from lit_sparse.data.splits import SPLITS, Split, Splits, held_out, numbers_of, shuffled, warn_without_test
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.ground.directions import directions
 from lit_sparse.random import seeded_uniform
@@ -205,15 +205,7 @@ class ReferentialGameDataModule(ResumableDataModule):
         if parts is None:
             kinds[order[: held_out("test_size", self.test_size, size, size)]] = 2
         elif parts.dtype.kind == "U":
-            words = parts
-            unknown = sorted(set(words.tolist()) - set(SPLITS))
-            if unknown:
-                raise DataError(
-                    f"Expected the array {self.parts or 'split'!r} of {str(path)!r} to hold the words {', '.join(SPLITS)}, or"
-                    f" 0 for training and 1 for the test, but got {', '.join(map(repr, unknown[:5]))}. Change them."
-                )
-            for number, word in enumerate(SPLITS):
-                kinds[torch.from_numpy(words == word)] = number
+            kinds = numbers_of(parts, f"{self.parts or 'split'!r} of {str(path)!r}")
         else:
             kinds[torch.from_numpy(parts != 0)] = 2
         indices = [order[kinds[order] == number] for number in range(len(SPLITS))]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -12,7 +12,18 @@ from lit_sparse.checks import MOST_EXAMPLES, check_number
 from lit_sparse.errors import ConfigurationError, DataError, full_name
 from lit_sparse.lightning.choice import rank_zero_warn
 
-__all__ = ["SPLITS", "Split", "Splits", "held_out", "in_batches", "loaded", "shuffled", "splits_of", "warn_without_test"]
+__all__ = [
+    "SPLITS",
+    "Split",
+    "Splits",
+    "held_out",
+    "in_batches",
+    "loaded",
+    "numbers_of",
+    "shuffled",
+    "splits_of",
+    "warn_without_test",
+]
 
 Loaded = TypeVar("Loaded")
 Split = Literal["train", "val", "test", "predict"]
@@ -38,6 +49,24 @@ def splits_of(stage: str | None) -> tuple[Split, ...]:
         "predict": ("predict",),
     }
     return needed.get(stage, SPLITS)
+
+
+def numbers_of(words: Iterable[str], where: str) -> Tensor:
+    """Return the position of each word in ``SPLITS``.
+
+    Args:
+        words: names of splits, one for each example of a file.
+        where: name of the array, for the message.
+
+    Raises:
+        DataError: if a word is not the name of a split.
+    """
+    names = [str(word) for word in words]
+    if unknown := sorted({*names} - {*SPLITS}):
+        raise DataError(
+            f"Expected the words {', '.join(SPLITS)} in {where} but got {', '.join(map(repr, unknown[:5]))}. Correct them."
+        )
+    return torch.tensor([SPLITS.index(name) for name in names], dtype=torch.int64)
 
 
 def shuffled(size: int, seed: int, epoch: int = 0, stream: int = 0) -> Tensor:

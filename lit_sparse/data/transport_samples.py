@@ -105,10 +105,6 @@ class TransportDataModule(ResumableDataModule):
             check_result(measure, "sample", points, (len(indices), measure.dim))
         return {"source": source, "target": target, "index": indices}
 
-    def train_indices(self) -> Tensor:
-        """Return the indices (N,) of an epoch's samples."""
-        return torch.arange(self.samples)
-
 
 class Points(Measure):
     """Empirical measure of the rows of a file or an array.

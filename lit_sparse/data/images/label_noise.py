@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -178,10 +177,7 @@ class LabelsFromFile(LabelNoise):
         path = Path(self.path).expanduser()
         if not path.is_file():
             raise DataError(f"There is no file of labels {str(path)!r}.{in_folder(path.parent, path.name)}")
-        lines = partial(read_integer_lines, what="label")
-        readers: dict[str, Callable[[Path], np.ndarray[Any, Any]]]
-        readers = {".npy": self._from_numpy, ".npz": self._from_numpy, ".txt": lines, ".csv": lines}
-        noisy = readers.get(ending_of(path), partial(read_idx, dimensions=1))(path)
+        noisy = self._read(path)
         if noisy.shape != tuple(labels.shape):
             raise DataError(
                 f"Expected {len(labels)} labels in {str(path)!r}, one per training and validation image, but got an array"
@@ -197,9 +193,12 @@ class LabelsFromFile(LabelNoise):
             )
         return torch.from_numpy(noisy.astype(np.int64))
 
-    def _from_numpy(self, path: Path) -> np.ndarray[Any, Any]:
-        with open_arrays(path) as arrays:
-            return arrays["" if path.suffix == ".npy" else self.key]
+    def _read(self, path: Path) -> np.ndarray[Any, Any]:
+        ending = ending_of(path)
+        if ending in (".npy", ".npz"):
+            with open_arrays(path) as arrays:
+                return arrays["" if ending == ".npy" else self.key]
+        return read_integer_lines(path, "label") if ending in (".txt", ".csv") else read_idx(path, 1)
 
 
 def _flips(rate: float, size: int, classes: int) -> int:

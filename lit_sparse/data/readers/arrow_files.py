@@ -107,17 +107,17 @@ def arrow_batches(path: Place, _: Mapping[str, str]) -> Iterator[Any]:
 def _is_compressed(metadata: bytes) -> bool:
     """Return whether an Arrow message has compressed values, according to the vtables of its flatbuffer."""
 
-    def field(table: int, number: int) -> int:
-        """Return the place of a field of a table; 0 if it is left out."""
-        vtable = table - struct.unpack_from("<i", metadata, table)[0]
-        slot = 4 + 2 * number
-        offset = (
-            struct.unpack_from("<H", metadata, vtable + slot)[0] if slot < struct.unpack_from("<H", metadata, vtable)[0] else 0
-        )
+    def number(kind: str, place: int) -> int:
+        return int(struct.unpack_from(kind, metadata, place)[0])
+
+    def field(table: int, place: int) -> int:
+        """Return the offset of a table's field; 0 if it is left out."""
+        vtable, slot = table - number("<i", table), 4 + 2 * place
+        offset = number("<H", vtable + slot) if slot < number("<H", vtable) else 0
         return table + offset if offset else 0
 
     def inner(place: int) -> int:
-        return place + int(struct.unpack_from("<I", metadata, place)[0])
+        return place + number("<I", place)
 
     message = inner(0)
     kind = metadata[place] if (place := field(message, 1)) else 0
