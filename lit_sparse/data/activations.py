@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,6 @@ class ActivationDataModule(ResumableDataModule):
         self.columns = tuple(columns)
         self.max_length, self.max_texts = max_length, max_texts
         self._examples = Splits()
-        self._tokenizer: Any = None
 
     def prepare_data(self) -> None:
         """Compute and store missing activations that a command needs; Lightning calls it on one process."""
@@ -135,10 +135,9 @@ class ActivationDataModule(ResumableDataModule):
         low, high = max(0, index - AROUND), index + AROUND + 1
         around = tokens[low:high]
         same, place = around[:, 0] == tokens[index, 0], index - low
-        tokenizer = self._words()
         parts = (around[:place][same[:place], 1], around[place : place + 1, 1], around[place + 1 :][same[place + 1 :], 1])
         with guarded("The tokens cannot be decoded"):
-            before, token, after = (tokenizer.decode(ids.tolist()) for ids in parts)
+            before, token, after = (self._tokenizer.decode(ids.tolist()) for ids in parts)
         return before, token, after
 
     def _of(self, split: Split) -> Examples:
@@ -162,16 +161,16 @@ class ActivationDataModule(ResumableDataModule):
             raise DataError(f"Expected texts in the {split} data but got none. Check the file.")
         return texts
 
-    def _words(self) -> Any:
-        if self._tokenizer is None:
-            self._tokenizer = _loaded("AutoTokenizer", self.model)
-            if not isinstance(self._tokenizer.model_max_length, int | float):
-                raise DataError(
-                    f"Expected a number as `model_max_length` of {self.model!r} but got {self._tokenizer.model_max_length!r}."
-                )
-            if self._tokenizer.pad_token is None:
-                self._tokenizer.pad_token = self._tokenizer.eos_token
-        return self._tokenizer
+    @cached_property
+    def _tokenizer(self) -> Any:
+        tokenizer = _loaded("AutoTokenizer", self.model)
+        if not isinstance(tokenizer.model_max_length, int | float):
+            raise DataError(
+                f"Expected a number as `model_max_length` of {self.model!r} but got {tokenizer.model_max_length!r}."
+            )
+        if tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        return tokenizer
 
     @torch.no_grad()
     def _store(self, split: Split) -> None:
@@ -195,7 +194,7 @@ class ActivationDataModule(ResumableDataModule):
         missing = [number for number in range(described["shards"]) if not self._file(split, number).exists()]
         if not missing:
             return
-        model, tokenizer = _loaded("AutoModel", self.model), self._words()
+        model, tokenizer = _loaded("AutoModel", self.model), self._tokenizer
         model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
         known = model.get_input_embeddings().num_embeddings
         for number in missing:

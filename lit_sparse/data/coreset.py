@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from copy import copy
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,6 @@ class CoresetDataModule(ResumableDataModule):
         self._stratify = stratify
         self._stream = stream
         self._coreset: Coreset | None = None
-        self._examples: ExampleSource | None = None
 
     def __getattr__(self, name: str) -> Any:
         if name not in FORWARDED:
@@ -255,11 +255,9 @@ class CoresetDataModule(ResumableDataModule):
     def _has_independent_rows(self) -> bool:
         return isinstance(self.base, ResumableDataModule) and self.base._has_independent_rows()
 
-    @property
+    @cached_property
     def _source(self) -> ExampleSource:
-        if self._examples is None:
-            self._examples = source_of(self.base)
-        return self._examples
+        return source_of(self.base)
 
     def _chosen(self) -> Coreset:
         return self._checked(Coreset.load(self._file)) if self._file is not None else self.select(*self.candidates())

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from lit_sparse.checks import MOST_EXAMPLES, check_number
 from lit_sparse.errors import ConfigurationError, DataError, full_name
 from lit_sparse.lightning.choice import rank_zero_warn
 
 __all__ = [
-    "SPLITS",
-    "Split",
-    "Splits",
-    "held_out",
-    "in_batches",
-    "loaded",
-    "numbers_of",
-    "shuffled",
-    "splits_of",
+    *("SPLITS", "Rows", "Split", "Splits", "held_out", "in_batches", "loaded", "numbers_of", "shuffled", "splits_of"),
     "warn_without_test",
 ]
 
@@ -38,6 +32,27 @@ class Splits(dict[Split, Any]):
 
     def __missing__(self, split: Split) -> Any:
         raise DataError(f"Expected the {split} split to be read before it is used. Call data.setup() first.")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Base class of dataclasses of tensors with a row for each example; a column that is not known is None."""
+
+    def _known(self) -> dict[str, Tensor]:
+        return {name: column for name, column in vars(self).items() if column is not None}
+
+    def __getitem__(self, which: Tensor | slice) -> Self:
+        plain = isinstance(which, slice) or which.dtype == torch.bool  # else `index_select` takes a quarter of the time
+        known = self._known().items()
+        return type(self)(**{name: column[which] if plain else column.index_select(0, which) for name, column in known})  # type: ignore[arg-type]
+
+    def __add__(self, other: Self) -> Self:
+        others = other._known()
+        both = {name: torch.cat([column, others[name]]) for name, column in self._known().items() if name in others}
+        return type(self)(**both)
+
+    def __len__(self) -> int:
+        return len(next(iter(vars(self).values())))
 
 
 def splits_of(stage: str | None) -> tuple[Split, ...]:

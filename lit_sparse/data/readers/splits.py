@@ -18,7 +18,7 @@ from lit_sparse.data.readers.text_files import SGML, ending_of, in_folder, lines
 from lit_sparse.data.readers.text_tables import Chunk
 from lit_sparse.errors import ConfigurationError, DataError
 
-__all__ = ["check_split", "is_of_hub", "open_split", "read_split"]
+__all__ = ["is_of_hub", "open_split", "read_split"]
 
 #: Number of pairs of lines in a chunk.
 ROWS = 4096
@@ -94,7 +94,7 @@ def open_split(
 ) -> tuple[Callable[[], Iterator[Chunk]], Callable[[Any], Any] | None]:
     """Return a function that yields a split's rows in chunks, and one that converts an Arrow value.
 
-    Nothing is downloaded or stored beforehand. The cells of ``.csv`` and ``.tsv`` files are text.
+    Nothing is read, downloaded or stored beforehand. The cells of ``.csv`` and ``.tsv`` files are text.
 
     Args:
         path: see :func:`read_split`.
@@ -112,21 +112,6 @@ def open_split(
     if isinstance(files, dict):
         return partial(_parallel_chunks, files), None
     return partial(chunks_of, files, columns, optional), TABLES[ending_of(files[0])].decode
-
-
-def check_split(path: str | None, split: str, columns: Mapping[str, str], *, config: str | None = None) -> None:
-    """Check that the files of a local split exist, without reading them.
-
-    Args:
-        path: see :func:`read_split`.
-        split: see :func:`read_split`.
-        columns: see :func:`read_split`.
-        config: see :func:`read_split`.
-
-    Raises:
-        DataError: if a file is missing.
-    """
-    _located(path, split, columns, config)
 
 
 def _located(

@@ -20,7 +20,6 @@ from lit_sparse.data.readers.sizes import bytes_of, check_unpacked
 from lit_sparse.data.readers.tables import TABLES, chunks_of, float_of, number_chunks, read_numbers
 from lit_sparse.data.readers.text_files import ending_of, open_bounded
 from lit_sparse.data.regression.base import Affine, RegressionDataModule, Table
-from lit_sparse.data.regression.streamed import Spread
 from lit_sparse.data.splits import Split, shuffled
 from lit_sparse.data.stream import Stream, check_streaming, stream_batches
 from lit_sparse.errors import ConfigurationError, DataError
@@ -249,3 +248,45 @@ def _arrays(arrays: Arrays, names: Sequence[str | None]) -> Columns:
     features, target, group = (None if name is None else arrays[name] for name in names)
     assert features is not None and target is not None
     return features, target, group
+
+
+class Spread:
+    """Running mean (D,) and standard deviation (D,) of rows (N, D) float64 that come in pieces.
+
+    Example:
+        >>> spread = Spread()
+        >>> for piece in torch.arange(12.0).double().view(6, 2).split(4):
+        ...     spread.add(piece)
+        >>> spread.mean, spread.std
+        (tensor([5., 6.], dtype=torch.float64), tensor([3.4157, 3.4157], dtype=torch.float64))
+
+    Source: Chan, Golub & LeVeque (1979), Updating Formulae and a Pairwise Algorithm for Computing Sample Variances.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.mean, self._squares, self._first = torch.zeros(()).double(), torch.zeros(()).double(), torch.zeros(()).double()
+        self.constant = torch.ones((), dtype=torch.bool)
+
+    def add(self, rows: Tensor) -> None:
+        """Update mean and standard deviation by rows (n, D)."""
+        if not len(rows):
+            return
+        if not self.count:
+            self._first = rows[0]
+        self.constant = self.constant & (rows == self._first).all(0)
+        mean, count = rows.mean(0), self.count + len(rows)
+        shift = mean - self.mean
+        self._squares = self._squares + (rows - mean).square().sum(0) + shift.square() * self.count * len(rows) / count
+        self.mean = self.mean + shift * len(rows) / count
+        self.count = count
+
+    @property
+    def std(self) -> Tensor:
+        """The standard deviation (D,), without Bessel's correction."""
+        return (self._squares / self.count).sqrt()
+
+    @property
+    def scale(self) -> Tensor:
+        """The standard deviation (D,), infinite for constant columns."""
+        return torch.where(self.constant, torch.inf, self.std)
