@@ -15,8 +15,8 @@ from lit_sparse.errors import ConfigurationError, DataError, full_name
 from lit_sparse.lightning.choice import rank_zero_warn
 
 __all__ = [
-    *("SPLITS", "Rows", "Split", "Splits", "held_out", "in_batches", "loaded", "numbers_of", "shuffled", "splits_of"),
-    "warn_without_test",
+    *("SPLITS", "Rows", "Split", "Splits", "held_out", "in_batches", "loaded", "numbers_of", "share_of"),
+    *("shuffled", "splits_of", "warn_without_test"),
 ]
 
 Loaded = TypeVar("Loaded")
@@ -88,6 +88,11 @@ def shuffled(size: int, seed: int, epoch: int = 0, stream: int = 0) -> Tensor:
     """Return a random permutation (size,) of ``0 .. size - 1`` that is a function of the seed, the epoch and the stream."""
     generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) * 101 + stream)
     return torch.randperm(size, generator=generator)
+
+
+def share_of(indices: Tensor, rank: int, processes: int) -> Tensor:
+    """Return a process's share of indices (N,), every ``processes``-th one; all processes get equally many."""
+    return indices[rank : len(indices) - len(indices) % processes : processes]
 
 
 def in_batches(indices: Tensor, size: int) -> list[Tensor]:

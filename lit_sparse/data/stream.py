@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lit_sparse.data.base import ResumableDataModule
 from lit_sparse.data.columns import Column
-from lit_sparse.data.splits import in_batches, shuffled
+from lit_sparse.data.splits import in_batches, share_of, shuffled
 from lit_sparse.errors import ConfigurationError, DataError
 
 __all__ = ["Stream", "check_streaming", "stream_batches", "stream_order"]
@@ -35,7 +35,7 @@ def stream_order(size: int, buffer: int, seed: int, epoch: int) -> Tensor:
 def stream_batches(data: ResumableDataModule, buffer: int, epoch: int, rank: int, processes: int) -> list[Tensor]:
     """Return the indices of each training batch of one process for streamed rows; see :func:`stream_order`."""
     order = stream_order(data.size("train"), buffer, data.seed, epoch)
-    return in_batches(order[rank : len(order) - len(order) % processes : processes], data.batch_size)
+    return in_batches(share_of(order, rank, processes), data.batch_size)
 
 
 def check_streaming(whole: Mapping[str, Any], shuffle_buffer: int, *, streaming: bool) -> None:

@@ -17,7 +17,7 @@ from lit_sparse.data.images.binarize import binarize
 from lit_sparse.data.images.label_noise import LabelNoise
 from lit_sparse.data.loader import Batch
 from lit_sparse.data.readers.integers import read_indices
-from lit_sparse.data.splits import Rows, Split, Splits, in_batches, loaded, shuffled
+from lit_sparse.data.splits import Rows, Split, Splits, in_batches, loaded, share_of, shuffled
 from lit_sparse.errors import ConfigurationError, DataError, full_name
 
 __all__ = ["UNLABELLED", "ImageDataModule", "Images"]
@@ -240,11 +240,11 @@ class ImageDataModule(ResumableDataModule):
             stream = 2 if len(labelled) else 0
             kind = labelled if len(labelled) and self.sampler is None else torch.arange(self.size("train"))
             order = kind[self._order(len(kind), epoch, stream)[: self.epoch_size]]
-            return in_batches(_shares(order, rank, processes), self.batch_size)
-        unlabelled = _shares(unlabelled[shuffled(len(unlabelled), self.seed, epoch, 3)[: self.epoch_size]], rank, processes)
+            return in_batches(share_of(order, rank, processes), self.batch_size)
+        unlabelled = share_of(unlabelled[shuffled(len(unlabelled), self.seed, epoch, 3)[: self.epoch_size]], rank, processes)
         rounds = -(-len(unlabelled) * processes // len(labelled)) + 1
         labelled = torch.cat([labelled[shuffled(len(labelled), self.seed, epoch, 4 + r)] for r in range(rounds)])
-        labelled = _shares(labelled, rank, processes)[: len(unlabelled)]
+        labelled = share_of(labelled, rank, processes)[: len(unlabelled)]
         pairs = zip(in_batches(labelled, self.batch_size), in_batches(unlabelled, self.batch_size), strict=True)
         return [torch.cat(pair) for pair in pairs]
 
@@ -305,11 +305,6 @@ class ImageDataModule(ResumableDataModule):
         windows = framed.unfold(2, high, 1).unfold(3, wide, 1)  # (B, C, 3, 3, H, W): a view of all shifts 1, 0, -1
         down, right = (1 - shifts).unbind(1)
         return windows[torch.arange(len(pixels)), :, down, right].flatten(1)
-
-
-def _shares(indices: Tensor, rank: int, processes: int) -> Tensor:
-    """Return every ``processes``-th index, equally many per process."""
-    return indices[rank : len(indices) - len(indices) % processes : processes]
 
 
 def _check_labelled(labelled: float, labelled_only: bool) -> None:

@@ -224,13 +224,12 @@ def _parallel_chunks(files: Mapping[str, Place]) -> Iterator[Chunk]:
     folder, done = str(next(iter(files.values())).parent), False
     _check_names([*files.values()], folder)
     with ExitStack() as stack:
-        pairs = zip_longest(*(stack.enter_context(closing(lines_of(path))) for path in files.values()))
-        while some := list(islice(pairs, ROWS)):
-            if any(None in pair for pair in some):
+        lines = [stack.enter_context(closing(lines_of(path))) for path in files.values()]
+        while any(some := [list(islice(these, ROWS)) for these in lines]):
+            if len({*map(len, some)}) > 1:
                 counts = ", ".join(f"{path.name} {sum(1 for _ in lines_of(path))}" for path in files.values())
                 raise DataError(f"Expected parallel files of equal length in {folder!r} but got {counts}. Correct them.")
-            columns = zip(*some, strict=True)
-            yield {role: pyarrow.array(texts, "large_string") for role, texts in zip(files, columns, strict=True)}
+            yield {role: pyarrow.array(texts, "large_string") for role, texts in zip(files, some, strict=True)}
             done = True
     if not done:
         names = " and ".join(path.name for path in files.values())

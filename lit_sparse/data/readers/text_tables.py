@@ -46,7 +46,7 @@ def chunks_of_rows(rows: Iterator[Row], columns: Mapping[str, str]) -> Iterator[
     while some := list(itertools.islice(rows, AT_ONCE)):
         chunk: Chunk = {}
         for role, column in columns.items():
-            values = [value_at(row, column) for _, row in some]
+            values = [row[column] if column in row else value_at(row, column) for _, row in some]  # mostly without a call
             with suppress(TypeError, UnicodeEncodeError):
                 if role not in others:
                     chunk[role] = pyarrow.array(values, pyarrow.large_string())
@@ -59,7 +59,7 @@ def chunks_of_rows(rows: Iterator[Row], columns: Mapping[str, str]) -> Iterator[
 
 def decoded(cell: str | bytes) -> Any:
     """Return the value of a cell of :func:`chunks_of_rows`."""
-    return json.loads(cell) if isinstance(cell, bytes) else cell
+    return json.loads(cell.decode()) if isinstance(cell, bytes) else cell
 
 
 def json_rows(path: Place, _: Mapping[str, str]) -> Iterator[Row]:
