@@ -19,7 +19,7 @@ from lit_sparse.data.base import ResumableDataModule
 from lit_sparse.data.loader import Batch
 from lit_sparse.data.readers.arrays import read_npy
 from lit_sparse.data.readers.splits import read_split
-from lit_sparse.data.splits import Split, Splits, splits_of
+from lit_sparse.data.splits import Split, splits_of
 from lit_sparse.errors import CheckpointError, ConfigurationError, DataError
 from lit_sparse.ground.files import replaced
 from lit_sparse.ground.stored import open_plain, read_json
@@ -99,7 +99,7 @@ class ActivationDataModule(ResumableDataModule):
             raise ConfigurationError(f"Expected `columns` to be a list of columns with text but got {columns!r}.")
         self.columns = tuple(columns)
         self.max_length, self.max_texts = max_length, max_texts
-        self._examples = Splits()
+        self._examples: dict[Split, Examples] = {}
 
     def prepare_data(self) -> None:
         """Compute and store missing activations that a command needs; Lightning calls it on one process."""
@@ -141,8 +141,10 @@ class ActivationDataModule(ResumableDataModule):
         return before, token, after
 
     def _of(self, split: Split) -> Examples:
-        found: Examples = self._examples["test" if split == "predict" else split]
-        return found
+        split = "test" if split == "predict" else split
+        if split not in self._examples:
+            raise ConfigurationError(f"Expected `setup` before the {split} data are read. Call data.setup() first.")
+        return self._examples[split]
 
     def _place(self, *names: str) -> Path:
         """Return a path in the folder after checking that no link leads out of it."""
