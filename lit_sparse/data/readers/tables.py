@@ -21,16 +21,7 @@ from lit_sparse.data.columns import Column, stored
 from lit_sparse.data.readers.arrow_files import arrow_batches, parquet_batches
 from lit_sparse.data.readers.places import Place
 from lit_sparse.data.readers.text_files import ending_of
-from lit_sparse.data.readers.text_tables import (
-    Chunk,
-    Row,
-    cell_chunks,
-    cell_rows,
-    chunks_of_rows,
-    decoded,
-    json_rows,
-    value_at,
-)
+from lit_sparse.data.readers.text_tables import Chunk, Row, cell_chunks, cell_rows, chunks_of_rows, decoded, json_rows, value_at
 from lit_sparse.errors import DataError, did_you_mean
 
 __all__ = [

@@ -28,7 +28,6 @@ __all__ = ["CaliforniaHousingDataModule"]
 
 #: Number of bytes of the longest description of an array by joblib, and its entry for a padding of the array.
 DESCRIPTION, ALIGNED = 2**16, "numpy_array_alignment_bytes"
-SOURCES = ("csv", "sklearn", "hub")
 HUB_NAME = "gvlassis/california_housing"
 #: Columns of the raw table: three are totals of a block group, the fourth is its households, and the last is the target.
 RAW = (
