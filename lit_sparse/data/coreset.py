@@ -227,14 +227,8 @@ class CoresetDataModule(ResumableDataModule):
         """Return the position in the training data, and the coreset, for a checkpoint."""
         state = super().state_dict()
         if self._coreset is not None:
-            its = self._coreset
-            state[STATE] = {
-                "indices": its.indices,
-                "weights": its.weights,
-                "objective": its.objective,
-                "trace": its.trace,
-                "size": its.size,
-            }
+            names = ("indices", "weights", "objective", "trace", "size")
+            state[STATE] = {name: getattr(self._coreset, name) for name in names}
         base = self.base.state_dict()
         return {**state, "base": base} if base else state
 

@@ -281,11 +281,9 @@ def _column(batch: Any, column: str) -> Any:
 
 
 def rows_of(batches: Iterable[Any]) -> Iterator[Row]:
-    """Yield the rows of Arrow batches as dicts, each after its position as text, such as ``row 3``."""
-    places = itertools.count(1)
-    for batch in batches:
-        for row in batch.to_pylist():
-            yield f"row {next(places)}", row
+    """Return an iterator over the rows of Arrow batches as dicts, each after its position as text, such as ``row 3``."""
+    rows = itertools.chain.from_iterable(batch.to_pylist() for batch in batches)
+    return ((f"row {place}", row) for place, row in enumerate(rows, 1))
 
 
 def _of_arrow(batches: Callable[[Place, Mapping[str, str]], Iterable[Any]]) -> _Format:

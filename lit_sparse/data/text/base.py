@@ -102,7 +102,7 @@ class TextDataModule(ResumableDataModule):
         self.names: dict[Split, str] = {"train": train, "val": val, "test": test}
         self.predict, self.max_length, self.max_test_length = predict, max_length, max_test_length
         self.train_size, self.streaming, self.shuffle_buffer = train_size, streaming, shuffle_buffer
-        whole = {"`fold`": self.fold, "`sampler`": self.sampler, type(self).__name__: None if self.can_stream else self}
+        whole = {"`fold`": self.fold, "`sampler`": self.sampler, type(self).__name__: None if self.can_stream else True}
         check_streaming(whole, shuffle_buffer, streaming=streaming)
         self._columns: dict[Split, dict[str, Any]] = {}
         self._sequences: dict[Split, dict[str, Ragged]] = {}
