@@ -15,7 +15,7 @@ from lit_sparse.data.distinct import distinct
 from lit_sparse.data.images.base import STREAMS, ImageDataModule, Images
 from lit_sparse.data.loader import Batch
 from lit_sparse.data.readers.arrays import Arrays, open_arrays
-from lit_sparse.data.readers.text_files import in_folder
+from lit_sparse.data.readers.text_files import existing
 from lit_sparse.data.splits import SPLITS, Split, Splits, held_out, numbers_of, shuffled, warn_without_test
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.ground.directions import directions
@@ -118,7 +118,7 @@ class ReferentialGameDataModule(ResumableDataModule):
 
     def _read(self) -> None:
         if self.images is None:
-            read = self._from_file(Path(str(self.path)).expanduser())
+            read = self._from_file(existing(str(self.path), "feature vectors"))
         else:
             read = self.images.load()
             self.class_names = [str(number) for number in range(self.images.classes)]
@@ -173,8 +173,6 @@ class ReferentialGameDataModule(ResumableDataModule):
         }
 
     def _from_file(self, path: Path) -> dict[Split, Images]:
-        if not path.is_file():
-            raise DataError(f"There is no file {str(path)!r} of feature vectors.{in_folder(path.parent, path.name)}")
         with open_arrays(path) as arrays:
             name = self.features if self.features in arrays else next(iter(arrays)) if len(arrays) == 1 else None
             if name is None:

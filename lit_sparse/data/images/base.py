@@ -127,15 +127,14 @@ class ImageDataModule(ResumableDataModule):
             raise ConfigurationError("Expected `fold: null` with files of indices but got a fold. Leave out one of them.")
         self.labelled, self.validation, self.labelled_only = labelled, validation, labelled_only
         self.binarize, self.shift_augmentation = binarize, shift_augmentation
-        if normalize is not None and binarize:
-            raise ConfigurationError("Expected `binarize: false` with `normalize` but got true. Leave out one of them.")
-        if normalize is not None and len(normalize) != 2:
-            raise ConfigurationError(f"Expected argument `normalize` to be a mean and a deviation but got {normalize}.")
-        self.normalize = (
-            None
-            if normalize is None
-            else (check_number("normalize[0]", normalize[0], -MOST, MOST), check_positive("normalize[1]", normalize[1]))
-        )
+        self.normalize = normalize
+        if normalize is not None:
+            if binarize:
+                raise ConfigurationError("Expected `binarize: false` with `normalize` but got true. Leave out one of them.")
+            if len(normalize) != 2:
+                raise ConfigurationError(f"Expected argument `normalize` to be a mean and a deviation but got {normalize}.")
+            mean = check_number("normalize[0]", normalize[0], -MOST, MOST)
+            self.normalize = mean, check_positive("normalize[1]", normalize[1])
         self.label_noise, self.epoch_size = label_noise, epoch_size
         self._splits: dict[Split, Images] = Splits()
         self._labelled = torch.empty(0, dtype=torch.int64)

@@ -20,7 +20,7 @@ from lit_sparse.checks import SEED, Number, ranges
 from lit_sparse.data.readers.arrays import open_arrays
 from lit_sparse.data.readers.idx import read_idx
 from lit_sparse.data.readers.integers import read_integer_lines
-from lit_sparse.data.readers.text_files import ending_of, in_folder
+from lit_sparse.data.readers.text_files import ending_of, existing
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.ground.arguments import shown_arguments
 from lit_sparse.ground.files import replaced
@@ -174,9 +174,7 @@ class LabelsFromFile(LabelNoise):
 
     @override
     def __call__(self, pixels: Tensor, labels: Tensor, classes: int) -> Tensor:
-        path = Path(self.path).expanduser()
-        if not path.is_file():
-            raise DataError(f"There is no file of labels {str(path)!r}.{in_folder(path.parent, path.name)}")
+        path = existing(self.path, "labels")
         noisy = self._read(path)
         if noisy.shape != tuple(labels.shape):
             raise DataError(

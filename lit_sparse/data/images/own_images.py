@@ -15,7 +15,7 @@ from lit_sparse.checks import Number, check_count, ranges
 from lit_sparse.data.images.base import UNLABELLED, ImageDataModule, Images
 from lit_sparse.data.readers.arrays import Arrays, open_arrays
 from lit_sparse.data.readers.images import ENDINGS, read_image
-from lit_sparse.data.readers.text_files import in_folder
+from lit_sparse.data.readers.text_files import existing, in_folder
 from lit_sparse.data.splits import SPLITS, Split, held_out, numbers_of, shuffled
 from lit_sparse.errors import ConfigurationError, DataError, did_you_mean
 
@@ -229,9 +229,7 @@ class ImageTableDataModule(OwnImagesDataModule):
         Raises:
             DataError: if the file is missing, or an array has another type, shape or range.
         """
-        path = Path(self.path).expanduser()
-        if not path.is_file():
-            raise DataError(f"There is no file of images {str(path)!r}.{in_folder(path.parent, path.name)}")
+        path = existing(self.path, "images")
         with open_arrays(path) as arrays:
             images = arrays[self.images]
             if images.ndim not in (3, 4) or 0 in images.shape or (images.ndim == 4 and images.shape[3] not in (1, 3)):

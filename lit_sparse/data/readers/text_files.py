@@ -19,7 +19,7 @@ from lit_sparse.data.readers.places import Place, open_file, place_of
 from lit_sparse.data.readers.sizes import BoundedReader
 from lit_sparse.errors import DataError, did_you_mean
 
-__all__ = ["ending_of", "in_folder", "lines_of", "numbered_lines", "open_bounded", "read_lines", "segment_names"]
+__all__ = ["ending_of", "existing", "in_folder", "lines_of", "numbered_lines", "open_bounded", "read_lines", "segment_names"]
 
 #: Endings of compressed files, their first bytes, and their decompressors.
 PACKED: dict[str, tuple[str, re.Pattern[bytes], Callable[[IO[bytes]], io.RawIOBase | io.BufferedIOBase]]] = {
@@ -135,6 +135,22 @@ def open_bounded(path: Place, *, strict: bool = True, lines: bool = False) -> It
         raise DataError(f"There is no file {str(path)!r}.{in_folder(path.parent, path.name)}") from error
     except OSError as error:
         raise DataError(f"{str(path)!r} cannot be read: {error.strerror or error}. Check its permissions.") from error
+
+
+def existing(name: str | Path, what: str) -> Path:
+    """Return the path of a user's file after a check that it exists.
+
+    Args:
+        name: path of the file.
+        what: content of the file, for the message.
+
+    Raises:
+        DataError: if there is no such file.
+    """
+    path = Path(name).expanduser()
+    if not path.is_file():
+        raise DataError(f"There is no file of {what} {str(path)!r}.{in_folder(path.parent, path.name)}")
+    return path
 
 
 def in_folder(folder: Place, name: str) -> str:
