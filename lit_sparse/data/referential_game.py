@@ -233,15 +233,14 @@ class _Split:
         self.starts = self.counts.cumsum(0) - self.counts
         self.rank = torch.empty_like(place)
         self.rank[self.order] = torch.arange(len(place)) - self.starts[place[self.order]]
-        most = {
-            "any": len(images),
-            "other_classes": len(self.classes),
-            "same_class": int(self.counts.min()) if len(images) else 0,
-        }
-        if most[kind] < candidates and not (name == "test" and not len(images)):  # a file may have no test split
-            what = {"any": "images", "other_classes": "classes", "same_class": "images in the smallest class"}[kind]
+        most, what = {
+            "any": (len(images), "images"),
+            "other_classes": (len(self.classes), "classes"),
+            "same_class": (int(self.counts.min()) if len(images) else 0, "images in the smallest class"),
+        }[kind]
+        if most < candidates and not (name == "test" and not len(images)):  # a file may have no test split
             raise DataError(
-                f"Expected at least candidates={candidates} {what} in the {name} split but got {most[kind]}. Use fewer"
+                f"Expected at least candidates={candidates} {what} in the {name} split but got {most}. Use fewer"
                 " candidates, hold out more, or draw other distractors."
             )
 

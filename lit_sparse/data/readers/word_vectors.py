@@ -7,7 +7,7 @@ import re
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from importlib import import_module, metadata
+from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lit_sparse.checks import check_count
 from lit_sparse.data.readers.arrays import read_npy
+from lit_sparse.data.readers.arrow_files import parquet_batches
 from lit_sparse.data.readers.places import reading
 from lit_sparse.data.readers.sizes import BoundedReader, bytes_of, check_rows, check_unpacked
 from lit_sparse.data.readers.text_files import in_folder, open_bounded
@@ -284,13 +285,9 @@ def _unpacked_cache(path: Path) -> Any:
 
 
 def _from_arrays(array: Path, index: Path, wanted: _Wanted) -> None:
-    parquet = import_module("pyarrow.parquet")  # it comes with datasets
-    handled = reading(f"{str(array)!r} and {str(index)!r} cannot be read", "Install the package again.")
-    with handled, open_plain(index) as file:
-        vectors = read_npy(array, memory_mapped=True)
-        check_rows(index, parquet.read_metadata(file).num_rows)
-        words = parquet.read_table(file).column(0).to_pylist()
-    _fill(words, vectors, array, wanted)
+    vectors = read_npy(array, memory_mapped=True)
+    batches = parquet_batches(index, {"word": ""})  # all columns, of which the first has the words
+    _fill([word for batch in batches for word in batch.column(0).to_pylist()], vectors, array, wanted)
 
 
 def _fill(
