@@ -47,7 +47,7 @@ class _OfLoader:
         return len(self.loader.dataset)  # type: ignore[arg-type]
 
     def fetch(self, epoch: int, indices: Tensor) -> Any:
-        """Return a batch of the examples at indices (B,); those of a data set are the same in each epoch."""
+        """Return a batch of the examples at indices (B,), which are the same in each epoch."""
         return self.loader.collate_fn([self.loader.dataset[i] for i in indices.tolist()])
 
 
