@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from lit_sparse.data.base import ResumableDataModule
 from lit_sparse.data.loader import Batch
 from lit_sparse.data.readers.arrays import read_npy
 from lit_sparse.data.readers.splits import read_split
-from lit_sparse.data.splits import Split
+from lit_sparse.data.splits import Split, splits_of
 from lit_sparse.errors import CheckpointError, ConfigurationError, DataError
 from lit_sparse.ground.files import replaced
 from lit_sparse.ground.stored import open_plain, read_json
@@ -99,17 +100,16 @@ class ActivationDataModule(ResumableDataModule):
         self.columns = tuple(columns)
         self.max_length, self.max_texts = max_length, max_texts
         self._examples: dict[Split, Examples] = {}
-        self._tokenizer: Any = None
 
     def prepare_data(self) -> None:
         """Compute and store missing activations that a command needs; Lightning calls it on one process."""
         stage = None if self.trainer is None else self.trainer.state.fn
-        for split in self._needed(stage):
+        for split in _needed(stage):
             self._store(split)
 
     def setup(self, stage: str | None = None) -> None:
         """Open the shards; without a trainer, compute missing activations first."""
-        for split in self._needed(stage):
+        for split in _needed(stage):
             if split not in self._examples:
                 if self.trainer is None:
                     self._store(split)
@@ -135,15 +135,10 @@ class ActivationDataModule(ResumableDataModule):
         low, high = max(0, index - AROUND), index + AROUND + 1
         around = tokens[low:high]
         same, place = around[:, 0] == tokens[index, 0], index - low
-        tokenizer = self._words()
         parts = (around[:place][same[:place], 1], around[place : place + 1, 1], around[place + 1 :][same[place + 1 :], 1])
         with guarded("The tokens cannot be decoded"):
-            before, token, after = (tokenizer.decode(ids.tolist()) for ids in parts)
+            before, token, after = (self._tokenizer.decode(ids.tolist()) for ids in parts)
         return before, token, after
-
-    def _needed(self, stage: Any) -> tuple[Split, ...]:
-        needed: dict[Any, tuple[Split, ...]] = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",)}
-        return needed.get(stage, ("test",) if stage == "predict" else ("train", "val", "test"))
 
     def _of(self, split: Split) -> Examples:
         split = "test" if split == "predict" else split
@@ -168,16 +163,16 @@ class ActivationDataModule(ResumableDataModule):
             raise DataError(f"Expected texts in the {split} data but got none. Check the file.")
         return texts
 
-    def _words(self) -> Any:
-        if self._tokenizer is None:
-            self._tokenizer = _loaded("AutoTokenizer", self.model)
-            if not isinstance(self._tokenizer.model_max_length, int | float):
-                raise DataError(
-                    f"Expected a number as `model_max_length` of {self.model!r} but got {self._tokenizer.model_max_length!r}."
-                )
-            if self._tokenizer.pad_token is None:
-                self._tokenizer.pad_token = self._tokenizer.eos_token
-        return self._tokenizer
+    @cached_property
+    def _tokenizer(self) -> Any:
+        tokenizer = _loaded("AutoTokenizer", self.model)
+        if not isinstance(tokenizer.model_max_length, int | float):
+            raise DataError(
+                f"Expected a number as `model_max_length` of {self.model!r} but got {tokenizer.model_max_length!r}."
+            )
+        if tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        return tokenizer
 
     @torch.no_grad()
     def _store(self, split: Split) -> None:
@@ -201,7 +196,7 @@ class ActivationDataModule(ResumableDataModule):
         missing = [number for number in range(described["shards"]) if not self._file(split, number).exists()]
         if not missing:
             return
-        model, tokenizer = _loaded("AutoModel", self.model), self._words()
+        model, tokenizer = _loaded("AutoModel", self.model), self._tokenizer
         model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
         known = model.get_input_embeddings().num_embeddings
         for number in missing:
@@ -271,6 +266,10 @@ class ActivationDataModule(ResumableDataModule):
                     f" {shard.shape} and {tuple(ids.shape)} tokens. Remove the folder, so that it is written again."
                 )
         return shards, torch.cat(tokens), torch.tensor([shard.shape[0] for shard in shards]).cumsum(0)
+
+
+def _needed(stage: str | None) -> tuple[Split, ...]:
+    return ("test",) if stage == "predict" else splits_of(stage)
 
 
 def _loaded(kind: str, name: str) -> Any:

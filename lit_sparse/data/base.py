@@ -16,7 +16,7 @@ from typing_extensions import Self
 from lit_sparse.checks import SEED, Count, check_indices, check_integer, ranges
 from lit_sparse.data.fetched import batches_of, fetched, seeded
 from lit_sparse.data.loader import Batch, EpochLoader
-from lit_sparse.data.splits import Split, in_batches, shuffled
+from lit_sparse.data.splits import Split, in_batches, share_of, shuffled
 from lit_sparse.errors import CheckpointError, ConfigurationError, DataError, full_name
 from lit_sparse.ground.state_checks import COUNT, ListOf, equal_to
 from lit_sparse.lightning.choice import check_pairing, pl, rank_zero_warn
@@ -159,9 +159,7 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
 
     def train_batches(self, epoch: int, rank: int, processes: int) -> Sequence[Tensor]:
         """Return the indices of each training batch of one process; all processes have equally many batches."""
-        order = self._order(self.size("train"), epoch)
-        share = order[rank : len(order) - len(order) % processes : processes]
-        return in_batches(share, self.batch_size)
+        return in_batches(share_of(self._order(self.size("train"), epoch), rank, processes), self.batch_size)
 
     def _order(self, size: int, epoch: int, stream: int = 0) -> Tensor:
         """Return the order of a number of training examples in an epoch: the sampler's, or else a permutation."""
@@ -194,7 +192,7 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
             processes: number of processes.
         """
         rest = torch.cat([torch.empty(0, dtype=torch.int64), *batches])
-        return in_batches(rest[rank : len(rest) - len(rest) % processes : processes], self.batch_size)
+        return in_batches(share_of(rest, rank, processes), self.batch_size)
 
     def train_dataloader(self) -> EpochLoader:
         """Return the training loader, which follows the trainer's epoch, or else continues where the last loop stopped."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from copy import copy
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +106,7 @@ class CoresetDataModule(ResumableDataModule):
         stream: bool = False,
         seed: int = 0,
     ) -> None:
-        chosen = [part is not None for part in (selector, k, vectors)]
-        if all(chosen) == (coreset is not None) or (any(chosen) and not all(chosen)) or (any(chosen) and coreset is not None):
+        if any((part is None) == (coreset is None) for part in (selector, k, vectors)):
             raise ConfigurationError(
                 "Expected either `selector`, `k` and `vectors`, or `coreset` but got neither or both. Give the three, or the"
                 " file of a saved coreset."
@@ -127,7 +127,6 @@ class CoresetDataModule(ResumableDataModule):
         self._stratify = stratify
         self._stream = stream
         self._coreset: Coreset | None = None
-        self._examples: ExampleSource | None = None
 
     def __getattr__(self, name: str) -> Any:
         if name not in FORWARDED:
@@ -228,14 +227,8 @@ class CoresetDataModule(ResumableDataModule):
         """Return the position in the training data, and the coreset, for a checkpoint."""
         state = super().state_dict()
         if self._coreset is not None:
-            its = self._coreset
-            state[STATE] = {
-                "indices": its.indices,
-                "weights": its.weights,
-                "objective": its.objective,
-                "trace": its.trace,
-                "size": its.size,
-            }
+            names = ("indices", "weights", "objective", "trace", "size")
+            state[STATE] = {name: getattr(self._coreset, name) for name in names}
         base = self.base.state_dict()
         return {**state, "base": base} if base else state
 
@@ -256,11 +249,9 @@ class CoresetDataModule(ResumableDataModule):
     def _has_independent_rows(self) -> bool:
         return isinstance(self.base, ResumableDataModule) and self.base._has_independent_rows()
 
-    @property
+    @cached_property
     def _source(self) -> ExampleSource:
-        if self._examples is None:
-            self._examples = source_of(self.base)
-        return self._examples
+        return source_of(self.base)
 
     def _chosen(self) -> Coreset:
         return self._checked(Coreset.load(self._file)) if self._file is not None else self.select(*self.candidates())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -13,18 +13,6 @@ from lit_sparse.errors import ConfigurationError
 from lit_sparse.lightning.choice import pl
 
 __all__ = ["ExampleSource", "source_of", "with_weights"]
-
-
-class ExampleSource(Protocol):
-    """Protocol of an object that gives access to a data module's training examples by index."""
-
-    batch_size: int
-    num_workers: int
-
-    def __len__(self) -> int: ...
-
-    def fetch(self, epoch: int, indices: Tensor) -> Any:
-        """Return a batch of the training examples at indices (B,), as of an epoch."""
 
 
 class _Resumable:
@@ -38,6 +26,7 @@ class _Resumable:
         return len(self.indices)
 
     def fetch(self, epoch: int, indices: Tensor) -> Any:
+        """Return a batch of the examples at indices (B,), as of an epoch."""
         return fetched(self.base, "train", epoch, self.indices[indices])
 
 
@@ -58,7 +47,12 @@ class _OfLoader:
         return len(self.loader.dataset)  # type: ignore[arg-type]
 
     def fetch(self, epoch: int, indices: Tensor) -> Any:
+        """Return a batch of the examples at indices (B,), which are the same in each epoch."""
         return self.loader.collate_fn([self.loader.dataset[i] for i in indices.tolist()])
+
+
+#: Training examples of a data module by index.
+ExampleSource: TypeAlias = _Resumable | _OfLoader
 
 
 def source_of(base: pl.LightningDataModule) -> ExampleSource:

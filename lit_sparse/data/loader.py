@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lit_sparse.checks import Count, ranges
 from lit_sparse.errors import CheckpointError, ConfigurationError, LitSparseError
+from lit_sparse.ground.state_checks import COUNT
 
 __all__ = ["Batch", "BatchIndices", "EpochLoader", "Fetch"]
 
@@ -135,7 +136,10 @@ class EpochLoader:
         batch: Any = found.get("batch")
         parts: Any = found.get("parts", [])
         if not (
-            _is_count(epoch) and _is_count(batch) and _are_parts(parts, len(self.division) + 1) and bool(batch) <= bool(parts)
+            COUNT.holds(epoch)
+            and COUNT.holds(batch)
+            and _are_parts(parts, len(self.division) + 1)
+            and bool(batch) <= bool(parts)
         ):
             raise CheckpointError(
                 "Expected a position in the training data, an epoch, a batch and numbers of examples, but got"
@@ -220,14 +224,10 @@ class EpochLoader:
             yield several
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
 def _are_parts(found: Any, numbers: int) -> bool:
     """Return whether a state has the parts of an epoch, each with the expected number of positive integers."""
     return isinstance(found, list) and all(
-        isinstance(part, list) and len(part) == numbers and all(_is_count(number) and number > 0 for number in part)
+        isinstance(part, list) and len(part) == numbers and all(COUNT.holds(number) and number > 0 for number in part)
         for part in found
     )
 

@@ -15,15 +15,13 @@ from lit_sparse.data.distinct import distinct
 from lit_sparse.data.images.base import STREAMS, ImageDataModule, Images
 from lit_sparse.data.loader import Batch
 from lit_sparse.data.readers.arrays import Arrays, open_arrays
-from lit_sparse.data.readers.text_files import in_folder
-from lit_sparse.data.splits import Split, Splits, held_out, shuffled, warn_without_test
+from lit_sparse.data.readers.text_files import existing
+from lit_sparse.data.splits import SPLITS, Split, Splits, held_out, numbers_of, shuffled, warn_without_test
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.ground.directions import directions
 from lit_sparse.random import seeded_uniform
 
 __all__ = ["ReferentialGameDataModule"]
-
-SPLITS: tuple[Split, ...] = ("train", "val", "test")
 
 
 @ranges(val_size=Number(0.0, 1e12, open_low=True), test_size=Number(0.0, 1e12, open_low=True), candidates=Count(2))
@@ -120,7 +118,7 @@ class ReferentialGameDataModule(ResumableDataModule):
 
     def _read(self) -> None:
         if self.images is None:
-            read = self._from_file(Path(str(self.path)).expanduser())
+            read = self._from_file(existing(str(self.path), "feature vectors"))
         else:
             read = self.images.load()
             self.class_names = [str(number) for number in range(self.images.classes)]
@@ -175,8 +173,6 @@ class ReferentialGameDataModule(ResumableDataModule):
         }
 
     def _from_file(self, path: Path) -> dict[Split, Images]:
-        if not path.is_file():
-            raise DataError(f"There is no file {str(path)!r} of feature vectors.{in_folder(path.parent, path.name)}")
         with open_arrays(path) as arrays:
             name = self.features if self.features in arrays else next(iter(arrays)) if len(arrays) == 1 else None
             if name is None:
@@ -207,15 +203,7 @@ class ReferentialGameDataModule(ResumableDataModule):
         if parts is None:
             kinds[order[: held_out("test_size", self.test_size, size, size)]] = 2
         elif parts.dtype.kind == "U":
-            words = parts
-            unknown = sorted(set(words.tolist()) - set(SPLITS))
-            if unknown:
-                raise DataError(
-                    f"Expected the array {self.parts or 'split'!r} of {str(path)!r} to hold the words {', '.join(SPLITS)}, or"
-                    f" 0 for training and 1 for the test, but got {', '.join(map(repr, unknown[:5]))}. Change them."
-                )
-            for number, word in enumerate(SPLITS):
-                kinds[torch.from_numpy(words == word)] = number
+            kinds = numbers_of(parts, f"{self.parts or 'split'!r} of {str(path)!r}")
         else:
             kinds[torch.from_numpy(parts != 0)] = 2
         indices = [order[kinds[order] == number] for number in range(len(SPLITS))]
@@ -245,15 +233,14 @@ class _Split:
         self.starts = self.counts.cumsum(0) - self.counts
         self.rank = torch.empty_like(place)
         self.rank[self.order] = torch.arange(len(place)) - self.starts[place[self.order]]
-        most = {
-            "any": len(images),
-            "other_classes": len(self.classes),
-            "same_class": int(self.counts.min()) if len(images) else 0,
-        }
-        if most[kind] < candidates and not (name == "test" and not len(images)):  # a file may have no test split
-            what = {"any": "images", "other_classes": "classes", "same_class": "images in the smallest class"}[kind]
+        most, what = {
+            "any": (len(images), "images"),
+            "other_classes": (len(self.classes), "classes"),
+            "same_class": (int(self.counts.min()) if len(images) else 0, "images in the smallest class"),
+        }[kind]
+        if most < candidates and not (name == "test" and not len(images)):  # a file may have no test split
             raise DataError(
-                f"Expected at least candidates={candidates} {what} in the {name} split but got {most[kind]}. Use fewer"
+                f"Expected at least candidates={candidates} {what} in the {name} split but got {most}. Use fewer"
                 " candidates, hold out more, or draw other distractors."
             )
 

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from lit_sparse.checks import MOST_EXAMPLES, check_number
 from lit_sparse.errors import ConfigurationError, DataError, full_name
 from lit_sparse.lightning.choice import rank_zero_warn
 
-__all__ = ["Split", "Splits", "held_out", "in_batches", "loaded", "shuffled", "warn_without_test"]
+__all__ = [
+    *("SPLITS", "Rows", "Split", "Splits", "held_out", "in_batches", "loaded", "numbers_of", "share_of"),
+    *("shuffled", "splits_of", "warn_without_test"),
+]
 
 Loaded = TypeVar("Loaded")
 Split = Literal["train", "val", "test", "predict"]
+
+
+#: The splits of a data set.
+SPLITS: tuple[Split, ...] = ("train", "val", "test")
 
 
 class Splits(dict[Split, Any]):
@@ -25,10 +34,65 @@ class Splits(dict[Split, Any]):
         raise DataError(f"Expected the {split} split to be read before it is used. Call data.setup() first.")
 
 
+@dataclass(frozen=True)
+class Rows:
+    """Base class of dataclasses of tensors with a row for each example; a column that is not known is None."""
+
+    def _known(self) -> dict[str, Tensor]:
+        return {name: column for name, column in vars(self).items() if column is not None}
+
+    def __getitem__(self, which: Tensor | slice) -> Self:
+        plain = isinstance(which, slice) or which.dtype == torch.bool  # else `index_select` takes a quarter of the time
+        known = self._known().items()
+        return type(self)(**{name: column[which] if plain else column.index_select(0, which) for name, column in known})  # type: ignore[arg-type]
+
+    def __add__(self, other: Self) -> Self:
+        others = other._known()
+        both = {name: torch.cat([column, others[name]]) for name, column in self._known().items() if name in others}
+        return type(self)(**both)
+
+    def __len__(self) -> int:
+        return len(next(iter(vars(self).values())))
+
+
+def splits_of(stage: str | None) -> tuple[Split, ...]:
+    """Return the splits that a stage of the trainer reads, such as ``"fit"``; without a stage, all of the data set."""
+    needed: dict[str | None, tuple[Split, ...]] = {
+        "fit": ("train", "val"),
+        "validate": ("val",),
+        "test": ("test",),
+        "predict": ("predict",),
+    }
+    return needed.get(stage, SPLITS)
+
+
+def numbers_of(words: Iterable[str], where: str) -> Tensor:
+    """Return the position of each word in ``SPLITS``.
+
+    Args:
+        words: names of splits, one for each example of a file.
+        where: name of the array, for the message.
+
+    Raises:
+        DataError: if a word is not the name of a split.
+    """
+    names = [str(word) for word in words]
+    if unknown := sorted({*names} - {*SPLITS}):
+        raise DataError(
+            f"Expected the words {', '.join(SPLITS)} in {where} but got {', '.join(map(repr, unknown[:5]))}. Correct them."
+        )
+    return torch.tensor([SPLITS.index(name) for name in names], dtype=torch.int64)
+
+
 def shuffled(size: int, seed: int, epoch: int = 0, stream: int = 0) -> Tensor:
     """Return a random permutation (size,) of ``0 .. size - 1`` that is a function of the seed, the epoch and the stream."""
     generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) * 101 + stream)
     return torch.randperm(size, generator=generator)
+
+
+def share_of(indices: Tensor, rank: int, processes: int) -> Tensor:
+    """Return a process's share of indices (N,), every ``processes``-th one; all processes get equally many."""
+    return indices[rank : len(indices) - len(indices) % processes : processes]
 
 
 def in_batches(indices: Tensor, size: int) -> list[Tensor]:

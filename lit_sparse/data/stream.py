@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -11,10 +11,10 @@ from torch import Tensor
 
 from lit_sparse.data.base import ResumableDataModule
 from lit_sparse.data.columns import Column
-from lit_sparse.data.splits import in_batches, shuffled
-from lit_sparse.errors import DataError
+from lit_sparse.data.splits import in_batches, share_of, shuffled
+from lit_sparse.errors import ConfigurationError, DataError
 
-__all__ = ["Stream", "stream_batches", "stream_order"]
+__all__ = ["Stream", "check_streaming", "stream_batches", "stream_order"]
 
 
 def stream_order(size: int, buffer: int, seed: int, epoch: int) -> Tensor:
@@ -35,7 +35,24 @@ def stream_order(size: int, buffer: int, seed: int, epoch: int) -> Tensor:
 def stream_batches(data: ResumableDataModule, buffer: int, epoch: int, rank: int, processes: int) -> list[Tensor]:
     """Return the indices of each training batch of one process for streamed rows; see :func:`stream_order`."""
     order = stream_order(data.size("train"), buffer, data.seed, epoch)
-    return in_batches(order[rank : len(order) - len(order) % processes : processes], data.batch_size)
+    return in_batches(share_of(order, rank, processes), data.batch_size)
+
+
+def check_streaming(whole: Mapping[str, Any], shuffle_buffer: int, *, streaming: bool) -> None:
+    """Check the options of data that can be streamed.
+
+    Args:
+        whole: name of each option that needs all rows -> its value; None if it is not used.
+        shuffle_buffer: number of rows that are shuffled together.
+        streaming: whether the data are streamed.
+
+    Raises:
+        ConfigurationError: for options that exclude each other.
+    """
+    if shuffle_buffer and not streaming:
+        raise ConfigurationError("Expected `shuffle_buffer` only with `streaming` but got it without. Leave it out.")
+    if streaming and (names := [name for name, given in whole.items() if given is not None]):
+        raise ConfigurationError(f"Expected no `streaming` with {names[0]}, which needs all rows. Leave one out.")
 
 
 class Stream:

@@ -15,7 +15,8 @@ from typing_extensions import Self, override
 from lit_sparse.checks import EXAMPLES, check_result, ranges
 from lit_sparse.data.base import ResumableDataModule
 from lit_sparse.data.loader import Batch
-from lit_sparse.data.readers.arrays import check_real, read_npy
+from lit_sparse.data.readers.arrays import check_kind, read_npy
+from lit_sparse.data.readers.places import reading
 from lit_sparse.data.splits import Split
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.ground.stored import open_plain
@@ -104,10 +105,6 @@ class TransportDataModule(ResumableDataModule):
             check_result(measure, "sample", points, (len(indices), measure.dim))
         return {"source": source, "target": target, "index": indices}
 
-    def train_indices(self) -> Tensor:
-        """Return the indices (N,) of an epoch's samples."""
-        return torch.arange(self.samples)
-
 
 class Points(Measure):
     """Empirical measure of the rows of a file or an array.
@@ -168,7 +165,7 @@ class Points(Measure):
         return self._read
 
     def _keep(self, points: np.ndarray, weights: np.ndarray | None) -> None:
-        check_real(points, repr(self.path))
+        check_kind(points.dtype, repr(self.path))
         try:
             x = torch.from_numpy(np.array(points, dtype=np.float32))
             w = None if weights is None else torch.from_numpy(np.array(weights, dtype=np.float64)).flatten()
@@ -195,18 +192,13 @@ def _from_file(name: str) -> np.ndarray:
         raise DataError(f"The file {str(path)!r} does not exist. Give the path of the points.")
     if path.suffix not in (".npy", ".csv"):
         raise DataError(f"Expected points in a .npy or .csv file but got {str(path)!r}. Convert it.")
-    try:
-        if path.suffix == ".npy":
-            return read_npy(path)
+    if path.suffix == ".npy":
+        return read_npy(path)
+    with reading(f"{str(path)!r} cannot be read as {path.suffix} data", "Check the format."):
         with io.TextIOWrapper(open_plain(path), "utf-8") as file:
             lines = [line for line in file if line.strip()]
-        return np.loadtxt(
-            lines[int(bool(lines) and not any(map(_is_number, lines[0].split(",")))) :], delimiter=",", comments=None, ndmin=2
-        )
-    except DataError:
-        raise
-    except (OSError, EOFError, ValueError) as error:
-        raise DataError(f"{str(path)!r} cannot be read as {path.suffix} data: {error}. Check the format.") from error
+        named = bool(lines) and not any(map(_is_number, lines[0].split(",")))
+        return np.loadtxt(lines[int(named) :], delimiter=",", comments=None, ndmin=2)
 
 
 def _is_number(cell: str) -> bool:

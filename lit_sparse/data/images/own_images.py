@@ -15,13 +15,12 @@ from lit_sparse.checks import Number, check_count, ranges
 from lit_sparse.data.images.base import UNLABELLED, ImageDataModule, Images
 from lit_sparse.data.readers.arrays import Arrays, open_arrays
 from lit_sparse.data.readers.images import ENDINGS, read_image
-from lit_sparse.data.readers.text_files import in_folder
-from lit_sparse.data.splits import Split, held_out, shuffled
+from lit_sparse.data.readers.text_files import existing, in_folder
+from lit_sparse.data.splits import SPLITS, Split, held_out, numbers_of, shuffled
 from lit_sparse.errors import ConfigurationError, DataError, did_you_mean
 
 __all__ = ["ImageFolderDataModule", "ImageTableDataModule", "OwnImagesDataModule"]
 
-SPLITS: tuple[Split, ...] = ("train", "val", "test")
 #: Names of the splits' folders.
 FOLDERS = (("train",), ("val", "valid", "validation"), ("test",))
 #: Largest height and width: all images are in memory.
@@ -230,9 +229,7 @@ class ImageTableDataModule(OwnImagesDataModule):
         Raises:
             DataError: if the file is missing, or an array has another type, shape or range.
         """
-        path = Path(self.path).expanduser()
-        if not path.is_file():
-            raise DataError(f"There is no file of images {str(path)!r}.{in_folder(path.parent, path.name)}")
+        path = existing(self.path, "images")
         with open_arrays(path) as arrays:
             images = arrays[self.images]
             if images.ndim not in (3, 4) or 0 in images.shape or (images.ndim == 4 and images.shape[3] not in (1, 3)):
@@ -242,12 +239,7 @@ class ImageTableDataModule(OwnImagesDataModule):
                 )
             labels = _each(arrays, self.labels, len(images)) if self.labels in arrays else None
             parts = _each(arrays, self.parts, len(images)) if self.parts in arrays else ["train"] * len(images)
-        unknown = sorted({*parts} - {*SPLITS})
-        if unknown:
-            raise DataError(
-                f"Expected the words {', '.join(SPLITS)} in {self.parts!r} of {str(path)!r} but got {str(unknown[0])!r}."
-                " Correct it."
-            )
+        kinds = numbers_of(parts, f"{self.parts!r} of {str(path)!r}")
         self.shape = images.shape[1:3]
         pixels = _intensities(images if images.ndim == 3 else images.transpose(0, 3, 1, 2))
         if not bool(((pixels >= 0) & (pixels <= 1)).all()):  # NaN as well
@@ -255,7 +247,7 @@ class ImageTableDataModule(OwnImagesDataModule):
                 f"Expected images of type uint8, or floats in [0, 1], in {self.images!r} of {str(path)!r} but got"
                 f" {images.dtype} from {images.min():g} to {images.max():g}. Scale them."
             )
-        return pixels, labels, np.array([SPLITS.index(part) for part in parts])
+        return pixels, labels, kinds.numpy()
 
 
 def _splits(root: Path) -> list[tuple[int, Path]]:

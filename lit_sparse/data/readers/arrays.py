@@ -6,7 +6,7 @@ import itertools
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -14,12 +14,12 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from numpy.lib import format as npy
 
-from lit_sparse.data.readers.places import Place, open_file
+from lit_sparse.data.readers.places import Place, open_file, reading
 from lit_sparse.data.readers.sizes import ROWS, bytes_of, check_rows, check_unpacked
-from lit_sparse.errors import DataError, LitSparseError, MissingExtraError, did_you_mean
+from lit_sparse.errors import DataError, MissingExtraError, did_you_mean
 from lit_sparse.ground.stored import RATIO, check_members
 
-__all__ = ["Arrays", "check_real", "open_arrays", "read_array", "read_npy"]
+__all__ = ["Arrays", "check_kind", "open_arrays", "read_npy"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 #: Allowed kinds of numpy types: booleans, integers, floats and words.
@@ -108,14 +108,8 @@ def open_arrays(path: Place) -> Iterator[Arrays]:
         yield Arrays(path, entries)  # outside of the handlers: errors of the caller are not errors of the file
 
 
-@contextmanager
-def _reading(path: Place) -> Iterator[None]:
-    try:
-        yield
-    except LitSparseError:
-        raise
-    except Exception as error:  # a truncated or forged file may raise anything
-        raise DataError(f"{str(path)!r} cannot be read as an array: {error}. Save it again with numpy.save or h5py.") from error
+def _reading(path: Place) -> AbstractContextManager[None]:
+    return reading(f"{str(path)!r} cannot be read as an array", "Save it again with numpy.save or h5py.")
 
 
 def read_npy(path: Place, *, memory_mapped: bool = False) -> Array:
@@ -134,21 +128,16 @@ def read_npy(path: Place, *, memory_mapped: bool = False) -> Array:
     with _reading(path), open_file(path) as file:
         where = repr(str(path))
         shape, in_columns, dtype = _header(file, path.stat().st_size, where)
-        _check_kind(dtype, where)
+        check_kind(dtype, where)
         return np.memmap(file, dtype, "r", file.tell(), shape, "F" if in_columns else "C")
 
 
-def check_real(array: Array, where: str) -> Array:
-    """Return an array after a check that it holds real numbers, booleans or words.
+def check_kind(dtype: np.dtype[Any], where: str) -> None:
+    """Check that a type of numpy is one of real numbers, booleans or words.
 
     Raises:
-        DataError: if it holds other types.
+        DataError: if it is another type.
     """
-    _check_kind(array.dtype, where)
-    return array
-
-
-def _check_kind(dtype: np.dtype[Any], where: str) -> None:
     if dtype.kind == "c":
         raise DataError(f"Expected real numbers but got complex ones in {where}. Save one part, such as `x.real`.")
     if dtype.hasobject:
@@ -172,8 +161,7 @@ def _decoded(array: Array, where: str) -> Array:
 
 @contextmanager
 def _open_npy(path: Place) -> Iterator[dict[str, _Entry]]:
-    with open_file(path) as file:
-        yield {"": _npy_entry(file, path.stat().st_size, repr(str(path)))}
+    yield {"": _npy_entry(partial(open_file, path), path.stat().st_size, repr(str(path)))}
 
 
 @contextmanager
@@ -186,41 +174,27 @@ def _open_npz(path: Place) -> Iterator[dict[str, _Entry]]:
         for member in members:
             name = member.filename.removesuffix(".npy")
             where = f"the array {name!r} of {str(path)!r}"
-            with archive.open(member) as file:
-                shape = _header(file, member.file_size, where).shape
-            entries[name] = _Entry(shape, partial(_from_archive, archive, member, where))
+            entries[name] = _npy_entry(partial(archive.open, member), member.file_size, where)
         yield entries
 
 
-def _from_archive(archive: zipfile.ZipFile, member: zipfile.ZipInfo, where: str) -> Array:
-    with archive.open(member) as file:
-        return _npy_entry(file, member.file_size, where).read()
-
-
-class _Header(NamedTuple):
-    shape: tuple[int, ...]
-    in_columns: bool
-    dtype: np.dtype[Any]
-
-
-def _header(file: IO[bytes], size: int, where: str) -> _Header:
-    """Read the header of an array, and check the length of the file against it."""
+def _header(file: IO[bytes], size: int, where: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Return an array's shape, whether its first index changes fastest, and its type, after a check of the file's length."""
     readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
     version = npy.read_magic(file)
     if version not in readers:
         raise DataError(
             f"Expected numbers or words but got named fields in {where} (version {version}). Save each field separately."
         )
-    header = _Header(*readers[version](file))
-    if not header.dtype.hasobject:  # objects have unknown sizes and are refused later
-        claimed = bytes_of(header.shape, header.dtype.itemsize)
-        available = size - file.tell()
-        if not 0 <= claimed <= available or min(header.shape, default=0) < 0 or _is_endless(header.shape, claimed):
+    shape, in_columns, dtype = readers[version](file)
+    if not dtype.hasobject:  # objects have unknown sizes and are refused later
+        claimed, available = bytes_of(shape, dtype.itemsize), size - file.tell()
+        if not 0 <= claimed <= available or min(shape, default=0) < 0 or _is_endless(shape, claimed):
             raise DataError(
-                f"Expected an array {header.shape} of {header.dtype} in {where}, as in its header, but got {available} bytes."
-                " Fetch the file again."
+                f"Expected an array {shape} of {dtype} in {where}, as in its header, but got {available} bytes. Fetch the file"
+                " again."
             )
-    return header
+    return shape, in_columns, dtype
 
 
 def _is_endless(shape: tuple[int, ...], claimed: int) -> bool:
@@ -228,34 +202,22 @@ def _is_endless(shape: tuple[int, ...], claimed: int) -> bool:
     return claimed == 0 and max(shape, default=0) > ROWS
 
 
-def read_array(file: IO[bytes], dtype: np.dtype[Any], shape: tuple[int, ...], *, in_columns: bool) -> Array:
-    """Return an array read from a stream, without a second copy in memory.
-
-    Args:
-        file: stream of bytes, at the start of the array.
-        dtype: type of the entries, other than objects.
-        shape: shape of the array, after a check of its size.
-        in_columns: whether the first index changes fastest (Fortran order).
-
-    Raises:
-        EOFError: if the file ends too early.
-    """
-    content = np.empty(bytes_of(shape, dtype.itemsize), dtype=np.uint8)
-    for start in range(0, len(content), PIECE):
-        piece = content[start : start + PIECE]
-        if file.readinto(piece) != len(piece):  # type: ignore[attr-defined]
-            raise EOFError("it ends within the array")
-    return content.view(dtype).reshape(shape, order="F" if in_columns else "C")
-
-
-def _npy_entry(file: IO[bytes], size: int, where: str) -> _Entry:
-    shape, in_columns, dtype = _header(file, size, where)
+def _npy_entry(opened: Callable[[], IO[bytes]], size: int, where: str) -> _Entry:
+    """Return an array in numpy's format, read without a second copy in memory."""
 
     def read() -> Array:
-        _check_kind(dtype, where)
-        return read_array(file, dtype, shape, in_columns=in_columns)
+        with opened() as file:
+            shape, in_columns, dtype = _header(file, size, where)
+            check_kind(dtype, where)
+            content = np.empty(bytes_of(shape, dtype.itemsize), dtype=np.uint8)
+            for start in range(0, len(content), PIECE):
+                piece = content[start : start + PIECE]
+                if file.readinto(piece) != len(piece):  # type: ignore[attr-defined]
+                    raise EOFError("it ends within the array")
+        return content.view(dtype).reshape(shape, order="F" if in_columns else "C")
 
-    return _Entry(shape, read)
+    with opened() as file:
+        return _Entry(_header(file, size, where)[0], read)
 
 
 @contextmanager
@@ -299,7 +261,7 @@ def _from_h5(dataset: Any, path: Place, name: str) -> Array:
                 longest = max(longest, *map(len, piece))
                 check_unpacked(path, bytes_of(dataset.shape, 4 * longest), what=f"the array {name!r}")
         return np.asarray(dataset.asstr()[()], dtype=str)
-    _check_kind(dataset.dtype, where)
+    check_kind(dataset.dtype, where)
     return np.asarray(dataset[()])
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from lit_sparse.data.readers.parquet_pages import pages_of
-from lit_sparse.data.readers.places import Place, open_file
+from lit_sparse.data.readers.places import Place, open_file, reading
 from lit_sparse.data.readers.sizes import check_rows, check_unpacked
 from lit_sparse.errors import DataError
 
-__all__ = ["arrow_batches", "brief", "needed", "parquet_batches"]
+__all__ = ["arrow_batches", "needed", "parquet_batches"]
 
 #: Bytes that each level of nesting takes for a value of a Parquet file, and largest number of leaves of the nested columns.
 NESTED, MOST_LEAVES = 64, 1000
@@ -33,17 +33,13 @@ def parquet_batches(path: Place, columns: Mapping[str, str]) -> Iterator[Any]:
         DataError: if the file cannot be read, or is implausibly large when decompressed.
     """
     parquet = import_module("pyarrow.parquet")  # it comes with datasets
-    try:
-        with open_file(path) as file, parquet.ParquetFile(file) as table:
-            kept = needed(columns, table.schema_arrow.names)
-            check_rows(path, table.metadata.num_rows)
-            check_unpacked(path, _unpacked(path, file, table, kept), what="its table", remedy="write it without dictionaries")
-            for batch in table.iter_batches(BATCH, columns=kept):
-                yield _checked(batch)
-    except DataError:
-        raise
-    except Exception as error:  # a broken file, or its values, such as dates, raise anything
-        raise DataError(f"{str(path)!r} cannot be read as a Parquet file: {brief(error)}. Fetch it again.") from error
+    handled = reading(f"{str(path)!r} cannot be read as a Parquet file", "Fetch it again.")
+    with handled, open_file(path) as file, parquet.ParquetFile(file) as table:
+        kept = needed(columns, table.schema_arrow.names)
+        check_rows(path, table.metadata.num_rows)
+        check_unpacked(path, _unpacked(path, file, table, kept), what="its table", remedy="write it without dictionaries")
+        for batch in table.iter_batches(BATCH, columns=kept):
+            yield _checked(batch)
 
 
 def _unpacked(path: Place, file: IO[bytes], table: Any, kept: Sequence[str]) -> int:
@@ -90,8 +86,8 @@ def arrow_batches(path: Place, _: Mapping[str, str]) -> Iterator[Any]:
     Raises:
         DataError: if the file cannot be read, is compressed, or has overlapping values.
     """
-    arrow = import_module("pyarrow")
-    try:
+    arrow, rows = import_module("pyarrow"), 0
+    with reading(f"{str(path)!r} cannot be read as an Arrow file", "Write it again."):
         with open_file(path) as file:
             content = arrow.py_buffer(
                 mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if isinstance(path, Path) else file.read()
@@ -100,33 +96,28 @@ def arrow_batches(path: Place, _: Mapping[str, str]) -> Iterator[Any]:
         for message in arrow.ipc.MessageReader.open_stream(stream):
             if _is_compressed(message.metadata.to_pybytes()):
                 raise ValueError("its values are compressed; write it without compression")
-        rows = 0
         for batch in arrow.ipc.open_stream(stream):
             for field in batch.schema:
                 _check_type(field.type)
             rows += len(batch)
             check_rows(path, rows)
             yield _checked(batch)
-    except DataError:
-        raise
-    except Exception as error:  # as above
-        raise DataError(f"{str(path)!r} cannot be read as an Arrow file: {brief(error)}. Write it again.") from error
 
 
 def _is_compressed(metadata: bytes) -> bool:
     """Return whether an Arrow message has compressed values, according to the vtables of its flatbuffer."""
 
-    def field(table: int, number: int) -> int:
-        """Return the place of a field of a table; 0 if it is left out."""
-        vtable = table - struct.unpack_from("<i", metadata, table)[0]
-        slot = 4 + 2 * number
-        offset = (
-            struct.unpack_from("<H", metadata, vtable + slot)[0] if slot < struct.unpack_from("<H", metadata, vtable)[0] else 0
-        )
+    def number(kind: str, place: int) -> int:
+        return int(struct.unpack_from(kind, metadata, place)[0])
+
+    def field(table: int, place: int) -> int:
+        """Return the offset of a table's field; 0 if it is left out."""
+        vtable, slot = table - number("<i", table), 4 + 2 * place
+        offset = number("<H", vtable + slot) if slot < number("<H", vtable) else 0
         return table + offset if offset else 0
 
     def inner(place: int) -> int:
-        return place + int(struct.unpack_from("<I", metadata, place)[0])
+        return place + number("<I", place)
 
     message = inner(0)
     kind = metadata[place] if (place := field(message, 1)) else 0
@@ -168,9 +159,3 @@ def needed(columns: Mapping[str, str], names: Sequence[str]) -> list[str]:
     if not wanted <= {*names}:
         wanted |= {column.partition(".")[0] for column in wanted} | {*names[:LISTED]}
     return [name for name in names if name in wanted]
-
-
-def brief(error: Exception) -> str:
-    """Return the first line of an error's message, shortened."""
-    first = str(error).strip().partition("\n")[0].rstrip(".")
-    return first if len(first) <= 200 else f"{first[:200]} ..."

@@ -8,12 +8,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from lit_sparse.data.readers.arrow_files import brief, needed
+from lit_sparse.data.readers.arrow_files import needed
+from lit_sparse.data.readers.places import reading
 from lit_sparse.data.readers.tables import chunks_of_batches, of_batches, rows_of
 from lit_sparse.data.readers.text_tables import Chunk
-from lit_sparse.errors import DataError
 
-__all__ = ["hub_chunks", "load"]
+__all__ = ["hub_chunks", "load", "load_all", "table_chunks"]
 
 
 def hub_chunks(
@@ -31,17 +31,18 @@ def hub_chunks(
         DataError: if the data set is not available, or lacks a column.
     """
     table = load(name, config, split, **({"streaming": True} if streaming else {}))
+    return table_chunks(table, columns, f"The split {split!r} of {name!r}", optional)
+
+
+def table_chunks(table: Any, columns: Mapping[str, str], where: str, optional: Collection[str] = ()) -> Iterator[Chunk]:
+    """Yield chunks of rows of a table of ``datasets``; see :func:`lit_sparse.data.readers.tables.of_batches`."""
     if table.column_names is not None:  # a stream may not know them
         table = table.select_columns(needed(columns, table.column_names))
     table = table.with_format("arrow")
 
-    where = f"The split {split!r} of {name!r}"
-
     def batches() -> Iterator[Any]:
-        try:
+        with reading(f"{where} cannot be read", "Try again.", named=True):
             yield from (batch for part in table.iter(batch_size=10_000) for batch in part.to_batches())
-        except Exception as error:  # of the network, or of the files
-            raise DataError(f"{where} cannot be read ({type(error).__name__}: {brief(error)}). Try again.") from error
 
     return of_batches(chunks_of_batches(batches(), columns), lambda: rows_of(batches()), columns, where, optional)
 
@@ -54,16 +55,31 @@ def load(name: str, config: str | None, split: str, **options: Any) -> Any:
     """
     import datasets
 
-    with _writable_cache(Path(datasets.config.HF_DATASETS_CACHE)) as cache:
-        try:
-            return datasets.load_dataset(name, config, split=split, cache_dir=cache, **options)
-        except Exception as error:
-            call = ", ".join(repr(argument) for argument in (name, config) if argument is not None)
-            raise DataError(
-                f"There is no folder {name!r}, and the split {split!r} of the data set {name!r} cannot be downloaded from"
-                f" the Hugging Face hub ({type(error).__name__}: {brief(error)}). Download it once with a network,"
-                f' python -c "import datasets; datasets.load_dataset({call})", or give a local folder.'
-            ) from error
+    call = ", ".join(repr(argument) for argument in (name, config) if argument is not None)
+    handled = reading(
+        f"There is no folder {name!r}, and the split {split!r} of the data set {name!r} cannot be downloaded from the Hugging"
+        " Face hub",
+        f'Download it once with a network, python -c "import datasets; datasets.load_dataset({call})", or give a local folder.',
+        named=True,
+    )
+    with _writable_cache(Path(datasets.config.HF_DATASETS_CACHE)) as cache, handled:
+        return datasets.load_dataset(name, config, split=split, cache_dir=cache, **options)
+
+
+def load_all(name: str, remedy: str) -> Any:
+    """Return all splits of a data set on the Hugging Face hub, by their names.
+
+    Args:
+        name: name of the data set.
+        remedy: end of the message on what to do without it.
+
+    Raises:
+        DataError: if it cannot be downloaded.
+    """
+    from datasets import load_dataset
+
+    with reading(f"The data set {name!r} cannot be fetched", remedy, named=True):
+        return load_dataset(name)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lit_sparse.data.readers.arrays import read_npy
-from lit_sparse.data.readers.text_files import in_folder, read_lines
+from lit_sparse.data.readers.text_files import existing, read_lines
 from lit_sparse.errors import DataError
 
 __all__ = ["read_indices", "read_integer_lines"]
@@ -49,8 +49,7 @@ def read_indices(path: Path) -> Tensor:
             f"Expected a .npy or .txt file of indices but got {str(path)!r}. Save them with numpy.save; pickles are not read,"
             " because unpickling can run code."
         )
-    if not path.is_file():
-        raise DataError(f"There is no file of indices {str(path)!r}.{in_folder(path.parent, path.name)}")
+    existing(path, "indices")
     found = read_npy(path) if path.suffix == ".npy" else read_integer_lines(path, "index")
     if found.ndim != 1 or not len(found) or found.dtype.kind not in "iu":
         raise DataError(

@@ -8,9 +8,8 @@ __all__ = ["Pages", "pages_of"]
 
 #: Number of bytes of the longest page header, and levels of structures in one.
 LONGEST, DEEPEST = 2**16, 4
-#: Types of Thrift's compact protocol.
-TRUE, FALSE, BYTE, DOUBLE, BINARY, STRUCT = 1, 2, 3, 7, 8, 12
-INTEGERS = (4, 5, 6)
+#: Types of Thrift's compact protocol, and the sizes of those that have no length: true, false, a byte and a float.
+INTEGERS, BINARY, STRUCT, SIZES = (4, 5, 6), 8, 12, {1: 0, 2: 0, 3: 1, 7: 8}
 #: Numbers of the fields of a page header; structures of data and of a dictionary have the number of values first.
 UNPACKED, PACKED, DATA, DICTIONARY, DATA_V2 = 2, 3, 5, 7, 8
 #: Structure -> number of the field with the encoding of its values.
@@ -46,7 +45,7 @@ def pages_of(file: IO[bytes], start: int, length: int) -> Pages:
     Raises:
         ValueError: if the part does not consist of pages.
     """
-    found, end = Pages(0, 0, dictionary=False, repeats=False), start + length
+    size, values, dictionary, repeats, end = 0, 0, False, False, start + length
     while start < end:
         file.seek(start)
         header, read = _structure(file.read(min(LONGEST, end - start)), 0)
@@ -55,15 +54,10 @@ def pages_of(file: IO[bytes], start: int, length: int) -> Pages:
         counts = [part.get(1, -1) for part in parts.values()]
         if min(unpacked, packed, *counts, 0) < 0:
             raise ValueError("the header of a page has no size, or a negative one")
-        repeats = any(parts[name].get(number) == DELTA_BYTE_ARRAY for name, number in ENCODINGS.items() if name in parts)
-        found = Pages(
-            found.size + unpacked,
-            found.values + sum(counts),
-            dictionary=found.dictionary or DICTIONARY in parts,
-            repeats=found.repeats or repeats,
-        )
+        size, values, dictionary = size + unpacked, values + sum(counts), dictionary or DICTIONARY in parts
+        repeats |= any(parts[name].get(number) == DELTA_BYTE_ARRAY for name, number in ENCODINGS.items() if name in parts)
         start += read + packed
-    return found
+    return Pages(size, values, dictionary=dictionary, repeats=repeats)
 
 
 def _structure(data: bytes, at: int, level: int = 0) -> tuple[dict[int, Any], int]:
@@ -75,25 +69,21 @@ def _structure(data: bytes, at: int, level: int = 0) -> tuple[dict[int, Any], in
         field, at = (field + step, at + 1) if step else _integer(data, at + 1)
         if field in found or level > DEEPEST:
             raise ValueError("a page header has a field twice, or too many levels")
-        found[field], at = _value(data, at, kind, level)
+        found[field] = None
+        if kind in INTEGERS:
+            found[field], at = _integer(data, at)
+        elif kind == STRUCT:
+            found[field], at = _structure(data, at, level + 1)
+        elif kind == BINARY:
+            length, at = _varint(data, at)
+            at += length
+        elif kind in SIZES:
+            at += SIZES[kind]
+        else:
+            raise ValueError(f"a page header has a field of type {kind}")
     if at >= len(data):
         raise ValueError("a page header is cut off")
     return found, at + 1
-
-
-def _value(data: bytes, at: int, kind: int, level: int) -> tuple[Any, int]:
-    if kind in (TRUE, FALSE):
-        return kind, at
-    if kind in INTEGERS:
-        return _integer(data, at)
-    if kind == STRUCT:
-        return _structure(data, at, level + 1)
-    if kind in (BYTE, DOUBLE):
-        return None, at + (1 if kind == BYTE else 8)
-    if kind == BINARY:
-        length, at = _varint(data, at)
-        return None, at + length
-    raise ValueError(f"a page header has a field of type {kind}")
 
 
 def _integer(data: bytes, at: int) -> tuple[int, int]:

@@ -8,10 +8,10 @@ from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 from typing import IO, Any, TypeAlias
 
-from lit_sparse.errors import DataError
+from lit_sparse.errors import DataError, LitSparseError
 from lit_sparse.ground.stored import open_plain
 
-__all__ = ["Place", "Remote", "is_url", "open_file", "place_of"]
+__all__ = ["Place", "Remote", "brief", "is_url", "open_file", "place_of", "reading"]
 
 #: File systems that are inside of other files, which would choose what is opened or unpacked.
 INSIDE = {"blockcache", "cached", "filecache", "generic", "libarchive", "reference", "simplecache", "tar", "zip"}
@@ -40,10 +40,6 @@ class Remote:
     def parent(self) -> Remote:
         """The folder that contains this file or folder."""
         return Remote(self._files, self._path.rpartition("/")[0])
-
-    def with_name(self, name: str) -> Remote:
-        """Return the path with another file name in the same folder."""
-        return self.parent / name
 
     def is_file(self) -> bool:
         """Return whether this path exists and is a file."""
@@ -118,8 +114,34 @@ def _reached(place: object) -> Iterator[None]:
     except OSError:
         raise
     except Exception as error:  # each file system raises its own: of a driver that is not installed, of a login
-        reason = str(error).strip().partition("\n")[0][:200].rstrip(".")
         raise DataError(
-            f"{str(place)!r} cannot be reached ({type(error).__name__}: {reason}). Check the URL, the login, and that the"
+            f"{str(place)!r} cannot be reached ({type(error).__name__}: {brief(error)}). Check the URL, the login, and that the"
             " driver of fsspec for it is installed."
         ) from error
+
+
+@contextmanager
+def reading(what: str, remedy: str, *, named: bool = False) -> Iterator[None]:
+    """Turn the errors of a library that reads a file into a DataError: a truncated or forged file may raise anything.
+
+    Args:
+        what: start of the message, such as ``"'a.parquet' cannot be read as a Parquet file"``.
+        remedy: last sentence of the message.
+        named: whether the message has the error's class, as for errors of a network.
+
+    Raises:
+        DataError: in place of any error from outside this package.
+    """
+    try:
+        yield
+    except LitSparseError:
+        raise
+    except Exception as error:
+        reason = f" ({type(error).__name__}: {brief(error)})" if named else f": {brief(error)}"
+        raise DataError(f"{what}{reason}. {remedy}") from error
+
+
+def brief(error: Exception) -> str:
+    """Return the first line of an error's message, shortened."""
+    first = str(error).strip().partition("\n")[0].rstrip(".")
+    return first if len(first) <= 200 else f"{first[:200]} ..."

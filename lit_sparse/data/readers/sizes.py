@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-import os
 from collections.abc import Sequence
 
 from typing_extensions import Buffer
@@ -81,16 +80,13 @@ class BoundedReader(io.RawIOBase):
     Args:
         stream: stream that decompresses a file while it is read.
         path: path of the file.
-        packed: number of compressed bytes; None for the size of the file.
         lines: whether the bytes are text, whose lines, cells, tags and sparse values are bounded, too.
     """
 
-    def __init__(
-        self, stream: io.RawIOBase | io.BufferedIOBase, path: Place, packed: int | None = None, *, lines: bool = False
-    ) -> None:
+    def __init__(self, stream: io.RawIOBase | io.BufferedIOBase, path: Place, *, lines: bool = False) -> None:
         self._stream = stream
         self._path = path
-        self._packed = path.stat().st_size if packed is None else packed
+        self._packed = path.stat().st_size
         self._left = largest_unpacked(self._packed)
         self._lines = 0 if lines else None
         self._line = 0  # bytes of the line so far
@@ -117,18 +113,6 @@ class BoundedReader(io.RawIOBase):
                     " of the file."
                 )
         return count
-
-    def seekable(self) -> bool:
-        """Return whether the stream can be positioned."""
-        return self._stream.seekable()
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        """Set the position; the bytes before it count as read."""
-        place = self._stream.seek(offset, whence)
-        self._left = largest_unpacked(self._packed) - place
-        self._lines = 0 if self._lines is not None and place == 0 else self._lines
-        self._line = 0
-        return place
 
 
 def _readable(size: int) -> str:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
+from lit_sparse.data.columns import Column
 from lit_sparse.data.readers.hub import hub_chunks
 from lit_sparse.data.readers.places import Place, is_url, place_of
 from lit_sparse.data.readers.tables import TABLES, chunks_of, from_chunks
-from lit_sparse.data.readers.text_files import SGML, ending_of, in_folder, numbered_lines, read_lines, segment_names
+from lit_sparse.data.readers.text_files import SGML, ending_of, in_folder, lines_of, segment_names
 from lit_sparse.data.readers.text_tables import Chunk
 from lit_sparse.errors import ConfigurationError, DataError
 
-__all__ = ["check_split", "is_of_hub", "open_split", "read_split"]
+__all__ = ["is_of_hub", "open_split", "read_split"]
 
 #: Number of pairs of lines in a chunk.
 ROWS = 4096
@@ -34,7 +35,7 @@ def read_split(
     *,
     config: str | None = None,
     optional: Collection[str] = (),
-) -> dict[str, Any]:
+) -> dict[str, Column]:
     """Return the columns of one split of a data set, with unchanged values: text, numbers, lists.
 
     A split of a folder is one of these:
@@ -48,7 +49,7 @@ def read_split(
     Text may be gzipped (``.gz``), and parallel text may also end in ``.txt``. In ``.csv`` and ``.tsv`` files an empty cell is
     a missing value, and a column with only numbers is read as numbers. In a ``.tsv`` file quotation marks are characters.
 
-    Values of tables are kept in Arrow's format; large tables lie on the disk.
+    Values are kept in Arrow's format; large tables lie on the disk.
 
     Args:
         path: a folder, its URL for fsspec such as ``s3://bucket/snli``, or the name of a data set of the Hugging Face hub. A
@@ -75,13 +76,12 @@ def read_split(
         ...     read_split(folder, "dev", {"target": "title", "label": "stars"})
         {'target': <1 values>, 'label': <1 values>}
     """
-    located = _located(path, split, columns, config)
-    if located is None:
-        return from_chunks(hub_chunks(str(path), split, columns, config, optional), None, columns)
-    files, base = located
+    files = _located(path, split, columns, config)
+    if files is None:
+        return from_chunks(hub_chunks(str(path), split, columns, config, optional), columns, mapped=True)
     if isinstance(files, dict):
-        return _from_parallel(files, base)
-    return from_chunks(chunks_of(files, columns, optional), files[0], columns)
+        return from_chunks(_parallel_chunks(files), columns)
+    return from_chunks(chunks_of(files, columns, optional), columns, files[0])
 
 
 def open_split(
@@ -94,7 +94,7 @@ def open_split(
 ) -> tuple[Callable[[], Iterator[Chunk]], Callable[[Any], Any] | None]:
     """Return a function that yields a split's rows in chunks, and one that converts an Arrow value.
 
-    Nothing is downloaded or stored beforehand. The cells of ``.csv`` and ``.tsv`` files are text.
+    Nothing is read, downloaded or stored beforehand. The cells of ``.csv`` and ``.tsv`` files are text.
 
     Args:
         path: see :func:`read_split`.
@@ -106,34 +106,18 @@ def open_split(
     Raises:
         DataError: if the split is missing or ambiguous; other errors of :func:`read_split` are raised with a chunk.
     """
-    located = _located(path, split, columns, config)
-    if located is None:
+    files = _located(path, split, columns, config)
+    if files is None:
         return partial(hub_chunks, str(path), split, columns, config, optional, streaming=True), None
-    files, base = located
     if isinstance(files, dict):
-        return partial(_parallel_chunks, files, base), None
+        return partial(_parallel_chunks, files), None
     return partial(chunks_of, files, columns, optional), TABLES[ending_of(files[0])].decode
-
-
-def check_split(path: str | None, split: str, columns: Mapping[str, str], *, config: str | None = None) -> None:
-    """Check that the files of a local split exist, without reading them.
-
-    Args:
-        path: see :func:`read_split`.
-        split: see :func:`read_split`.
-        columns: see :func:`read_split`.
-        config: see :func:`read_split`.
-
-    Raises:
-        DataError: if a file is missing.
-    """
-    _located(path, split, columns, config)
 
 
 def _located(
     path: str | None, split: str, columns: Mapping[str, str], config: str | None
-) -> tuple[list[Place] | dict[str, Place], Place] | None:
-    """Return the files of a split and their common start; None for a data set of the hub."""
+) -> list[Place] | dict[str, Place] | None:
+    """Return the files of a split's table, or its parallel files by role; None for a data set of the hub."""
     if not columns:
         raise ConfigurationError("Expected argument `columns` to name a column per role but got none. Add one.")
     if path is None:
@@ -150,7 +134,7 @@ def _located(
         return None
     if not split or not base.name:
         raise ConfigurationError(f"Expected argument `split` to name a split but got {split!r}. Give a name such as train.")
-    return _find(base, columns), base
+    return _find(base, columns)
 
 
 def is_of_hub(path: str | None) -> bool:
@@ -209,7 +193,7 @@ def _parts(table: Place) -> list[Place]:
     start, digits, count, end = table.name[: numbered.start()], len(numbered[1]), numbered[2], table.name[numbered.end() :]
     parts = []
     for number in range(int(count)):  # the count in the name may be wrong
-        part = table.with_name(f"{start}-{number:0{digits}d}-of-{count}{end}")
+        part = table.parent / (f"{start}-{number:0{digits}d}-of-{count}{end}")
         if not part.is_file():
             raise DataError(f"Expected all {count} parts of {table.name!r} but got no {str(part)!r}. Fetch it as well.")
         parts.append(part)
@@ -229,38 +213,37 @@ def _parallel(base: Place, role: str, ending: str) -> list[Place]:
     return []
 
 
-def _parallel_chunks(files: Mapping[str, Place], base: Place) -> Iterator[Chunk]:
-    """Yield the lines of parallel files in chunks."""
+def _parallel_chunks(files: Mapping[str, Place]) -> Iterator[Chunk]:
+    """Yield the lines of parallel files in chunks.
+
+    Raises:
+        DataError: if the files have no lines, different numbers of lines, or differently named segments.
+    """
     import pyarrow
 
-    for path in files.values():
-        if ending_of(path) in SGML:
-            raise DataError(f"Expected plain text or a table with `streaming` but got {str(path)!r} in SGML. Leave it out.")
+    folder, done = str(next(iter(files.values())).parent), False
+    _check_names([*files.values()], folder)
     with ExitStack() as stack:
-        lines = [stack.enter_context(closing(numbered_lines(path))) for path in files.values()]
-        pairs = zip_longest(*((text for _, text in these) for these in lines))
-        while some := list(islice(pairs, ROWS)):
-            if any(None in pair for pair in some):
-                _from_parallel(files, base)  # tells the lengths
-            columns = zip(*some, strict=True)
-            yield {role: pyarrow.array(texts, "large_string") for role, texts in zip(files, columns, strict=True)}
+        lines = [stack.enter_context(closing(lines_of(path))) for path in files.values()]
+        while any(some := [list(islice(these, ROWS)) for these in lines]):
+            if len({*map(len, some)}) > 1:
+                counts = ", ".join(f"{path.name} {sum(1 for _ in lines_of(path))}" for path in files.values())
+                raise DataError(f"Expected parallel files of equal length in {folder!r} but got {counts}. Correct them.")
+            yield {role: pyarrow.array(texts, "large_string") for role, texts in zip(files, some, strict=True)}
+            done = True
+    if not done:
+        names = " and ".join(path.name for path in files.values())
+        raise DataError(f"Expected lines in {names} in {folder!r} but got none. Fetch them again.")
 
 
-def _from_parallel(files: Mapping[str, Place], base: Place) -> dict[str, list[Any]]:
-    read: dict[str, list[Any]] = {role: read_lines(path) for role, path in files.items()}
-    counts = {path.name: len(read[role]) for role, path in files.items()}
-    if len(set(counts.values())) > 1:
-        listed = ", ".join(f"{name} {count}" for name, count in counts.items())
-        raise DataError(f"Expected parallel files of equal length in {str(base.parent)!r} but got {listed}. Correct them.")
-    if not all(counts.values()):
-        raise DataError(f"Expected lines in {' and '.join(counts)} in {str(base.parent)!r} but got none. Fetch them again.")
-    named = [(path.name, names) for path in files.values() if (names := segment_names(path))]
+def _check_names(files: Sequence[Place], folder: str) -> None:
+    """Check that documents and segments of parallel SGML files have the same names."""
+    named = [(path.name, names) for path in files if (names := segment_names(path))]
     for name, names in named[1:]:
         differing = (pair for pair in zip_longest(named[0][1], names, fillvalue=("no", "more")) if pair[0] != pair[1])
         for pair in differing:
             first, second = map(" ".join, pair)
             raise DataError(
-                f"Expected the same documents and segments in {str(base.parent)!r} but got {first!r} in {named[0][0]} where"
+                f"Expected the same documents and segments in {folder!r} but got {first!r} in {named[0][0]} where"
                 f" {name} has {second!r}. Put them in the same order."
             )
-    return read

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
@@ -22,19 +21,7 @@ from lit_sparse.data.columns import Column, stored
 from lit_sparse.data.readers.arrow_files import arrow_batches, parquet_batches
 from lit_sparse.data.readers.places import Place
 from lit_sparse.data.readers.text_files import ending_of
-from lit_sparse.data.readers.text_tables import (
-    LONGEST,
-    Chunk,
-    Row,
-    cell_chunks,
-    cell_rows,
-    decoded,
-    has_encoded,
-    json_chunks,
-    json_rows,
-    too_long,
-    value_at,
-)
+from lit_sparse.data.readers.text_tables import Chunk, Row, cell_chunks, cell_rows, chunks_of_rows, decoded, json_rows, value_at
 from lit_sparse.errors import DataError, did_you_mean
 
 __all__ = [
@@ -49,6 +36,8 @@ __all__ = [
     "rows_of",
 ]
 
+#: Digits of the longest integer that a float can hold.
+LONGEST = 308
 NUMBER = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?"
 #: Largest number of columns that an error lists.
 LISTED = 100
@@ -68,25 +57,29 @@ class _Format(NamedTuple):
     decode: Callable[[Any], Any] | None = None
 
 
-def from_chunks(chunks: Iterable[Chunk], first: Place | None, columns: Mapping[str, str]) -> dict[str, Column]:
+def from_chunks(
+    chunks: Iterable[Chunk], columns: Mapping[str, str], first: Place | None = None, *, mapped: bool = False
+) -> dict[str, Column]:
     """Return a dict from roles, such as ``source``, to the values of a table, from its chunks.
 
     Args:
         chunks: see :func:`chunks_of`.
-        first: first file of the table; None for a data set on the hub.
         columns: the column of each role, such as ``source``.
+        first: first file of the table; None for a data set on the hub, and for parallel text.
+        mapped: whether the chunks are already mapped from disk.
 
     Raises:
         DataError: see :func:`chunks_of`, or if the disk is full.
     """
-    ending, read = ".arrow" if first is None else ending_of(first), {}
-    for role, arrays in stored(chunks, mapped=ending == ".arrow").items():
-        decode = TABLES[ending].decode
-        if ending in (".csv", ".tsv") and first is not None and all(map(_are_numbers, arrays)):  # these formats have no types
-            _check_digits(arrays, columns[role], first)
+    ending, read = "" if first is None else ending_of(first), {}
+    for role, arrays in stored(chunks, mapped=mapped or ending == ".arrow").items():
+        decode: Callable[[Any], Any] | None = None
+        if ending in (".csv", ".tsv") and all(map(_are_numbers, arrays)):  # these formats have no types
             decode = _number
-        elif decode is not None and not any(map(has_encoded, arrays)):
-            decode = None
+        elif first is not None and any(map(_is_binary, arrays)):
+            decode = TABLES[ending].decode
+        if decode is not None:
+            _check_digits(arrays, columns[role], first)
         read[role] = Column(arrays, decode)
     return read
 
@@ -110,7 +103,7 @@ def read_numbers(path: Place, names: Sequence[str], others: Sequence[str] = ()) 
             pieces.append(piece)
             yield {name: chunk[name] for name in others}
 
-    read = from_chunks(rest(), path, {name: name for name in others})
+    read = from_chunks(rest(), {name: name for name in others}, path)
     numbers, row = np.empty((sum(map(len, pieces)), len(names))), 0
     while pieces:  # a piece is released when it has been copied
         piece = pieces.pop()
@@ -135,9 +128,9 @@ def number_chunks(path: Place, names: Sequence[str], others: Sequence[str] = ())
 
 
 def _floats(cells: Any, decode: Callable[[Any], Any] | None) -> np.ndarray:
-    if decode is None:
-        with suppress(ValueError, NotImplementedError):  # of Arrow; Python knows more spellings, and says what it does not know
-            return cells.cast("float64").to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+    with suppress(ValueError, NotImplementedError):  # of Arrow; Python knows more spellings, and says what it does not know
+        texts = cells if decode is None else cells.cast("large_string")
+        return texts.cast("float64").to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
     return np.array([*map(float_of, Column([cells], decode))])
 
 
@@ -242,7 +235,7 @@ def _number(cell: str) -> int | float:
     return float(cell) if "." in cell else int(cell)
 
 
-def _check_digits(arrays: Iterable[Any], column: str, path: Place, row: int = 0) -> None:
+def _check_digits(arrays: Iterable[Any], column: str, path: Place | None, row: int = 0) -> None:
     """Check that cells of digits are numbers which a float can hold.
 
     Raises:
@@ -252,12 +245,20 @@ def _check_digits(arrays: Iterable[Any], column: str, path: Place, row: int = 0)
 
     for cells in arrays:
         cells = cells.dictionary_decode() if types.is_dictionary(cells.type) else cells
-        texts = types.is_string(cells.type) or types.is_large_string(cells.type)
-        if texts and (compute.max(compute.binary_length(cells)).as_py() or 0) > LONGEST:
-            for place, cell in enumerate(cells.to_pylist(), row + 1):
-                if cell and cell.lstrip("-").isdecimal() and (len(cell) > LONGEST + 2 or abs(int(cell)) > sys.float_info.max):
-                    raise too_long(column, path, f"row {place}")
+        if _is_binary(cells) or types.is_string(cells.type) or types.is_large_string(cells.type):
+            place = compute.index(compute.match_substring_regex(cells, rf"^-?[0-9]{{{LONGEST + 1},}}$"), True).as_py()
+            if place >= 0:
+                raise DataError(
+                    f"Expected integers of at most {LONGEST} digits in column {column!r} of {str(path)!r} but got a longer"
+                    f" integer in row {row + place + 1}. Shorten it, or leave the row out."
+                )
         row += len(cells)
+
+
+def _is_binary(cells: Any) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_large_binary(cells.type))
 
 
 def chunks_of_batches(batches: Iterable[Any], columns: Mapping[str, str]) -> Iterator[Chunk]:
@@ -280,11 +281,9 @@ def _column(batch: Any, column: str) -> Any:
 
 
 def rows_of(batches: Iterable[Any]) -> Iterator[Row]:
-    """Yield the rows of Arrow batches as dicts, each after its position as text, such as ``row 3``."""
-    places = itertools.count(1)
-    for batch in batches:
-        for row in batch.to_pylist():
-            yield f"row {next(places)}", row
+    """Return an iterator over the rows of Arrow batches as dicts, each after its position as text, such as ``row 3``."""
+    rows = itertools.chain.from_iterable(batch.to_pylist() for batch in batches)
+    return ((f"row {place}", row) for place, row in enumerate(rows, 1))
 
 
 def _of_arrow(batches: Callable[[Place, Mapping[str, str]], Iterable[Any]]) -> _Format:
@@ -294,10 +293,11 @@ def _of_arrow(batches: Callable[[Place, Mapping[str, str]], Iterable[Any]]) -> _
     )
 
 
+_JSON = _Format(lambda path, columns: chunks_of_rows(json_rows(path, columns), columns), json_rows, decoded)
 #: Endings of tables, and how they are read.
 TABLES = {
-    ".jsonl": _Format(json_chunks, json_rows, decoded),
-    ".json": _Format(json_chunks, json_rows, decoded),
+    ".jsonl": _JSON,
+    ".json": _JSON,
     ".csv": _Format(cell_chunks, cell_rows),
     ".tsv": _Format(cell_chunks, cell_rows),
     ".parquet": _of_arrow(parquet_batches),

@@ -6,11 +6,10 @@ import bz2
 import gzip
 import html
 import io
-import os
 import re
 import zlib
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -20,7 +19,7 @@ from lit_sparse.data.readers.places import Place, open_file, place_of
 from lit_sparse.data.readers.sizes import BoundedReader
 from lit_sparse.errors import DataError, did_you_mean
 
-__all__ = ["ending_of", "in_folder", "numbered_lines", "open_bounded", "read_lines", "segment_names"]
+__all__ = ["ending_of", "existing", "in_folder", "lines_of", "numbered_lines", "open_bounded", "read_lines", "segment_names"]
 
 #: Endings of compressed files, their first bytes, and their decompressors.
 PACKED: dict[str, tuple[str, re.Pattern[bytes], Callable[[IO[bytes]], io.RawIOBase | io.BufferedIOBase]]] = {
@@ -60,9 +59,14 @@ def read_lines(path: Place | str) -> list[str]:
         ...     read_lines(path)
         ['one\u2028line', 'another']
     """
-    path = place_of(path)
-    lines = [line for _, line in numbered_lines(path)]
-    return _segments(path, "\n".join(lines)) if ending_of(path) in SGML else lines
+    return [*lines_of(place_of(path))]
+
+
+def lines_of(path: Place) -> Generator[str, None, None]:
+    """Yield the lines of a text file; see :func:`read_lines`."""
+    with closing(numbered_lines(path)) as numbered:
+        lines = (line for _, line in numbered)
+        yield from _segments(path, "\n".join(lines)) if ending_of(path) in SGML else lines
 
 
 def segment_names(path: Place) -> list[tuple[str, str]]:
@@ -76,7 +80,7 @@ class _Bzip2(io.RawIOBase):
     """Bytes of the streams in a bzip2 file; anything after one must be another stream, while ``bz2.BZ2File`` would stop."""
 
     def __init__(self, file: IO[bytes]) -> None:
-        self._file, self._stream, self._place = file, bz2.BZ2Decompressor(), 0
+        self._file, self._stream = file, bz2.BZ2Decompressor()
 
     def readinto(self, buffer: Buffer) -> int:
         """Decompress into a buffer."""
@@ -96,26 +100,12 @@ class _Bzip2(io.RawIOBase):
             except OSError as error:  # not of the system
                 raise EOFError(str(error)) from error
         room[: len(piece)] = piece
-        self._place += len(piece)
         return len(piece)
-
-    def seekable(self) -> bool:
-        """Return whether the stream can be positioned: only at its start."""
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        """Return the position, or go back to the start."""
-        if (offset, whence) == (0, os.SEEK_SET):
-            self._file.seek(0)
-            self._stream, self._place = bz2.BZ2Decompressor(), 0
-        elif (offset, whence) != (0, os.SEEK_CUR):
-            raise io.UnsupportedOperation("a compressed file can be positioned only at its start")
-        return self._place
 
 
 @contextmanager
 def open_bounded(path: Place, *, strict: bool = True, lines: bool = False) -> Iterator[IO[bytes]]:
-    """Return an open stream of a file's bytes, decompressed if it is gzip or bzip2.
+    """Return an open stream of a file's bytes from its start to its end, decompressed if it is gzip or bzip2.
 
     Args:
         path: path of the file.
@@ -147,6 +137,22 @@ def open_bounded(path: Place, *, strict: bool = True, lines: bool = False) -> It
         raise DataError(f"{str(path)!r} cannot be read: {error.strerror or error}. Check its permissions.") from error
 
 
+def existing(name: str | Path, what: str) -> Path:
+    """Return the path of a user's file after a check that it exists.
+
+    Args:
+        name: path of the file.
+        what: content of the file, for the message.
+
+    Raises:
+        DataError: if there is no such file.
+    """
+    path = Path(name).expanduser()
+    if not path.is_file():
+        raise DataError(f"There is no file of {what} {str(path)!r}.{in_folder(path.parent, path.name)}")
+    return path
+
+
 def in_folder(folder: Place, name: str) -> str:
     """Return the end of an error message: the content of a folder, with a suggestion for a mistyped name."""
     if not folder.is_dir():
@@ -170,9 +176,10 @@ def numbered_lines(path: Place) -> Generator[tuple[int, str], None, None]:
         DataError: if a line is not in UTF-8.
     """
     with open_bounded(path, lines=True) as file:
-        if file.read(3) != BOM:
-            file.seek(0)
         for number, line in enumerate(file, 1):
+            line = line.removeprefix(BOM) if number == 1 else line
+            if not line:  # of a file that is only a byte-order mark
+                return
             try:
                 text = line.decode("utf-8")
             except UnicodeDecodeError as error:

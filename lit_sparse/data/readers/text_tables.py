@@ -6,10 +6,8 @@ import csv
 import io
 import itertools
 import json
-import re
-import sys
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing, suppress
 from typing import Any
 
 from lit_sparse.data.readers.places import Place
@@ -18,28 +16,12 @@ from lit_sparse.data.readers.text_files import BOM, ending_of, numbered_lines, o
 from lit_sparse.errors import DataError
 from lit_sparse.ground.stored import unique_keys
 
-__all__ = [
-    "LONGEST",
-    "Chunk",
-    "Row",
-    "cell_chunks",
-    "cell_rows",
-    "decoded",
-    "has_encoded",
-    "json_chunks",
-    "json_rows",
-    "too_long",
-    "value_at",
-]
+__all__ = ["Chunk", "Row", "cell_chunks", "cell_rows", "chunks_of_rows", "decoded", "json_rows", "value_at"]
 
-#: Digits of the longest integer that a float can hold.
-LONGEST = 308
 #: Number of rows that are read at once: more are slower, by the garbage collection.
 AT_ONCE = 256
 #: Number of bytes of a table of text that are read at once.
 BLOCK = 2**20
-#: Start of a cell with a value in JSON.
-ENCODED = "\0"
 DECODER = json.JSONDecoder(object_pairs_hook=unique_keys)
 #: Position of a row, such as "line 3", and its values by column.
 Row = tuple[str, Mapping[str, Any]]
@@ -56,50 +38,28 @@ def value_at(row: Mapping[str, Any], column: str) -> Any:
     return value_at(inside, inner) if inner and isinstance(inside, Mapping) else None
 
 
-def json_chunks(path: Place, columns: Mapping[str, str]) -> Iterator[Chunk]:
-    """Yield the rows of a JSON table in chunks, each cell as text, or as a mark followed by JSON.
-
-    Raises:
-        DataError: if a row is not an object, or an integer has too many digits.
-    """
-
-    def cell(row: Row, column: str) -> str | None:
-        value = value_at(row[1], column)
-        if type(value) is int and abs(value) > sys.float_info.max:
-            raise too_long(column, path, row[0])
-        return _cell(value)
-
-    return _chunks_of_rows(json_rows(path, columns), columns, cell)
-
-
-def _chunks_of_rows(rows: Iterator[Row], columns: Mapping[str, str], cell: Callable[[Row, str], str | None]) -> Iterator[Chunk]:
+def chunks_of_rows(rows: Iterator[Row], columns: Mapping[str, str]) -> Iterator[Chunk]:
+    """Yield rows in chunks: a column's values as text, or all as JSON in bytes from the first chunk that holds others."""
     import pyarrow
 
+    others: set[str] = set()  # roles of values that are not text, or have half of a character, which UTF-8 cannot encode
     while some := list(itertools.islice(rows, AT_ONCE)):
-        cells = {role: [cell(row, column) for row in some] for role, column in columns.items()}
-        yield {role: pyarrow.array(values, pyarrow.large_string()) for role, values in cells.items()}
+        chunk: Chunk = {}
+        for role, column in columns.items():
+            values = [row[column] if column in row else value_at(row, column) for _, row in some]  # mostly without a call
+            with suppress(TypeError, UnicodeEncodeError):
+                if role not in others:
+                    chunk[role] = pyarrow.array(values, pyarrow.large_string())
+            if role not in chunk:
+                others.add(role)
+                cells = [None if value is None else json.dumps(value).encode() for value in values]
+                chunk[role] = pyarrow.array(cells, pyarrow.large_binary())
+        yield chunk
 
 
-def _cell(value: Any) -> str | None:
-    if value is None or (isinstance(value, str) and value[:1] != ENCODED and (value.isascii() or _is_whole(value))):
-        return value
-    return ENCODED + json.dumps(value)
-
-
-def has_encoded(cells: Any) -> bool:
-    """Return whether any text of a chunk contains the mark of JSON cells."""
-    text = cells.buffers()[2]
-    return text is not None and re.search(ENCODED.encode(), text) is not None
-
-
-def _is_whole(text: str) -> bool:
-    """Return whether a text has no half of a character, which UTF-8 cannot encode."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)
-
-
-def decoded(cell: str) -> Any:
-    """Return the value of a cell that :func:`json_chunks` encoded."""
-    return json.loads(cell[1:]) if cell.startswith(ENCODED) else cell
+def decoded(cell: str | bytes) -> Any:
+    """Return the value of a cell of :func:`chunks_of_rows`."""
+    return json.loads(cell.decode()) if isinstance(cell, bytes) else cell
 
 
 def json_rows(path: Place, _: Mapping[str, str]) -> Iterator[Row]:
@@ -151,8 +111,7 @@ def cell_chunks(path: Place, columns: Mapping[str, str]) -> Iterator[Chunk]:
             yield chunk
         else:
             return
-    rows = itertools.islice(cell_rows(path, columns), done, None)
-    yield from _chunks_of_rows(rows, columns, lambda row, column: row[1].get(column))
+    yield from chunks_of_rows(itertools.islice(cell_rows(path, columns), done, None), columns)
 
 
 def _plain_chunk(block: bytes, delimiter: str, header: bytes, columns: Mapping[str, str]) -> Chunk:
@@ -187,16 +146,35 @@ def _plain_chunk(block: bytes, delimiter: str, header: bytes, columns: Mapping[s
     }
 
 
+def cell_rows(path: Place, _: Mapping[str, str]) -> Iterator[Row]:
+    """Yield the rows of a CSV or TSV table with their line numbers; empty lines are skipped, empty cells are missing values.
+
+    Raises:
+        DataError: if two columns have one name, or a line has another number of cells than the first.
+    """
+    with closing(_numbered_cells(path)) as rows:
+        header = next(rows, (0, list[str]()))[1]
+        if len({*header}) < len(header):
+            raise DataError(f"Expected unique columns in {str(path)!r} but got {', '.join(header)[:200]}. Rename one.")
+        for number, cells in rows:
+            if len(cells) != len(header):
+                raise DataError(
+                    f"Expected {len(header)} cells per line in {str(path)!r} but got {len(cells)} in line {number}. Correct it."
+                )
+            yield f"line {number}", {name: cell or None for name, cell in zip(header, cells, strict=True)}
+
+
 def _numbered_cells(path: Place) -> Generator[tuple[int, list[str]], None, None]:
     """Yield the cells of each line, or of several with line ends in quotation marks, and the number of the last."""
     with closing(numbered_lines(path)) as lines:
         if ending_of(path) == ".tsv":
-            yield from ((number, line.split("\t") if line else []) for number, line in lines)
+            yield from ((number, line.split("\t")) for number, line in lines if line)
             return
         reader = csv.reader((f"{line}\n" for _, line in lines), strict=True)
         try:
             while (cells := _next(reader)) is not None:
-                yield reader.line_num, cells
+                if cells:
+                    yield reader.line_num, cells
         except csv.Error as error:
             raise DataError(f"{str(path)!r} is not a table in line {reader.line_num}: {error}. Correct the line.") from error
 
@@ -208,32 +186,3 @@ def _next(rows: Iterator[list[str]]) -> list[str] | None:
         return next(rows, None)
     finally:
         csv.field_size_limit(limit)
-
-
-def cell_rows(path: Place, _: Mapping[str, str]) -> Iterator[Row]:
-    """Yield the rows of a CSV or TSV table with their line numbers; empty lines are skipped, empty cells are missing values.
-
-    Raises:
-        DataError: if two columns have one name, or a line has another number of cells than the first.
-    """
-    header: list[str] = []
-    with closing(_numbered_cells(path)) as rows:
-        for number, cells in rows:
-            if cells and not header:
-                header = cells
-                if len({*header}) < len(header):
-                    raise DataError(f"Expected unique columns in {str(path)!r} but got {', '.join(header)[:200]}. Rename one.")
-            elif cells and len(cells) != len(header):
-                raise DataError(
-                    f"Expected {len(header)} cells per line in {str(path)!r} but got {len(cells)} in line {number}. Correct it."
-                )
-            elif cells:
-                yield f"line {number}", {name: cell or None for name, cell in zip(header, cells, strict=True)}
-
-
-def too_long(column: str, path: Place, place: str) -> DataError:
-    """Return the error for an integer with too many digits."""
-    return DataError(
-        f"Expected integers of at most {LONGEST} digits in column {column!r} of {str(path)!r} but got a longer integer in"
-        f" {place}. Shorten it, or leave the row out."
-    )

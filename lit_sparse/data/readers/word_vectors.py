@@ -5,10 +5,9 @@ from __future__ import annotations
 import io
 import re
 import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from importlib import import_module, metadata
+from contextlib import contextmanager, suppress
+from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,7 +17,8 @@ from torch import Tensor
 
 from lit_sparse.checks import check_count
 from lit_sparse.data.readers.arrays import read_npy
-from lit_sparse.data.readers.arrow_files import brief
+from lit_sparse.data.readers.arrow_files import parquet_batches
+from lit_sparse.data.readers.places import reading
 from lit_sparse.data.readers.sizes import BoundedReader, bytes_of, check_rows, check_unpacked
 from lit_sparse.data.readers.text_files import in_folder, open_bounded
 from lit_sparse.errors import DataError
@@ -71,19 +71,20 @@ def read_vectors(path: str, tokens: Sequence[str], width: int | None = None) -> 
     if width is not None:
         check_count("width", width)
     wanted = _Wanted(tokens, width)
+    _read(path, wanted)
+    return wanted.vectors, torch.from_numpy(wanted.found > 0)
+
+
+def _read(path: str, wanted: _Wanted) -> None:
     file = Path(path).expanduser()
     if file.is_file():
-        if file.suffix == ".pt":
-            _from_cache(file, wanted)
-        else:
-            _from_text(file, wanted)
+        (_from_cache if file.suffix == ".pt" else _from_text)(file, wanted)
     elif (carried := _carried(path)) is not None:
         _from_arrays(*carried, wanted)
     else:
         installed = "" if file.parent != Path() or file.suffix else f" If it is a distribution, install it: pip install {path}"
         what = "is a folder, not a file" if file.is_dir() else "does not exist"
         raise DataError(f"The file of word vectors {path!r} {what}.{in_folder(file.parent, file.name)}{installed}")
-    return wanted.vectors, wanted.found > 0
 
 
 class _Wanted:
@@ -98,8 +99,7 @@ class _Wanted:
         self.width = width
         self.vectors = torch.zeros(len(tokens), 0)
         #: 0 for a token without a vector, 1 for a vector of its lower-cased form, 2 for a vector of the token itself.
-        self.found = torch.zeros(len(tokens), dtype=torch.uint8)
-        self._found = self.found.numpy()
+        self.found = np.zeros(len(tokens), dtype=np.uint8)
         self._rows: dict[bytes, list[tuple[int, int]]] = {}  # word -> tokens that may take its vector, and their ranks
         for row, token in enumerate(tokens):
             lower = token.lower()
@@ -124,14 +124,14 @@ class _Wanted:
     def takers(self, word: bytes) -> list[tuple[int, int]]:
         """Return the rows that a word matches better than the words before it, with the quality of the match."""
         rows = self._rows.get(word)
-        return [(row, fit) for row, fit in rows if fit > self._found[row]] if rows else []
+        return [(row, fit) for row, fit in rows if fit > self.found[row]] if rows else []
 
     def take(self, takers: list[tuple[int, int]], vector: np.ndarray[Any, Any]) -> None:
         """Store the vector (D,) for these tokens."""
         values = torch.from_numpy(np.array(vector, dtype=np.float32))
         for row, fit in takers:
             self.vectors[row] = values
-            self._found[row] = fit
+            self.found[row] = fit
 
 
 def _bytes(word: str) -> bytes:
@@ -217,15 +217,13 @@ def _open_text(path: Path, width: int | None) -> Iterator[tuple[IO[bytes], str]]
         with open_bounded(path, lines=True) as file:
             yield file, where
         return
-    try:
-        with open_plain(path) as opened, zipfile.ZipFile(opened) as archive:
-            check_members(archive)
-            member = _member(archive.namelist(), width, where)
-            check_unpacked(path, archive.getinfo(member).file_size, what=f"its file {member!r}")
-            with io.BufferedReader(BoundedReader(archive.open(member), path, lines=True), 1 << 20) as file:  # type: ignore[arg-type]
-                yield file, f"{member!r} in {where}"
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError) as error:
-        raise DataError(f"{where} is not a complete zip file that can be read ({error}). Fetch it again.") from error
+    handled = reading(f"{where} is not a complete zip file that can be read", "Fetch it again.")
+    with handled, open_plain(path) as opened, zipfile.ZipFile(opened) as archive:
+        check_members(archive)
+        member = _member(archive.namelist(), width, where)
+        check_unpacked(path, archive.getinfo(member).file_size, what=f"its file {member!r}")
+        with io.BufferedReader(BoundedReader(archive.open(member), path, lines=True), 1 << 20) as file:  # type: ignore[arg-type]
+            yield file, f"{member!r} in {where}"
 
 
 def _member(names: Sequence[str], width: int | None, where: str) -> str:
@@ -242,7 +240,7 @@ def _member(names: Sequence[str], width: int | None, where: str) -> str:
 def _from_cache(path: Path, wanted: _Wanted) -> None:
     where = repr(str(path))
     content = _unpacked_cache(path)
-    words, vectors = (content[0], content[2]) if isinstance(content, tuple) and len(content) == 4 else (None, None)
+    words, index, vectors, width = content if isinstance(content, tuple) and len(content) == 4 else [None] * 4
     if not isinstance(words, list) or not isinstance(vectors, Tensor) or vectors.dim() != 2:
         raise DataError(
             f"Expected the words, their indices, their vectors and the width in {where}, as in a torchtext cache, but got"
@@ -255,7 +253,6 @@ def _from_cache(path: Path, wanted: _Wanted) -> None:
             f" {'' if dense else 'not '}contiguous, on the device {vectors.device.type!r}. Save it again, as"
             " `vectors.float().cpu().to_dense().contiguous()`."
         )
-    _, index, _, width = content
     if type(width) is not int or width != vectors.shape[1]:
         raise DataError(
             f"Expected the width in {where} to be {vectors.shape[1]}, as its vectors have, but got {width!r:.80}. Create the"
@@ -274,38 +271,23 @@ def _from_cache(path: Path, wanted: _Wanted) -> None:
 def _unpacked_cache(path: Path) -> Any:
     """Return the content of a torchtext cache: only tensors, lists, dicts and text, no code."""
     where = repr(str(path))
-    try:
-        with open_plain(path) as file:
-            if not zipfile.is_zipfile(file):  # torch before 2.6 runs code of tar files despite `weights_only`
-                raise DataError(
-                    f"{where} is not a zip archive, as torch 1.6 and later write. Save it again with a newer torch."
-                )
-            with zipfile.ZipFile(file) as archive:
-                check_members(archive)
-                check_unpacked(path, sum(member.file_size for member in archive.infolist()), what="its content")
-                check_rows(path, sum(member.file_size for member in archive.infolist() if member.filename.endswith(".pkl")))
-            file.seek(0)
-            check_torch_file(file)
-            file.seek(0)
-            return torch.load(file, map_location="cpu", weights_only=True)
-    except DataError:
-        raise
-    except Exception as error:  # a truncated or forged file may raise anything
-        raise DataError(f"{where} is not a file of torchtext's .vector_cache: {brief(error)}. Create it again.") from error
+    with reading(f"{where} is not a file of torchtext's .vector_cache", "Create it again."), open_plain(path) as file:
+        if not zipfile.is_zipfile(file):  # torch before 2.6 runs code of tar files despite `weights_only`
+            raise DataError(f"{where} is not a zip archive, as torch 1.6 and later write. Save it again with a newer torch.")
+        with zipfile.ZipFile(file) as archive:
+            check_members(archive)
+            check_unpacked(path, sum(member.file_size for member in archive.infolist()), what="its content")
+            check_rows(path, sum(member.file_size for member in archive.infolist() if member.filename.endswith(".pkl")))
+        file.seek(0)
+        check_torch_file(file)
+        file.seek(0)
+        return torch.load(file, map_location="cpu", weights_only=True)
 
 
 def _from_arrays(array: Path, index: Path, wanted: _Wanted) -> None:
-    parquet = import_module("pyarrow.parquet")  # it comes with datasets
-    try:
-        vectors = read_npy(array, memory_mapped=True)
-        with open_plain(index) as file:
-            check_rows(index, parquet.read_metadata(file).num_rows)
-            words = parquet.read_table(file).column(0).to_pylist()
-    except DataError:
-        raise
-    except Exception as error:  # see the reader of tables
-        raise DataError(f"{str(array)!r} and {str(index)!r} cannot be read: {error}. Install the package again.") from error
-    _fill(words, vectors, array, wanted)
+    vectors = read_npy(array, memory_mapped=True)
+    batches = parquet_batches(index, {"word": ""})  # all columns, of which the first has the words
+    _fill([word for batch in batches for word in batch.column(0).to_pylist()], vectors, array, wanted)
 
 
 def _fill(
@@ -360,32 +342,19 @@ def read_words(path: str, width: int | None = None) -> list[str]:
         ...     read_words(str(file))
         ['the', 'cat']
     """
-    listed = _Listed(width)
-    file = Path(path).expanduser()
-    if file.is_file():
-        (_from_cache if file.suffix == ".pt" else _from_text)(file, listed)
-    elif (carried := _carried(path)) is not None:
-        _from_arrays(*carried, listed)
-    else:
-        read_vectors(path, ())  # raises the error
-    return [word for word in (_decoded(word) for word in listed.words) if word is not None]
-
-
-def _decoded(word: bytes) -> str | None:
-    """Return a word as text, or None if it is not in UTF-8."""
-    try:
-        return word.decode("utf-8")
-    except UnicodeDecodeError:
-        return None
+    listed = _Listed((), width)
+    _read(path, listed)
+    return [*listed.words]
 
 
 class _Listed(_Wanted):
-    """Record every word, without vectors."""
+    """Record every word in UTF-8, without vectors."""
 
-    def __init__(self, width: int | None) -> None:
-        super().__init__((), width)
-        self.words: dict[bytes, None] = {}
+    def __init__(self, tokens: Sequence[str], width: int | None) -> None:
+        super().__init__(tokens, width)
+        self.words: dict[str, None] = {}
 
     def takers(self, word: bytes) -> list[tuple[int, int]]:
-        self.words.setdefault(word)
+        with suppress(UnicodeDecodeError):
+            self.words.setdefault(word.decode("utf-8"))
         return []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -16,19 +16,16 @@ from lit_sparse.checks import Count, Number, ranges
 from lit_sparse.data.base import ResumableDataModule
 from lit_sparse.data.loader import Batch
 from lit_sparse.data.regression.radial_bases import RadialBases
-from lit_sparse.data.splits import Split, Splits, held_out, loaded, shuffled
+from lit_sparse.data.splits import Rows, Split, Splits, held_out, loaded, shuffled
 from lit_sparse.errors import ConfigurationError, DataError
 
 __all__ = ["Affine", "RegressionDataModule", "Table"]
 
-SPLITS: tuple[Split, ...] = ("train", "val", "test")
-
-
-Rows = TypeVar("Rows", Tensor, "Table")
+Divided = TypeVar("Divided", Tensor, "Table")
 
 
 @dataclass(frozen=True)
-class Table:
+class Table(Rows):
     """Rows of a regression table: features, targets and optional groups.
 
     Attributes:
@@ -60,18 +57,6 @@ class Table:
                     f"Expected finite {name} but got missing or infinite ones in row {broken[0]} ({len(broken)} rows in all)."
                     " Fill them in, or leave the rows out."
                 )
-
-    def __getitem__(self, which: Tensor | slice) -> Table:
-        groups = None if self.groups is None else self.groups[which]
-        return Table(self.features[which], self.target[which], groups)
-
-    def __add__(self, other: Table) -> Table:
-        known = self.groups is not None and other.groups is not None
-        groups = torch.cat([self.groups, other.groups]) if known else None  # type: ignore[list-item]
-        return Table(torch.cat([self.features, other.features]), torch.cat([self.target, other.target]), groups)
-
-    def __len__(self) -> int:
-        return len(self.target)
 
 
 @ranges(train_size=Count(), val_size=Number(0.0, 1e12, open_low=True), test_size=Number(0.0, 1e12, open_low=True))
@@ -208,21 +193,19 @@ class RegressionDataModule(ResumableDataModule):
             raise ConfigurationError("Expected no `fold` with `use_all`, which trains on all rows. Leave one out.")
         if self.use_all:
             return {"val": tables["train"], "test": tables["train"], **tables}
-        order = shuffled(len(tables["train"]), self.seed)
-        rest = tables["train"][order]
-        splits: dict[Split, Table] = dict(tables)
-        for split, size in (("test", self.test_size), ("val", self.val_size)):
-            if split not in tables:
-                count = held_out(f"{split}_size", size, len(order), len(rest))
-                splits[split], rest = rest[:count], rest[count:]  # type: ignore[index]
-        splits["train"] = self._first(rest)
-        return self.folded(splits)
+        rows = tables["train"][shuffled(len(tables["train"]), self.seed)]
+        return self.folded({**tables, **self._divided(rows, [*tables])})
 
-    def _first(self, rest: Rows) -> Rows:
-        """Return the first ``train_size`` of the rows that are not held out."""
-        if self.train_size is not None and self.train_size > len(rest):
-            raise ConfigurationError(f"Expected `train_size` in 1 .. {len(rest)} but got {self.train_size}. Change it.")
-        return rest[: self.train_size]
+    def _divided(self, rows: Divided, known: Collection[Split] = ()) -> dict[Split, Divided]:
+        """Return the first ``train_size`` rows for training, after the rows held out for splits that are not known."""
+        size, splits = len(rows), dict[Split, Divided]()
+        for split, part in (("test", self.test_size), ("val", self.val_size)):
+            if split not in known:
+                count = held_out(f"{split}_size", part, size, len(rows))
+                splits[split], rows = rows[:count], rows[count:]  # type: ignore[index]
+        if self.train_size is not None and self.train_size > len(rows):
+            raise ConfigurationError(f"Expected `train_size` in 1 .. {len(rows)} but got {self.train_size}. Change it.")
+        return splits | {"train": rows[: self.train_size]}
 
 
 @dataclass(frozen=True)

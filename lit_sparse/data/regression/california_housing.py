@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import pickletools
+import re
 import sys
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from lit_sparse.data.readers.arrow_files import brief
+from lit_sparse.data.readers.hub import load_all, table_chunks
+from lit_sparse.data.readers.places import brief
 from lit_sparse.data.readers.sizes import check_unpacked
 from lit_sparse.data.readers.tables import TABLES, chunks_of, float_of, from_chunks
 from lit_sparse.data.readers.text_files import ending_of
 from lit_sparse.data.regression.base import RegressionDataModule, Table
 from lit_sparse.data.splits import Split
-from lit_sparse.errors import ConfigurationError, DataError, did_you_mean
+from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.ground.stored import largest_unpacked, open_plain
 
 __all__ = ["CaliforniaHousingDataModule"]
 
 #: Number of bytes of the longest description of an array by joblib, and its entry for a padding of the array.
 DESCRIPTION, ALIGNED = 2**16, "numpy_array_alignment_bytes"
-SOURCES = ("csv", "sklearn", "hub")
 HUB_NAME = "gvlassis/california_housing"
 #: Columns of the raw table: three are totals of a block group, the fourth is its households, and the last is the target.
 RAW = (
@@ -40,17 +42,7 @@ RAW = (
     "medianHouseValue",
 )
 #: The same columns in a common copy of the table.
-SNAKE_CASE = (
-    "median_income",
-    "housing_median_age",
-    "total_rooms",
-    "total_bedrooms",
-    "population",
-    "households",
-    "latitude",
-    "longitude",
-    "median_house_value",
-)
+SNAKE_CASE = tuple(re.sub("[A-Z]", lambda capital: f"_{capital[0].lower()}", name) for name in RAW)
 #: Columns of scikit-learn's table.
 PREPARED = ("MedInc", "HouseAge", "AveRooms", "AveBedrms", "Population", "AveOccup", "Latitude", "Longitude", "MedHouseVal")
 
@@ -116,60 +108,49 @@ class CaliforniaHousingDataModule(RegressionDataModule):
         _, first = next(iter(TABLES[".csv"].rows(path, {})), ("", {}))
         names = _naming([*first])
         columns = {name: name for name in names}
-        return _prepared(from_chunks(chunks_of([path], columns), path, columns), names, repr(str(path)))
+        return _prepared(from_chunks(chunks_of([path], columns), columns, path), names, repr(str(path)))
 
     def prepare_data(self) -> None:
         """Download the rows once, with scikit-learn or from the hub, if the source is one of these."""
         if self.source == "hub":
             self._from_hub()
-        elif self.source == "sklearn" and not (file := self._kept_by_sklearn()).is_file():
+        elif self.source == "sklearn":
             from sklearn.datasets import fetch_california_housing
 
-            try:
-                fetch_california_housing(data_home=self.path)
-            except Exception as error:  # of the network, or of the disk
-                raise self._missing(file, error) from error
+            with self._kept_by_sklearn() as file:
+                if not file.is_file():
+                    fetch_california_housing(data_home=self.path)
 
-    def _kept_by_sklearn(self) -> Path:
+    @contextmanager
+    def _kept_by_sklearn(self) -> Iterator[Path]:
+        """Provide the path of scikit-learn's copy; an error within the context says how to get it."""
         from sklearn.datasets import get_data_home
 
-        return Path(get_data_home(self.path)) / f"cal_housing_py{sys.version_info[0]}.pkz"
-
-    def _missing(self, file: Path, error: Exception) -> DataError:
-        where = "" if self.path is None else f"data_home={self.path!r}"
-        return DataError(
-            f"scikit-learn's copy of the data, {str(file)!r}, cannot be read ({brief(error)}). Download it once"
-            ' with a network, python -c "from sklearn.datasets import fetch_california_housing as fetch;'
-            f' fetch({where})", or use a file: --data.init_args.source=csv --data.init_args.path=FILE.'
-        )
+        file = Path(get_data_home(self.path)) / f"cal_housing_py{sys.version_info[0]}.pkz"
+        try:
+            yield file
+        except Exception as error:  # of the network or the disk; a truncated or forged file may raise anything
+            where = "" if self.path is None else f"data_home={self.path!r}"
+            raise DataError(
+                f"scikit-learn's copy of the data, {str(file)!r}, cannot be read ({brief(error)}). Download it once"
+                ' with a network, python -c "from sklearn.datasets import fetch_california_housing as fetch;'
+                f' fetch({where})", or use a file: --data.init_args.source=csv --data.init_args.path=FILE.'
+            ) from error
 
     def _from_sklearn(self) -> tuple[np.ndarray, np.ndarray]:
-        file = self._kept_by_sklearn()
-        try:
+        with self._kept_by_sklearn() as file:
             table = _numbers_of_joblib(file)  # scikit-learn itself would unpickle it
-        except Exception as error:  # a truncated or forged file may raise anything
-            raise self._missing(file, error) from error
         names = (RAW[-1], *RAW[:-1])  # scikit-learn keeps the target first
         return _prepared(dict(zip(names, table.T, strict=True)), RAW, repr(str(file)))
 
     def _from_hub(self) -> tuple[np.ndarray, np.ndarray]:
-        from datasets import load_dataset
+        from datasets import concatenate_datasets
 
-        try:
-            data = load_dataset(self.hub_name)
-        except Exception as error:
-            raise DataError(
-                f"The data set {self.hub_name!r} cannot be fetched ({type(error).__name__}: {brief(error)}). Without a"
-                " network, use a file: --data.init_args.source=csv --data.init_args.path=FILE."
-            ) from error
-        parts, where = list(data.values()), repr(self.hub_name)
-        header = parts[0].column_names
-        names = _naming(header)
-        for name in names:
-            if name not in header:
-                known = ", ".join(header)
-                raise DataError(f"{where} has no column {name!r}. Its columns are {known}.{did_you_mean(name, header)}")
-        return _prepared({name: [value for part in parts for value in part[name]] for name in names}, names, where)
+        other = "Without a network, use a file: --data.init_args.source=csv --data.init_args.path=FILE."
+        table = concatenate_datasets([*load_all(self.hub_name, other).values()])
+        names, where = _naming(table.column_names), repr(self.hub_name)
+        columns = {name: name for name in names}
+        return _prepared(from_chunks(table_chunks(table, columns, where), columns, mapped=True), names, where)
 
 
 def _numbers_of_joblib(path: Path) -> np.ndarray:

@@ -14,8 +14,6 @@ from lit_sparse.errors import ConfigurationError
 
 __all__ = ["SyntheticRegressionDataModule"]
 
-FAMILIES = ("normal", "logistic", "poisson")
-
 
 @ranges(size=Count(3, MOST_EXAMPLES), noise=Number(0.0, 1e12))
 class SyntheticRegressionDataModule(RegressionDataModule):

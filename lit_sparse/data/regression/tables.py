@@ -15,20 +15,16 @@ from typing_extensions import override
 from lit_sparse.checks import Count, ranges
 from lit_sparse.data.loader import Batch
 from lit_sparse.data.readers.arrays import Arrays, open_arrays
-from lit_sparse.data.readers.places import Place, place_of
+from lit_sparse.data.readers.places import Place, place_of, reading
 from lit_sparse.data.readers.sizes import bytes_of, check_unpacked
 from lit_sparse.data.readers.tables import TABLES, chunks_of, float_of, number_chunks, read_numbers
 from lit_sparse.data.readers.text_files import ending_of, open_bounded
 from lit_sparse.data.regression.base import Affine, RegressionDataModule, Table
-from lit_sparse.data.regression.streamed import Spread
-from lit_sparse.data.splits import Split, held_out, shuffled
-from lit_sparse.data.stream import Stream, stream_batches
+from lit_sparse.data.splits import Split, shuffled
+from lit_sparse.data.stream import Stream, check_streaming, stream_batches
 from lit_sparse.errors import ConfigurationError, DataError
 
 __all__ = ["TableDataModule"]
-
-#: Exceptions of readers for broken, truncated or foreign files.
-UNREADABLE = (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, OverflowError)
 
 #: Features, target and groups.
 Columns: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray | None]
@@ -84,12 +80,9 @@ class TableDataModule(RegressionDataModule):
     ) -> None:
         super().__init__(**options)
         self.streaming, self.shuffle_buffer = streaming, shuffle_buffer
-        if shuffle_buffer and not streaming:
-            raise ConfigurationError("Expected `shuffle_buffer` only with `streaming` but got it without. Leave it out.")
-        whole: dict[str, Any] = {"fold": self.fold, "sampler": self.sampler, "bases": self.bases, "group": group}
-        whole |= {"whiten": self.whiten or None, "use_all": self.use_all or None}
-        if streaming and (names := [name for name, given in whole.items() if given is not None]):
-            raise ConfigurationError(f"Expected no `streaming` with `{names[0]}`, which needs all rows. Leave one out.")
+        whole: dict[str, Any] = {"`fold`": self.fold, "`sampler`": self.sampler, "`bases`": self.bases, "`group`": group}
+        whole |= {"`whiten`": self.whiten or None, "`use_all`": self.use_all or None}
+        check_streaming(whole, shuffle_buffer, streaming=streaming)
         self._stream: Stream | None = None
         self._rows = torch.empty(0, dtype=torch.int64)  # training rows of the stream
         self.path, self.features, self.target, self.group = path, features, target, group
@@ -108,22 +101,15 @@ class TableDataModule(RegressionDataModule):
             path = self._place()
             if ending_of(path) not in TABLES:
                 raise DataError(f"Expected a table {', '.join(TABLES)} with `streaming` but got {str(path)!r}. Convert it.")
-            try:
+            with reading(f"{str(path)!r} cannot be read as numbers", "Check the format."):
                 self._open_stream(path)
-            except (ConfigurationError, DataError):
-                raise
-            except UNREADABLE as error:
-                raise DataError(f"{str(path)!r} cannot be read as numbers: {error}. Check the format.") from error
 
     def _open_stream(self, path: Place) -> None:
         names = self._columns()
         chunks = partial(chunks_of, [path], {name: name for name in names})
         stream = Stream(chunks, TABLES[ending_of(path)].decode, buffer=self.shuffle_buffer)
-        order, held = shuffled(len(stream), self.seed), dict[Split, torch.Tensor]()
-        for split, part in (("test", self.test_size), ("val", self.val_size)):
-            count = held_out(f"{split}_size", part, len(stream), len(order))
-            held[split], order = order[:count], order[count:]  # type: ignore[index]
-        self._rows = self._first(order).sort().values
+        held = self._divided(shuffled(len(stream), self.seed))
+        self._rows = held.pop("train").sort().values
         apart = torch.cat([*held.values()]).sort().values
         kinds = torch.zeros(len(stream), dtype=torch.uint8)
         kinds[self._rows], kinds[apart] = 1, 2
@@ -180,15 +166,11 @@ class TableDataModule(RegressionDataModule):
         path = self._place()
         ending = ending_of(path)
         readers = {".npz": self._from_npz, **dict.fromkeys(TABLES, self._from_table)}
-        try:
+        kind = ending if ending in readers else "LIBSVM"
+        with reading(f"{str(path)!r} cannot be read as {kind} data", "Check the format."):
             arrays = readers.get(ending, self._from_libsvm)(path)
             tables = {split: self._table(x, y) for split, (x, y, _) in arrays.items()}
             tables = self._grouped(tables, {split: group for split, (*_, group) in arrays.items()})
-        except (ConfigurationError, DataError):
-            raise
-        except UNREADABLE as error:
-            kind = ending if ending in readers else "LIBSVM"
-            raise DataError(f"{str(path)!r} cannot be read as {kind} data: {error}. Check the format.") from error
         if not len(tables["train"]):
             raise DataError(f"{str(path)!r} holds no rows. Give another table.")
         widths = {split: table.features.shape[1] for split, table in tables.items()}
@@ -209,12 +191,11 @@ class TableDataModule(RegressionDataModule):
         """Return tables with the positions of their groups among all values."""
         if self.group is None:
             return tables
-        known = {split: np.asarray(column).reshape(-1) for split, column in values.items() if column is not None}
-        names, places = np.unique(np.concatenate(list(known.values())), return_inverse=True)
+        columns = {split: np.asarray(column).reshape(-1) for split, column in values.items()}
+        names = np.unique(np.concatenate([*columns.values()]))
         self.group_names = [str(name) for name in names]
-        ends = np.cumsum([len(column) for column in known.values()])[:-1]
-        groups = dict(zip(known, np.split(places.astype(np.int64), ends), strict=True))
-        return {split: replace(table, groups=torch.from_numpy(groups[split])) for split, table in tables.items()}
+        groups = {split: torch.from_numpy(np.searchsorted(names, column)) for split, column in columns.items()}
+        return {split: replace(table, groups=groups[split]) for split, table in tables.items()}
 
     def _from_npz(self, path: Place) -> dict[Split, Columns]:
         names = (self.features, self.target, self.group)
@@ -255,7 +236,7 @@ class TableDataModule(RegressionDataModule):
             for number, line in enumerate(file, 1):
                 if b"_" in line.partition(b"#")[0]:  # which Python reads in a number
                     raise DataError(f"Expected numbers in {str(path)!r} but got {line[:40]!r} in line {number}. Correct it.")
-            file.seek(0)
+        with open_bounded(path, lines=True) as file:
             x, y = load_svmlight_file(file)
         what, remedy = f"a dense table of {x.shape[0]} rows and {x.shape[1]} features", "number the features without gaps"
         check_unpacked(path, bytes_of(x.shape, 8), max(path.stat().st_size, x.nnz), what, remedy)
@@ -267,3 +248,45 @@ def _arrays(arrays: Arrays, names: Sequence[str | None]) -> Columns:
     features, target, group = (None if name is None else arrays[name] for name in names)
     assert features is not None and target is not None
     return features, target, group
+
+
+class Spread:
+    """Running mean (D,) and standard deviation (D,) of rows (N, D) float64 that come in pieces.
+
+    Example:
+        >>> spread = Spread()
+        >>> for piece in torch.arange(12.0).double().view(6, 2).split(4):
+        ...     spread.add(piece)
+        >>> spread.mean, spread.std
+        (tensor([5., 6.], dtype=torch.float64), tensor([3.4157, 3.4157], dtype=torch.float64))
+
+    Source: Chan, Golub & LeVeque (1979), Updating Formulae and a Pairwise Algorithm for Computing Sample Variances.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.mean, self._squares, self._first = torch.zeros(()).double(), torch.zeros(()).double(), torch.zeros(()).double()
+        self.constant = torch.ones((), dtype=torch.bool)
+
+    def add(self, rows: Tensor) -> None:
+        """Update mean and standard deviation by rows (n, D)."""
+        if not len(rows):
+            return
+        if not self.count:
+            self._first = rows[0]
+        self.constant = self.constant & (rows == self._first).all(0)
+        mean, count = rows.mean(0), self.count + len(rows)
+        shift = mean - self.mean
+        self._squares = self._squares + (rows - mean).square().sum(0) + shift.square() * self.count * len(rows) / count
+        self.mean = self.mean + shift * len(rows) / count
+        self.count = count
+
+    @property
+    def std(self) -> Tensor:
+        """The standard deviation (D,), without Bessel's correction."""
+        return (self._squares / self.count).sqrt()
+
+    @property
+    def scale(self) -> Tensor:
+        """The standard deviation (D,), infinite for constant columns."""
+        return torch.where(self.constant, torch.inf, self.std)

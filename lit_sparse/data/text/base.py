@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,9 +17,9 @@ from lit_sparse.data.base import ResumableDataModule
 from lit_sparse.data.columns import chosen, joined, unchecked
 from lit_sparse.data.loader import Batch, EpochLoader
 from lit_sparse.data.readers.hub import load
-from lit_sparse.data.readers.splits import check_split, is_of_hub, open_split, read_split
-from lit_sparse.data.splits import Split, in_batches, shuffled, warn_without_test
-from lit_sparse.data.stream import Stream, stream_batches
+from lit_sparse.data.readers.splits import is_of_hub, open_split, read_split
+from lit_sparse.data.splits import Split, in_batches, shuffled, splits_of, warn_without_test
+from lit_sparse.data.stream import Stream, check_streaming, stream_batches
 from lit_sparse.data.text.ragged import Ragged
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.lightning.choice import rank_zero_info, rank_zero_warn
@@ -100,16 +102,8 @@ class TextDataModule(ResumableDataModule):
         self.names: dict[Split, str] = {"train": train, "val": val, "test": test}
         self.predict, self.max_length, self.max_test_length = predict, max_length, max_test_length
         self.train_size, self.streaming, self.shuffle_buffer = train_size, streaming, shuffle_buffer
-        if shuffle_buffer and not streaming:
-            raise ConfigurationError("Expected `shuffle_buffer` only with `streaming` but got it without. Leave it out.")
-        whole = {
-            "`fold`": self.fold is not None,
-            "`sampler`": self.sampler is not None,
-            type(self).__name__: not self.can_stream,
-        }
-        if streaming and (names := [name for name, given in whole.items() if given]):
-            raise ConfigurationError(f"Expected no `streaming` with {names[0]}, which chooses among all rows. Leave it out.")
-        self._stream: Stream | None = None
+        whole = {"`fold`": self.fold, "`sampler`": self.sampler, type(self).__name__: None if self.can_stream else True}
+        check_streaming(whole, shuffle_buffer, streaming=streaming)
         self._columns: dict[Split, dict[str, Any]] = {}
         self._sequences: dict[Split, dict[str, Ragged]] = {}
         self._vocabularies: dict[str, Vocabulary] = {}
@@ -132,7 +126,7 @@ class TextDataModule(ResumableDataModule):
         Raises:
             DataError: if the test split is missing.
         """
-        check_split(self.path, self.names["test"], self.columns("test"), config=self.config)
+        open_split(self.path, self.names["test"], self.columns("test"), config=self.config)
 
     def read_inputs(self) -> dict[str, Any]:
         """Return a dict from roles, such as ``source``, to values for prediction; by default the values of the test split."""
@@ -177,25 +171,18 @@ class TextDataModule(ResumableDataModule):
         Raises:
             DataError: if a split has no examples.
         """
-        needed: dict[str | None, tuple[Split, ...]] = {
-            "fit": ("train", "val"),
-            "validate": ("val",),
-            "test": ("test",),
-            "predict": ("predict",),
-        }
-        for split in needed.get(stage, ("train", "val", "test")):
+        for split in splits_of(stage):
             if split == "train" and self.streaming:
-                self._open_stream()
+                _ = self._stream
             elif split not in self._sequences and not len(next(iter(self.texts(split).values()))):  # else released
                 raise DataError(f"Expected examples in the {split} data but got none. Check the file.")
         if stage == "fit":
             warn_without_test(self.check_test)
 
-    def _open_stream(self) -> Stream:
-        if self._stream is None:
-            chunks, decode = open_split(self.path, self.names["train"], self.columns("train"), config=self.config)
-            self._stream = Stream(chunks, decode, size=self.train_size, buffer=self.shuffle_buffer)
-        return self._stream
+    @cached_property
+    def _stream(self) -> Stream:
+        chunks, decode = open_split(self.path, self.names["train"], self.columns("train"), config=self.config)
+        return Stream(chunks, decode, size=self.train_size, buffer=self.shuffle_buffer)
 
     @property
     def vocabularies(self) -> dict[str, Vocabulary]:
@@ -205,7 +192,7 @@ class TextDataModule(ResumableDataModule):
             for name, source in self.vocabulary_options().items():
                 if isinstance(source, VocabularyOptions):
                     roles = [role for role, its in self.roles.items() if its == name]
-                    texts: Any = self._open_stream().values if self.streaming else self.texts("train").__getitem__
+                    texts: Any = self._stream.values if self.streaming else self.texts("train").__getitem__
                     lines: Any = () if source.file else (line for role in roles for line in texts(role))
                     made[name] = source.make(lines)
                 else:
@@ -276,7 +263,7 @@ class TextDataModule(ResumableDataModule):
     def size(self, split: Split) -> int:
         """Return the number of examples of a split."""
         if split == "train" and self.streaming:
-            return len(self._open_stream())
+            return len(self._stream)
         if split == "train":
             return len(next(iter(self.sequences(split).values())))
         return len(next(iter(self.texts(split).values())))
@@ -327,7 +314,7 @@ class TextDataModule(ResumableDataModule):
 
     def _streamed(self, indices: Tensor) -> dict[str, Ragged]:
         """Return a dict from roles, such as ``source``, to token sequences of some training examples, read from the files."""
-        rows = self._open_stream().rows(indices)
+        rows = self._stream.rows(indices)
         for role in self.roles:
             for row, text in zip(indices.tolist(), rows[role], strict=True):
                 _check_text(text, role, row, "train")
@@ -339,10 +326,10 @@ class TextDataModule(ResumableDataModule):
         vocabulary = self.vocabularies[self.roles[role]]
         return sequences.framed(vocabulary.bos, vocabulary.eos) if role in self.written else sequences
 
-    def _encoded(self, role: str, texts: Sequence[str]) -> Iterator[list[int]]:
-        vocabulary = self.vocabularies[self.roles[role]]
-        for start in range(0, len(texts), CHUNK):
-            yield from vocabulary.encode([*texts[start : start + CHUNK]])
+    def _encoded(self, role: str, texts: Iterable[str]) -> Iterator[list[int]]:
+        vocabulary, rows = self.vocabularies[self.roles[role]], iter(texts)
+        while some := list(islice(rows, CHUNK)):
+            yield from vocabulary.encode(some)
 
     def _kept(self, sequences: Mapping[str, Ragged]) -> Tensor:
         """Return the indices of the examples for training."""
