@@ -181,10 +181,7 @@ def configs_of(runs: Sequence[Source]) -> dict[str, dict[Any, Any]]:
 def table_of(study: Study, rows: Sequence[Row], settings: Mapping[str, Mapping[str, str]]) -> list[list[str]]:
     """Return the table of a study with the settings in which its cells differ, and the number of seeds unless it is 1."""
     cells = {name: replace(cell, labels={**cell.labels, **settings.get(name, {})}) for name, cell in study.cells.items()}
-    table = by_cell(replace(study, cells=cells), rows, list(study.columns))
-    place = len(table[0]) - 1 - table[0][::-1].index("seeds")  # a label may have this name, too
-    alone = all(line[place] == "1" for line in table[1:])
-    return [line[:place] + line[place + alone :] for line in table]
+    return by_cell(replace(study, cells=cells), rows, list(study.columns), counted=False)
 
 
 def _thinned(merged: dict[float, dict[str, float]]) -> Iterator[dict[str, float]]:
