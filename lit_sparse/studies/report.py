@@ -238,8 +238,8 @@ def _monitor(
     from lit_sparse import models
 
     known = [config["model"].get("class_path") for config in configs if isinstance(config.get("model"), dict)]
-    own = {f"{module}{name}": getattr(models, name) for name in models.__all__ for module in ("", "lit_sparse.models.")}
-    monitors = {getattr(own.get(str(path)), "monitor", ("val/loss", "min")) for path in known}
+    classes = [getattr(models, str(path).removeprefix("lit_sparse.models."), None) for path in known]
+    monitors = {getattr(one, "monitor", ("val/loss", "min")) for one in classes}
     key, mode = monitors.pop() if len(monitors) == 1 and not asked else ("", "")
     if key not in logged:
         modes = [direction[:3] for direction in directions_of(metric)]
