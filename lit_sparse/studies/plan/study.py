@@ -231,14 +231,9 @@ class Study(Change):
         return next((line.get(written(cell)) or None for line in lines if line["key"] == key), None)
 
     @property
-    def keys(self) -> list[str]:
-        """Columns that identify a row, without the keys of series."""
-        return ["cell", "seed", *dict.fromkeys(key for cell in self.cells.values() for key in cell.grid)]
-
-    @property
     def row_keys(self) -> list[str]:
-        """Columns that identify a row, including the keys of series."""
-        return [*self.keys, *self.series]
+        """Columns that identify a row: cell, seed, arguments in grids, and the keys of series."""
+        return ["cell", "seed", *dict.fromkeys(key for cell in self.cells.values() for key in cell.grid), *self.series]
 
     def stores(self, key: str) -> bool:
         """Return whether a column of the rows is a key rather than a measured number."""
