@@ -238,7 +238,7 @@ def test_the_options_of_studies_are_known(path: Path, parser: ArgumentParser) ->
 def test_studies_repeat_what_the_publications_repeat(name: str, schedule: str, count: int) -> None:
     """The auto-encoder with fewer seeds than published."""
     study = packaged(CONFIGS / "studies" / f"{name}.yaml")
-    seeds = {cell: study.seeds_of(cell, schedule) for cell in study.cells if cell not in {"sparse_vi", "optimum"}}
+    seeds = {cell: study.change_of(cell, schedule).seeds for cell in study.cells if cell not in {"sparse_vi", "optimum"}}
     assert all(each == list(range(count)) for each in seeds.values())
 
 

@@ -37,7 +37,7 @@ from lit_sparse.studies.search.space import import_optuna
 from lit_sparse.studies.search.storage import stored_study
 from lit_sparse.studies.settings import config_file, settings_of, short_name
 
-__all__ = ["main", "page_of", "parser"]
+__all__ = ["main", "parser"]
 
 #: Largest number of bytes of all pictures of a page.
 MOST = 2**27
@@ -95,6 +95,10 @@ class Search:
     importances: dict[str, float]
 
 
+#: A study with its figures, rows and curves, and further content about each cell that has rows, in their order.
+Content = tuple[Study, Sequence[Figure], list[Row], list[Row], list[Run]]
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the argument parser of ``lit-sparse report``."""
     found = argparse.ArgumentParser(
@@ -118,67 +122,26 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command ``lit-sparse report``: write the page."""
-    options = parser().parse_args(list(arguments))
-    root, search = named(options.source[0])[1], None
-    if options.storage and not (len(options.source) == 1 and is_folder(root)):
-        raise ConfigurationError("Expected the folder of one sweep with --storage but got other runs. Leave it out.")
-    if len(options.source) == 1 and not is_folder(root):
-        runner = Runner(load_study(find_config(options.source[0], kind="studies")), options.schedule, results=options.results)
-        rows, curves, _ = runner.stored()
-        study, figures, runs = runner.study, runner.study.figures, _cells(runner, rows)
-        if not rows:
-            raise ConfigurationError(f"{runner.rows.path} has no rows: nothing of the study is finished yet.")
-    else:
-        found = sources(options.source)
-        search = _search(root, options.storage) if len(options.source) == 1 else None
-        configs = configs_of(found)
-        monitor = partial(_monitor, search, configs.values(), options.metric)
-        study, figure, rows, curves = comparison(found, options.metric, monitor)
-        if search is not None:  # only what the sweep compared can be its best
-            complete = {f"trial_{number}" for number, _ in search.values}
-            rows = [row if row["cell"] in complete else row | {search.metric: ""} for row in rows]
-        order = list(dict.fromkeys([*_best(study, rows)[0], *study.cells]))  # the best first
-        study = replace(study, cells={name: study.cells[name] for name in order})
-        curves = sorted(curves, key=lambda row: order.index(row["cell"]))  # the legend has the order of the table
-        first = first_of(found)
-        figures, runs = [figure], _runs([first[name] for name in order], {name: configs[name] for name in order})
-        if len(options.source) == 1:
-            study = replace(study, title=f"Sweep of {search.name}" if search else root.resolve().name)
-    text = page_of(study, figures, rows, curves, runs, options.title or study.title, search)
-    with result_file(options.output, "wb") as file:
-        file.write(text.encode("utf-8", "replace"))  # JSON and YAML may escape half a character
-    print(options.output)
-    return 0
-
-
-def page_of(
-    study: Study,
-    figures: Sequence[Figure],
-    rows: Sequence[Row],
-    curves: Sequence[Row],
-    runs: Sequence[Run],
-    title: str,
-    search: Search | None = None,
-) -> str:
-    """Return the report page as HTML, identical for the same arguments.
-
-    Args:
-        study: the study that the page shows.
-        figures: figures of the study.
-        rows: rows of the study.
-        curves: logged values, one row per epoch.
-        runs: further content about each cell that has rows, in their order.
-        title: heading of the page.
-        search: the trials of a sweep.
+    """Run the command ``lit-sparse report``: write the page, which is identical for the same input.
 
     Raises:
         MissingExtraError: without Jinja.
     """
+    options = parser().parse_args(list(arguments))
     try:
         from jinja2 import Environment
     except ImportError as error:
         raise MissingExtraError("Reports", "report") from error
+    alone, search = named(options.source[0])[1] if len(options.source) == 1 else None, None
+    if options.storage and not (alone and is_folder(alone)):
+        raise ConfigurationError("Expected the folder of one sweep with --storage but got other runs. Leave it out.")
+    if alone and not is_folder(alone):
+        study, figures, rows, curves, runs = _of_study(options.source[0], options.schedule, options.results)
+    else:
+        search = _search(alone, options.storage) if alone else None
+        study, figures, rows, curves, runs = _of_runs(sources(options.source), options.metric, search)
+        if alone:
+            study = replace(study, title=f"Sweep of {search.name}" if search else alone.resolve().name)
     there = [name for name in study.cells if any(row["cell"] == name for row in rows)]
     looks: dict[str, int] = {}
     drawn = []
@@ -190,8 +153,8 @@ def page_of(
             looks.setdefault(run.name, len(looks))
     _, best, reason = _best(study, rows)
     template = Environment(autoescape=True).from_string((files("lit_sparse.studies") / "report.html").read_text("utf-8"))
-    return template.render(
-        title=title,
+    text = template.render(
+        title=options.title or study.title,
         source=study.source,
         notes=study.notes,
         table=table_of(study, rows, {name: run.settings for name, run in zip(there, runs, strict=True)}),
@@ -206,6 +169,43 @@ def page_of(
         search=search,
         history=history_svg(search.values, search.metric, search.mode) if search and search.values else "",
     )
+    with result_file(options.output, "wb") as file:
+        file.write(text.encode("utf-8", "replace"))  # JSON and YAML may escape half a character
+    print(options.output)
+    return 0
+
+
+def _of_study(name: str, schedule: str | None, results: Path) -> Content:
+    """Return the content of the page about a study."""
+    runner = Runner(load_study(find_config(name, kind="studies")), schedule, results=results)
+    rows, curves, _ = runner.stored()
+    if not rows:
+        raise ConfigurationError(f"{runner.rows.path} has no rows: nothing of the study is finished yet.")
+    runs = []
+    for cell in runner.study.cells:
+        own = [row for row in rows if row["cell"] == cell]
+        if not own:
+            continue
+        seconds = sum(float(row["seconds"] or 0) for row in own)
+        made = dict.fromkeys(f"commit {row['commit']}, {row['versions']}, {row['machine']}" for row in own if row["commit"])
+        settings = {key: value for key, value in runner.settings_of(cell, own).items() if value}
+        text = yaml.safe_dump(settings, sort_keys=False) if settings else UNKNOWN
+        runs.append(Run(runner.study.title_of(cell), f"{len(own)} rows, {seconds:.0f} s. {'; '.join(made)}", text))
+    return runner.study, runner.study.figures, rows, curves, runs
+
+
+def _of_runs(found: Sequence[Source], metric: str | None, search: Search | None) -> Content:
+    """Return the content of the page about runs, the best first."""
+    configs = configs_of(found)
+    study, figure, rows, curves = comparison(found, metric, partial(_monitor, search, configs.values(), metric))
+    if search is not None:  # only what the sweep compared can be its best
+        complete = {f"trial_{number}" for number, _ in search.values}
+        rows = [row if row["cell"] in complete else row | {search.metric: ""} for row in rows]
+    order = list(dict.fromkeys([*_best(study, rows)[0], *study.cells]))
+    study = replace(study, cells={name: study.cells[name] for name in order})
+    curves = sorted(curves, key=lambda row: order.index(row["cell"]))  # the legend has the order of the table
+    first = first_of(found)
+    return study, [figure], rows, curves, _runs([first[name] for name in order], {name: configs[name] for name in order})
 
 
 def _best(study: Study, rows: Sequence[Row]) -> tuple[list[str], str, str]:
@@ -287,23 +287,6 @@ def _search(folder: Path, storage: str | None) -> Search | None:
                 study, evaluator=evaluator, target=lambda trial: trial.values[0]
             )
     return Search(study.study_name, metric, mode, values, {short_name(key): share for key, share in importances.items()})
-
-
-def _cells(runner: Runner, stored: Sequence[Row]) -> list[Run]:
-    """Return what is shown of each cell that has rows."""
-    found = []
-    for name, cell in runner.study.cells.items():
-        rows = [row for row in stored if row["cell"] == name]
-        if rows:
-            seconds = sum(float(row["seconds"] or 0) for row in rows)
-            origin = dict.fromkeys(
-                f"commit {row['commit']}, {row['versions']}, {row['machine']}" for row in rows if row["commit"]
-            )
-            settings = runner.settings_of(name, rows)
-            kept = {key: value for key, value in settings.items() if value}
-            text = yaml.safe_dump(kept, sort_keys=False) if kept else UNKNOWN
-            found.append(Run(cell.title or name, f"{len(rows)} rows, {seconds:.0f} s. {'; '.join(origin)}", text))
-    return found
 
 
 def _runs(sources: Sequence[Source], configs: dict[str, dict[Any, Any]]) -> list[Run]:

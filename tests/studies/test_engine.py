@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -319,7 +320,8 @@ def test_scores_are_stored_with_what_was_tested(
     (tmp_path / "own_scores.py").write_text("found = {}\ndef scores(checkpoint):\n    return found\n")
     run = runner(write_study(scores={"own": "own_scores.scores"})).of("slow", 0)
     found = import_module("own_scores").found
-    for value in ("text", [1, "2"], {}, True, None):
+    values: tuple[Any, ...] = ("text", [1, "2"], {}, True, None)
+    for value in values:
         found["x"] = value
         with pytest.raises(ConfigurationError, match=r"Expected own_scores.scores to return numbers but got 'x'"):
             run.call_functions()

@@ -243,7 +243,7 @@ def test_a_study_of_the_package_names_files_that_exist(path: Path) -> None:
         study = written.scheduled(schedule)
         for name in study.cells:
             study.settings(name, schedule, [])  # reads all configs
-            assert study.seeds_of(name, schedule)
+            assert study.change_of(name, schedule).seeds
     assert all(figure.alt for figure in written.figures), "every figure has a text"
     shown = [column.value for column in written.columns.values()]
     assert not any("seconds" in value and not value.startswith("count") for value in shown), (

@@ -339,7 +339,7 @@ class RunOf:
         for point in self.missing():
             began = time.monotonic()
             found = function(seed=self.seed, **filled, **point)
-            several = [found] if isinstance(found, Mapping) else list(found)
+            several: list[dict[str, Any]] = [found] if isinstance(found, dict) else list(found)
             if not several:
                 raise ConfigurationError(f"{self.cell.function} returned no numbers for {point}.")
             labels = {key: str(value) for key, value in (self.cell.labels | point).items()}

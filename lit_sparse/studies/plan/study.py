@@ -173,12 +173,6 @@ class Study(Change):
         words = [str((folder / word).absolute()) if (folder / word).is_file() else word for word in self.program]
         return [sys.executable if words[0] == "python" else words[0], *words[1:]]
 
-    def seeds_of(self, name: str, schedule: str | None) -> list[int]:
-        """Return the seeds with which a cell is run."""
-        cell = self.cells[name]
-        changes = (cell.schedules.get(schedule or ""), self.schedules.get(schedule or ""), cell, self)
-        return next((change.seeds for change in changes if change is not None and change.seeds is not None), [0])
-
     def change_of(self, name: str, schedule: str | None) -> Change:
         """Return all changes of a cell: the study's, the cell's, the schedule's, and the cell's for this schedule."""
         cell = self.cells[name]
@@ -190,6 +184,7 @@ class Study(Change):
             options={key: value for change in found for key, value in change.options.items()},
             arguments={key: value for change in found for key, value in change.arguments.items()},
             grid={key: values for change in found for key, values in change.grid.items()},
+            seeds=next((change.seeds for change in reversed(found) if change.seeds is not None), [0]),
         )
 
     def scheduled(self, schedule: str | None) -> Study:
