@@ -7,7 +7,7 @@ import base64
 import math
 import sys
 import warnings
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,7 +23,7 @@ from lit_sparse.ground.stored import LARGEST, is_file, read_text
 from lit_sparse.runs.config_files import find_config
 from lit_sparse.runs.folders import CHECKPOINTS, next_command
 from lit_sparse.runs.result_files import read_attention, read_png
-from lit_sparse.studies.compare import Source, comparison, configs_of, first_of, is_folder, named, sources, table_of
+from lit_sparse.studies.compare import Source, comparison, configs_of, is_folder, named, sources, table_of
 from lit_sparse.studies.jobs.engine import Runner
 from lit_sparse.studies.jobs.logged import directions_of
 from lit_sparse.studies.jobs.processes import say
@@ -194,7 +194,7 @@ def _of_study(name: str, schedule: str | None, results: Path) -> Content:
     return runner.study, runner.study.figures, rows, curves, runs
 
 
-def _of_runs(found: Sequence[Source], metric: str | None, search: Search | None) -> Content:
+def _of_runs(found: Mapping[str, Sequence[Source]], metric: str | None, search: Search | None) -> Content:
     """Return the content of the page about runs, the best first."""
     configs = configs_of(found)
     study, figure, rows, curves = comparison(found, metric, partial(_monitor, search, configs.values(), metric))
@@ -204,8 +204,8 @@ def _of_runs(found: Sequence[Source], metric: str | None, search: Search | None)
     order = list(dict.fromkeys([*_best(study, rows)[0], *study.cells]))
     study = replace(study, cells={name: study.cells[name] for name in order})
     curves = sorted(curves, key=lambda row: order.index(row["cell"]))  # the legend has the order of the table
-    first = first_of(found)
-    return study, [figure], rows, curves, _runs([first[name] for name in order], {name: configs[name] for name in order})
+    runs = _runs({name: found[name][0] for name in order}, {name: configs[name] for name in order})
+    return study, [figure], rows, curves, runs
 
 
 def _best(study: Study, rows: Sequence[Row]) -> tuple[list[str], str, str]:
@@ -289,11 +289,11 @@ def _search(folder: Path, storage: str | None) -> Search | None:
     return Search(study.study_name, metric, mode, values, {short_name(key): share for key, share in importances.items()})
 
 
-def _runs(sources: Sequence[Source], configs: dict[str, dict[Any, Any]]) -> list[Run]:
+def _runs(first: Mapping[str, Source], configs: dict[str, dict[Any, Any]]) -> list[Run]:
     """Return what is shown of each run."""
-    settings, base = settings_of(configs), configs[sources[0].name]
+    settings, base = settings_of(configs), next(iter(configs.values()))
     found, left = [], MOST
-    for name, folder, root in sources:
+    for name, (folder, root) in first.items():
         run = Run(name, f"run folder: {folder}", read_text(config_file(folder), root) or "", settings[name])
         there = [which for which in ("best", "last") if (folder / CHECKPOINTS / f"{which}.ckpt").exists()]
         run.hint = next_command(folder, "test", there)
