@@ -96,7 +96,7 @@ class Search:
 
 
 #: A study with its figures, rows and curves, and further content about each cell that has rows, in their order.
-Content = tuple[Study, Sequence[Figure], list[Row], list[Row], list[Run]]
+Content = tuple[Study, Sequence[Figure], list[Row], list[Row], dict[str, Run]]
 
 
 def parser() -> argparse.ArgumentParser:
@@ -142,13 +142,12 @@ def main(arguments: Sequence[str]) -> int:
         study, figures, rows, curves, runs = _of_runs(sources(options.source), options.metric, search)
         if alone:
             study = replace(study, title=f"Sweep of {search.name}" if search else alone.resolve().name)
-    there = [name for name in study.cells if any(row["cell"] == name for row in rows)]
     looks: dict[str, int] = {}
     drawn = []
     for figure in figures:
         panels = [svg_of(study, replace(figure, panels=[panel]), rows, curves, looks) for panel in figure.panels]
         drawn.append({"alt": figure.alt or study.title, "panels": list(filter(None, panels))})
-    for run in runs:
+    for run in runs.values():
         if run.pictures or run.maps:
             looks.setdefault(run.name, len(looks))
     _, best, reason = _best(study, rows)
@@ -157,15 +156,15 @@ def main(arguments: Sequence[str]) -> int:
         title=options.title or study.title,
         source=study.source,
         notes=study.notes,
-        table=table_of(study, rows, {name: run.settings for name, run in zip(there, runs, strict=True)}),
+        table=table_of(study, rows, {name: run.settings for name, run in runs.items()}),
         figures=[figure for figure in drawn if figure["panels"]],
         looks=looks,
         lines=[(name, COLORS[i % len(COLORS)], DASHES[i // len(COLORS) % len(DASHES)]) for name, i in looks.items()],
-        runs=runs,
-        best=runs[there.index(best)] if best else None,
+        runs=[*runs.values()],
+        best=runs.get(best),
         reason=reason,
-        pictures=list(dict.fromkeys(name for run in runs for name in run.pictures)),
-        maps={name: shown["title"] or " ".join(shown["source"]) for run in runs for name, shown in run.maps.items()},
+        pictures=list(dict.fromkeys(name for run in runs.values() for name in run.pictures)),
+        maps={key: one["title"] or " ".join(one["source"]) for run in runs.values() for key, one in run.maps.items()},
         search=search,
         history=history_svg(search.values, search.metric, search.mode) if search and search.values else "",
     )
@@ -181,7 +180,7 @@ def _of_study(name: str, schedule: str | None, results: Path) -> Content:
     rows, curves, _ = runner.stored()
     if not rows:
         raise ConfigurationError(f"{runner.rows.path} has no rows: nothing of the study is finished yet.")
-    runs = []
+    runs = {}
     for cell in runner.study.cells:
         own = [row for row in rows if row["cell"] == cell]
         if not own:
@@ -190,7 +189,7 @@ def _of_study(name: str, schedule: str | None, results: Path) -> Content:
         made = dict.fromkeys(f"commit {row['commit']}, {row['versions']}, {row['machine']}" for row in own if row["commit"])
         settings = {key: value for key, value in runner.settings_of(cell, own).items() if value}
         text = yaml.safe_dump(settings, sort_keys=False) if settings else UNKNOWN
-        runs.append(Run(runner.study.title_of(cell), f"{len(own)} rows, {seconds:.0f} s. {'; '.join(made)}", text))
+        runs[cell] = Run(runner.study.title_of(cell), f"{len(own)} rows, {seconds:.0f} s. {'; '.join(made)}", text)
     return runner.study, runner.study.figures, rows, curves, runs
 
 
@@ -289,15 +288,14 @@ def _search(folder: Path, storage: str | None) -> Search | None:
     return Search(study.study_name, metric, mode, values, {short_name(key): share for key, share in importances.items()})
 
 
-def _runs(first: Mapping[str, Source], configs: dict[str, dict[Any, Any]]) -> list[Run]:
+def _runs(first: Mapping[str, Source], configs: dict[str, dict[Any, Any]]) -> dict[str, Run]:
     """Return what is shown of each run."""
     settings, base = settings_of(configs), next(iter(configs.values()))
-    found, left = [], MOST
+    found, left = {}, MOST
     for name, (folder, root) in first.items():
-        run = Run(name, f"run folder: {folder}", read_text(config_file(folder), root) or "", settings[name])
         there = [which for which in ("best", "last") if (folder / CHECKPOINTS / f"{which}.ckpt").exists()]
-        run.hint = next_command(folder, "test", there)
-        run.differences = changes(base, configs[name])
+        text, hint = read_text(config_file(folder), root) or "", next_command(folder, "test", there)
+        run = found[name] = Run(name, f"run folder: {folder}", text, settings[name], changes(base, configs[name]), hint=hint)
         for picture in sorted([*(folder / "pictures").glob("*.png"), *(folder / "pictures/attention").glob("*.json")]):
             if picture.suffix == ".png":
                 data = run.pictures[picture.stem.replace("_", " ")] = base64.b64encode(read_png(picture, root)).decode()
@@ -311,5 +309,4 @@ def _runs(first: Mapping[str, Source], configs: dict[str, dict[Any, Any]]) -> li
                 raise ConfigurationError(
                     f"Expected pictures of at most {MOST:,} bytes in all but got more, up to {str(picture)!r}. Remove some."
                 )
-        found.append(run)
     return found
