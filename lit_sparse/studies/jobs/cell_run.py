@@ -296,16 +296,9 @@ class RunOf:
 
     def _call(self, threads: int, held: Sequence[int], tested: Mapping[str, Any] | None = None) -> None:
         """Call :meth:`call_functions` in a process of its own, with what tests have measured."""
-        workspace = self.workspace
-        job = {
-            "study": str(workspace.study.path.absolute()),
-            "schedule": workspace.schedule,
-            "output": str(workspace.output),
-            "results": str(workspace.results),
-            "inputs": workspace.inputs,
-            "extra": workspace.extra,
-        }
-        words = [json.dumps(job), self.name, str(self.seed), json.dumps(tested or {})]
+        job = {key: getattr(self.workspace, key) for key in ("schedule", "output", "results", "inputs", "extra")}
+        job["study"] = self.workspace.study.path.absolute()
+        words = [json.dumps(job, default=str), self.name, str(self.seed), json.dumps(tested or {})]
         self._run_command([sys.executable, "-m", "lit_sparse.studies.jobs.engine", *words], threads, held)
 
     def _run_command(

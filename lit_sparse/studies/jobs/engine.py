@@ -52,8 +52,7 @@ class Runner(Workspace):
         runs = [self.of(name, seed) for name in asked for seed in seeds or self.of(name, 0).change.seeds or ()]
         runs.sort(key=lambda run: run.seed)  # all cells with the first seed come first
         pending = [run for run in runs if not run.finished]
-        changed = self.changed(asked)
-        if changed:
+        if changed := self.changed(asked):
             return changed
         if self.folder.is_dir():
             check_plain(self.folder)
