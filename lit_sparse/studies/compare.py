@@ -111,7 +111,7 @@ def sources(texts: Sequence[str]) -> dict[str, list[Source]]:
             cell = "/".join(parts[:-1] if len(parts) > 1 and FOLD.fullmatch(parts[-1]) else parts) or name
             found.setdefault(f"{name}/{cell}" if len(texts) > 1 else cell, []).append(Source(path, root))
         if not inner:
-            found[name] = [Source(root, root)]
+            found.setdefault(name, []).append(Source(root, root))
     return found
 
 

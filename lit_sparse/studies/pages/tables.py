@@ -224,7 +224,8 @@ def pivot(study: Study, rows: Sequence[Row], table: Table, column: Column) -> li
     lines_of, across = str(table.lines), str(table.across)
     lines = [["" if lines_of == "cell" else lines_of, *(title(across, value) for value in values(across))]]
     for name in values(lines_of):
-        parts = [selected(rows, {lines_of: [name], across: [other]}) for other in values(across)]
+        line = selected(rows, {lines_of: [name]})
+        parts = [selected(line, {across: [other]}) for other in values(across)]
         lines.append([title(lines_of, name), *(cell_text(numbers(part, column), column) for part in parts)])
     return lines
 
