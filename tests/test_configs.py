@@ -224,7 +224,7 @@ def test_the_options_of_studies_are_known(path: Path, parser: ArgumentParser) ->
     for schedule in study.schedules:
         at = study.scheduled(schedule)
         for name in {written(name): name for name in reversed(at.cells) if at.cells[name].function is None}.values():
-            change = at.change_of(name, schedule)
+            change = at.cells[name]
             options = {key: value if isinstance(value, str) else json.dumps(value) for key, value in change.options.items()}
             words = [f"-c={file}" for file in (change.config, *change.overlays)]
             words += [f"--{key}={value}" for key, value in options.items()]

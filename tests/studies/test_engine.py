@@ -251,7 +251,7 @@ def test_rows_of_other_settings_are_named_and_not_drawn_or_reported(
     monkeypatch.setattr("lit_sparse.studies.command.draw", lambda *parts: drawn.append(parts[3]))
     path = write_study(figures=[{"panels": [{"value": "val/nelbo"}]}])
     study = Runner(load_study(path))
-    made = provenance(digest(study.study.settings("slow", None, [])), 1.0)
+    made = provenance(digest(study.study.settings("slow", [])), 1.0)
     study.rows.append([{"cell": "slow", "seed": 0, "test/nelbo": 2, **made}], ["cell", "seed"])
     lines = [{"cell": cell, "seed": seed, "epoch": 1, "val/nelbo": 3} for cell, seed in (("slow", 0), ("slow", 1), ("fast", 0))]
     study.curves.append(lines, ["cell", "seed", "epoch"])
@@ -269,7 +269,7 @@ def test_rows_of_other_settings_are_named_and_not_drawn_or_reported(
     assert "max_epochs: 7" not in text
     begun = Path("runs/studies/toy/slow/seed_0.json")
     begun.parent.mkdir(parents=True)
-    begun.write_text(json.dumps(study.study.settings("slow", None, [])))
+    begun.write_text(json.dumps(study.study.settings("slow", [])))
     assert main(["report", str(path), "-o", "page.html"]) == 0
     text = Path("page.html").read_text()
     assert "max_epochs: 2" in text, "the settings of the run"

@@ -25,7 +25,7 @@ from lit_sparse.studies.jobs.cluster import forget_job
 from lit_sparse.studies.jobs.logged import summarized
 from lit_sparse.studies.jobs.processes import JobFailedError, call
 from lit_sparse.studies.jobs.rows import Workspace, provenance
-from lit_sparse.studies.plan.study import Cell, Change, changes, digest
+from lit_sparse.studies.plan.study import Cell, changes, digest
 
 __all__ = ["RunOf"]
 
@@ -65,15 +65,9 @@ class RunOf:
         return self.workspace.study.cells[self.name]
 
     @cached_property
-    def change(self) -> Change:
-        """All changes of the config by the study, the cell and the schedule."""
-        return self.workspace.study.change_of(self.name, self.workspace.schedule)
-
-    @cached_property
     def settings(self) -> Any:
         """All settings that determine the run's numbers, as JSON data."""
-        workspace = self.workspace
-        return json.loads(json.dumps(workspace.study.settings(self.name, workspace.schedule, workspace.extra), default=str))
+        return json.loads(json.dumps(self.workspace.study.settings(self.name, self.workspace.extra), default=str))
 
     @property
     def begun(self) -> Any:
@@ -189,13 +183,11 @@ class RunOf:
         return [*self.command("fit"), "--print_config"]
 
     def _options(self) -> list[str]:
-        study, change = self.workspace.study, self.change
-        options = {option: self.filled(value) for option, value in change.options.items()}
-        options |= {
-            option: str(replace(self, name=other).checkpoint().resolve()) for option, other in self.cell.checkpoints.items()
-        }
-        options |= dict.fromkeys(study.seed_options, str(self.seed))
-        words = [word for path in (change.config, *change.overlays) if path is not None for word in ("-c", path)]
+        cell = self.cell
+        options = {option: self.filled(value) for option, value in cell.options.items()}
+        options |= {option: str(replace(self, name=other).checkpoint().resolve()) for option, other in cell.checkpoints.items()}
+        options |= dict.fromkeys(self.workspace.study.seed_options, str(self.seed))
+        words = [word for path in (cell.config, *cell.overlays) if path is not None for word in ("-c", path)]
         words += [word for option, value in options.items() for word in (f"--{option}", value)]
         return [*words, "--trainer.enable_progress_bar", "false", *self.workspace.extra]
 
@@ -221,7 +213,7 @@ class RunOf:
         """
         study = self.workspace.study
         known = {*study.inputs, *(["folder"] if study.program else [])}
-        several: list[Mapping[str, Any]] = [self.change.options, self.change.arguments, *study.tests.values()]
+        several: list[Mapping[str, Any]] = [self.cell.options, self.cell.arguments, *study.tests.values()]
         for options in several:
             for option, value in options.items():
                 text = self.filled(value)
@@ -327,7 +319,7 @@ class RunOf:
             self._store(numbers)
             return
         function = _function(self.cell.function)
-        given = self.change.arguments
+        given = self.cell.arguments
         filled = {key: self.filled(value) if isinstance(value, str) else value for key, value in given.items()}
         for point in self.missing():
             began = time.monotonic()

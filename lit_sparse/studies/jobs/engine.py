@@ -49,7 +49,7 @@ class Runner(Workspace):
         chosen = self.study.schedules[self.schedule].cells if self.schedule in self.study.schedules else []
         visible = [name for name, cell in self.study.cells.items() if not cell.hidden and written(name) in (chosen or known)]
         asked = visible if not cells else [name for name in self.study.cells if {name, written(name)} & set(cells)]
-        runs = [self.of(name, seed) for name in asked for seed in seeds or self.of(name, 0).change.seeds or ()]
+        runs = [self.of(name, seed) for name in asked for seed in seeds or self.study.cells[name].seeds or ()]
         runs.sort(key=lambda run: run.seed)  # all cells with the first seed come first
         pending = [run for run in runs if not run.finished]
         if changed := self.changed(asked):
