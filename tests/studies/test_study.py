@@ -150,7 +150,7 @@ def test_the_name_of_a_cell_stands_for_all_points(
 ) -> None:
     study = runner(grids, schedule="full")
     ran: list[str] = []
-    study.run_cell = lambda name, *_, **__: ran.append(name)  # type: ignore[method-assign]
+    study.run_cell = lambda run, *_, **__: ran.append(run.name)  # type: ignore[method-assign]
     monkeypatch.setattr(RunOf, "usable", True)
     study.run(cells=["slow", "long/max_epochs=8,lr=0.1"])
     assert [name for name in ran if name != "warm"] == ["slow/lr=0.1", "slow/lr=0.2", "long/max_epochs=8,lr=0.1"]

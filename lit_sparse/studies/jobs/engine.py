@@ -75,15 +75,14 @@ class Runner(Workspace):
     def _run_each(self, runs: Sequence[RunOf], *, source: bool = False) -> list[str]:
         """Run cells, first those that no other process runs."""
         held: list[RunOf] = []
-        failed = run_all([partial(self.run_cell, run.name, run.seed, source=source, held=held) for run in runs], self.jobs)
-        return failed + run_all([partial(self.run_cell, run.name, run.seed, source=source) for run in held], self.jobs)
+        failed = run_all([partial(self.run_cell, run, source=source, held=held) for run in runs], self.jobs)
+        return failed + run_all([partial(self.run_cell, run, source=source) for run in held], self.jobs)
 
-    def run_cell(self, name: str, seed: int, threads: int, *, source: bool = False, held: list[RunOf] | None = None) -> None:
+    def run_cell(self, run: RunOf, threads: int, *, source: bool = False, held: list[RunOf] | None = None) -> None:
         """Run a cell with one seed, unless that is finished.
 
         Args:
-            name: name of the cell.
-            seed: seed of the run.
+            run: the cell with its seed.
             threads: number of threads of its commands.
             source: whether other runs need its checkpoint, so that it is trained again if its run folder is gone.
             held: list that receives the run if another process works on it; None to wait for that process.
@@ -91,7 +90,6 @@ class Runner(Workspace):
         Raises:
             JobFailedError: if the run fails, or was started with other settings.
         """
-        run = self.of(name, seed)
         path = self.folder / f"{run.place}.lock"
         if held is not None:
             file = try_lock(path)

@@ -175,9 +175,8 @@ class Study(Change):
 
     def change_of(self, name: str, schedule: str | None) -> Change:
         """Return all changes of a cell: the study's, the cell's, the schedule's, and the cell's for this schedule."""
-        cell = self.cells[name]
-        changes = [self, cell, self.schedules.get(schedule or ""), cell.schedules.get(schedule or "")]
-        found = [change for change in changes if change is not None]
+        cell, key = self.cells[name], schedule or ""
+        found = [self, cell, self.schedules.get(key, Change()), cell.schedules.get(key, Change())]
         return Change(
             config=next((self.file(change.config) for change in reversed(found) if change.config), None),
             overlays=[self.file(path) for change in found for path in change.overlays],
