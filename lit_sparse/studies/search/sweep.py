@@ -240,10 +240,12 @@ class Sweep:
                             self._finish(taken[0], threads, lock)
                     except JobInterruptedError:  # the trial is left for the next command
                         return
-                    except JobFailedError as error:  # its state is stored, so that it is not taken again
+                    except JobFailedError as error:
                         failed.append(str(error))
                         if isinstance(error, JobKilledError):  # it continues by the next command
                             self._killed.add(taken[0])
+                        else:  # it is not taken again
+                            self.study.tell(taken[0], state=import_optuna().trial.TrialState.FAIL)
 
         others = run_all([work] * jobs, jobs)
         while held := self._held():
@@ -347,15 +349,9 @@ class Sweep:
             reported = max(reported, len(points))
             return trial.should_prune()
 
-        try:
-            for run in runs:
-                run.begin()
-                run.train(threads, descriptors(lock), stops if self.prune else None)
-        except (JobInterruptedError, JobKilledError):
-            raise
-        except JobFailedError:
-            self.study.tell(number, state=optuna.trial.TrialState.FAIL)
-            raise
+        for run in runs:
+            run.begin()
+            run.train(threads, descriptors(lock), stops if self.prune else None)
         found = [run.logged() for run in runs]
         values = [_mean([summarized(lines, metric) for lines in found]) for metric in self.metrics]
         if self.prune and trial.should_prune():
