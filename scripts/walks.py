@@ -152,7 +152,7 @@ def study() -> dict[str, Walk]:
                 )
             )
             runner = Runner(load_study(path), output=Path(folder) / "runs", results=Path(folder) / "results")
-            runner.run_cell("cell", 0, 1)
+            runner.run_cell(runner.of("cell", 0), 1)
 
     return {"a study cell to its row": run}
 

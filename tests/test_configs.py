@@ -224,7 +224,7 @@ def test_the_options_of_studies_are_known(path: Path, parser: ArgumentParser) ->
     for schedule in study.schedules:
         at = study.scheduled(schedule)
         for name in {written(name): name for name in reversed(at.cells) if at.cells[name].function is None}.values():
-            change = at.change_of(name, schedule)
+            change = at.cells[name]
             options = {key: value if isinstance(value, str) else json.dumps(value) for key, value in change.options.items()}
             words = [f"-c={file}" for file in (change.config, *change.overlays)]
             words += [f"--{key}={value}" for key, value in options.items()]
@@ -238,7 +238,7 @@ def test_the_options_of_studies_are_known(path: Path, parser: ArgumentParser) ->
 def test_studies_repeat_what_the_publications_repeat(name: str, schedule: str, count: int) -> None:
     """The auto-encoder with fewer seeds than published."""
     study = packaged(CONFIGS / "studies" / f"{name}.yaml")
-    seeds = {cell: study.seeds_of(cell, schedule) for cell in study.cells if cell not in {"sparse_vi", "optimum"}}
+    seeds = {cell: study.change_of(cell, schedule).seeds for cell in study.cells if cell not in {"sparse_vi", "optimum"}}
     assert all(each == list(range(count)) for each in seeds.values())
 
 

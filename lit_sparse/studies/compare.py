@@ -25,7 +25,7 @@ from lit_sparse.studies.plan.presentation import Column, Figure, Panel
 from lit_sparse.studies.plan.study import Cell, Study
 from lit_sparse.studies.settings import read_config, settings_of
 
-__all__ = ["Source", "comparison", "configs_of", "first_of", "is_folder", "main", "named", "parser", "sources", "table_of"]
+__all__ = ["Source", "comparison", "configs_of", "is_folder", "main", "named", "parser", "sources", "table_of"]
 
 #: Metrics that are drawn, those that come first preferred.
 PREFERRED = ("nelbo", "success", "bleu", "accuracy", "loss")
@@ -78,21 +78,22 @@ def main(arguments: Sequence[str]) -> int:
 
 
 class Source(NamedTuple):
-    """A run to compare: its name and its folder.
+    """A run to compare.
 
     Attributes:
-        name: name of its line in the table; runs with the same name are the seeds or folds of one line.
         folder: the run folder.
         root: folder below which links are refused.
     """
 
-    name: str
     folder: Path
     root: Path
 
 
-def sources(texts: Sequence[str]) -> list[Source]:
+def sources(texts: Sequence[str]) -> dict[str, list[Source]]:
     """Return the runs given as ``[NAME=]FOLDER``, each the folder of a run, or of a sweep or study with several runs.
+
+    Returns:
+        Name of a line in the table -> its runs, which are those of several seeds or folds.
 
     Raises:
         ConfigurationError: if two have the same name.
@@ -100,7 +101,7 @@ def sources(texts: Sequence[str]) -> list[Source]:
     names = [named(text)[0] for text in texts]
     if len(set(names)) < len(names):
         raise ConfigurationError(f"Expected a name for each run, as in NAME=FOLDER, but got {', '.join(names)}.")
-    found = []
+    found: dict[str, list[Source]] = {}
     for name, root in map(named, texts):
         inner = [] if is_file(root / "metrics.csv") else sorted(filter(_has_run, root.glob("**/seed_*/0")), key=_in_order)
         if inner:
@@ -108,8 +109,9 @@ def sources(texts: Sequence[str]) -> list[Source]:
         for path in inner:
             parts = path.parent.parent.relative_to(root).parts
             cell = "/".join(parts[:-1] if len(parts) > 1 and FOLD.fullmatch(parts[-1]) else parts) or name
-            found.append(Source(f"{name}/{cell}" if len(texts) > 1 else cell, path, root))
-        found += [] if inner else [Source(name, root, root)]
+            found.setdefault(f"{name}/{cell}" if len(texts) > 1 else cell, []).append(Source(path, root))
+        if not inner:
+            found.setdefault(name, []).append(Source(root, root))
     return found
 
 
@@ -122,12 +124,14 @@ def _in_order(path: Path) -> list[str | int]:
 
 
 def comparison(
-    runs: Sequence[Source], asked: str | None, monitor: Callable[[str, Collection[str]], tuple[str, str] | None] | None = None
+    runs: Mapping[str, Sequence[Source]],
+    asked: str | None,
+    monitor: Callable[[str, Collection[str]], tuple[str, str] | None] | None = None,
 ) -> tuple[Study, Figure, list[Row], list[Row]]:
     """Return a study that compares some runs, with its figure, rows and curves.
 
     Args:
-        runs: the runs.
+        runs: name -> runs of its seeds.
         asked: metric of the curves; None for the models' own.
         monitor: function from the drawn metric and the names of all logged values to the value by which the best run is
             chosen, such as ``max(val/accuracy)``, and ``"min"`` or ``"max"``, or None. That value becomes the first
@@ -136,15 +140,13 @@ def comparison(
     Raises:
         ConfigurationError: if a folder is not a run folder, or the metric was not logged.
     """
-    found = [(run.name, _logged(run)) for run in runs]
-    keys = {key for _, lines in found for line in lines for key in line}
+    found = [(name, seed, _logged(run)) for name, some in runs.items() for seed, run in enumerate(some)]
+    keys = {key for _, _, lines in found for line in lines for key in line}
     metric = _metric(keys, asked)
     value, mode = (monitor(metric, keys) if monitor else None) or ("", "")
-    seeds: Counter[str] = Counter()
     rows, curves = [], []
-    for name, lines in found:
-        where = {"cell": name, "seed": str(seeds[name])}
-        seeds[name] += 1
+    for name, seed, lines in found:
+        where = {"cell": name, "seed": str(seed)}
         last = {key: number for line in lines for key, number in line.items()} | {value: summarized(lines, value)}
         rows.append({key: shown(number) for key, number in last.items()} | where)
         merged: dict[float, dict[str, float]] = {}
@@ -155,36 +157,27 @@ def comparison(
     title = f"best {watched}" if value == f"{mode}({watched})" else value
     columns = {title: Column(value, form=".4g", best=mode)} if value else {}
     columns |= {name: one for name, one in _columns(rows).items() if name != value}
-    study = Study(title="Comparison", cells={name: Cell() for name in seeds}, columns=columns)
+    study = Study(title="Comparison", cells={name: Cell() for name in runs}, columns=columns)
     panels = _panels(metric, any(CALLS in row for row in curves))
     panels = [Panel(watched), *panels] if watched not in ("", metric) and not asked else panels
     if monitor:  # one value is in the table
         places = [(row["cell"], row["seed"], key) for row in curves for key in row if row[key]]
         several = {key for (_, _, key), number in Counter(places).items() if number > 1}
         panels = [panel for panel in panels if panel.value in several]
-    count = f"{len(seeds)} run{'s' * (len(seeds) > 1)}"
+    count = f"{len(runs)} run{'s' * (len(runs) > 1)}"
     figure = Figure(panels, alt=f"{', '.join(dict.fromkeys(panel.value for panel in panels))} of {count}.")
     return study, figure, rows, curves
 
 
-def first_of(runs: Sequence[Source]) -> dict[str, Source]:
-    """Return the first run of each name, such as the run with the first seed."""
-    first = {run.name: run for run in reversed(runs)}
-    return {run.name: first[run.name] for run in runs}
-
-
-def configs_of(runs: Sequence[Source]) -> dict[str, dict[Any, Any]]:
+def configs_of(runs: Mapping[str, Sequence[Source]]) -> dict[str, dict[Any, Any]]:
     """Return the config of the first run of each name."""
-    return {name: read_config(run.folder, run.root) for name, run in first_of(runs).items()}
+    return {name: read_config(*some[0]) for name, some in runs.items()}
 
 
 def table_of(study: Study, rows: Sequence[Row], settings: Mapping[str, Mapping[str, str]]) -> list[list[str]]:
     """Return the table of a study with the settings in which its cells differ, and the number of seeds unless it is 1."""
     cells = {name: replace(cell, labels={**cell.labels, **settings.get(name, {})}) for name, cell in study.cells.items()}
-    table = by_cell(replace(study, cells=cells), rows, list(study.columns))
-    place = len(table[0]) - 1 - table[0][::-1].index("seeds")  # a label may have this name, too
-    alone = all(line[place] == "1" for line in table[1:])
-    return [line[:place] + line[place + alone :] for line in table]
+    return by_cell(replace(study, cells=cells), rows, list(study.columns), counted=False)
 
 
 def _thinned(merged: dict[float, dict[str, float]]) -> Iterator[dict[str, float]]:

@@ -7,7 +7,7 @@ import base64
 import math
 import sys
 import warnings
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,7 +23,7 @@ from lit_sparse.ground.stored import LARGEST, is_file, read_text
 from lit_sparse.runs.config_files import find_config
 from lit_sparse.runs.folders import CHECKPOINTS, next_command
 from lit_sparse.runs.result_files import read_attention, read_png
-from lit_sparse.studies.compare import Source, comparison, configs_of, first_of, is_folder, named, sources, table_of
+from lit_sparse.studies.compare import Source, comparison, configs_of, is_folder, named, sources, table_of
 from lit_sparse.studies.jobs.engine import Runner
 from lit_sparse.studies.jobs.logged import directions_of
 from lit_sparse.studies.jobs.processes import say
@@ -37,7 +37,7 @@ from lit_sparse.studies.search.space import import_optuna
 from lit_sparse.studies.search.storage import stored_study
 from lit_sparse.studies.settings import config_file, settings_of, short_name
 
-__all__ = ["main", "page_of", "parser"]
+__all__ = ["main", "parser"]
 
 #: Largest number of bytes of all pictures of a page.
 MOST = 2**27
@@ -95,6 +95,10 @@ class Search:
     importances: dict[str, float]
 
 
+#: A study with its figures, rows and curves, and further content about each cell that has rows, in their order.
+Content = tuple[Study, Sequence[Figure], list[Row], list[Row], dict[str, Run]]
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the argument parser of ``lit-sparse report``."""
     found = argparse.ArgumentParser(
@@ -118,94 +122,89 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command ``lit-sparse report``: write the page."""
+    """Run the command ``lit-sparse report``: write the page, which is identical for the same input.
+
+    Raises:
+        MissingExtraError: without Jinja.
+    """
     options = parser().parse_args(list(arguments))
-    root, search = named(options.source[0])[1], None
-    if options.storage and not (len(options.source) == 1 and is_folder(root)):
+    try:
+        from jinja2 import Environment
+    except ImportError as error:
+        raise MissingExtraError("Reports", "report") from error
+    alone, search = named(options.source[0])[1] if len(options.source) == 1 else None, None
+    if options.storage and not (alone and is_folder(alone)):
         raise ConfigurationError("Expected the folder of one sweep with --storage but got other runs. Leave it out.")
-    if len(options.source) == 1 and not is_folder(root):
-        runner = Runner(load_study(find_config(options.source[0], kind="studies")), options.schedule, results=options.results)
-        rows, curves, _ = runner.stored()
-        study, figures, runs = runner.study, runner.study.figures, _cells(runner, rows)
-        if not rows:
-            raise ConfigurationError(f"{runner.rows.path} has no rows: nothing of the study is finished yet.")
+    if alone and not is_folder(alone):
+        study, figures, rows, curves, runs = _of_study(options.source[0], options.schedule, options.results)
     else:
-        found = sources(options.source)
-        search = _search(root, options.storage) if len(options.source) == 1 else None
-        configs = configs_of(found)
-        monitor = partial(_monitor, search, configs.values(), options.metric)
-        study, figure, rows, curves = comparison(found, options.metric, monitor)
-        if search is not None:  # only what the sweep compared can be its best
-            complete = {f"trial_{number}" for number, _ in search.values}
-            rows = [row if row["cell"] in complete else row | {search.metric: ""} for row in rows]
-        order = list(dict.fromkeys([*_best(study, rows)[0], *study.cells]))  # the best first
-        study = replace(study, cells={name: study.cells[name] for name in order})
-        curves = sorted(curves, key=lambda row: order.index(row["cell"]))  # the legend has the order of the table
-        first = first_of(found)
-        figures, runs = [figure], _runs([first[name] for name in order], {name: configs[name] for name in order})
-        if len(options.source) == 1:
-            study = replace(study, title=f"Sweep of {search.name}" if search else root.resolve().name)
-    text = page_of(study, figures, rows, curves, runs, options.title or study.title, search)
+        search = _search(alone, options.storage) if alone else None
+        study, figures, rows, curves, runs = _of_runs(sources(options.source), options.metric, search)
+        if alone:
+            study = replace(study, title=f"Sweep of {search.name}" if search else alone.resolve().name)
+    looks: dict[str, int] = {}
+    drawn = []
+    for figure in figures:
+        panels = [svg_of(study, replace(figure, panels=[panel]), rows, curves, looks) for panel in figure.panels]
+        drawn.append({"alt": figure.alt or study.title, "panels": list(filter(None, panels))})
+    for run in runs.values():
+        if run.pictures or run.maps:
+            looks.setdefault(run.name, len(looks))
+    _, best, reason = _best(study, rows)
+    template = Environment(autoescape=True).from_string((files("lit_sparse.studies") / "report.html").read_text("utf-8"))
+    text = template.render(
+        title=options.title or study.title,
+        source=study.source,
+        notes=study.notes,
+        table=table_of(study, rows, {name: run.settings for name, run in runs.items()}),
+        figures=[figure for figure in drawn if figure["panels"]],
+        looks=looks,
+        lines=[(name, COLORS[i % len(COLORS)], DASHES[i // len(COLORS) % len(DASHES)]) for name, i in looks.items()],
+        runs=[*runs.values()],
+        best=runs.get(best),
+        reason=reason,
+        pictures=list(dict.fromkeys(name for run in runs.values() for name in run.pictures)),
+        maps={key: one["title"] or " ".join(one["source"]) for run in runs.values() for key, one in run.maps.items()},
+        search=search,
+        history=history_svg(search.values, search.metric, search.mode) if search and search.values else "",
+    )
     with result_file(options.output, "wb") as file:
         file.write(text.encode("utf-8", "replace"))  # JSON and YAML may escape half a character
     print(options.output)
     return 0
 
 
-def page_of(
-    study: Study,
-    figures: Sequence[Figure],
-    rows: Sequence[Row],
-    curves: Sequence[Row],
-    runs: Sequence[Run],
-    title: str,
-    search: Search | None = None,
-) -> str:
-    """Return the report page as HTML, identical for the same arguments.
+def _of_study(name: str, schedule: str | None, results: Path) -> Content:
+    """Return the content of the page about a study."""
+    runner = Runner(load_study(find_config(name, kind="studies")), schedule, results=results)
+    rows, curves, _ = runner.stored()
+    if not rows:
+        raise ConfigurationError(f"{runner.rows.path} has no rows: nothing of the study is finished yet.")
+    runs = {}
+    for cell in runner.study.cells:
+        own = [row for row in rows if row["cell"] == cell]
+        if not own:
+            continue
+        seconds = sum(float(row["seconds"] or 0) for row in own)
+        made = dict.fromkeys(f"commit {row['commit']}, {row['versions']}, {row['machine']}" for row in own if row["commit"])
+        settings = {key: value for key, value in runner.settings_of(cell, own).items() if value}
+        text = yaml.safe_dump(settings, sort_keys=False) if settings else UNKNOWN
+        runs[cell] = Run(runner.study.title_of(cell), f"{len(own)} rows, {seconds:.0f} s. {'; '.join(made)}", text)
+    return runner.study, runner.study.figures, rows, curves, runs
 
-    Args:
-        study: the study that the page shows.
-        figures: figures of the study.
-        rows: rows of the study.
-        curves: logged values, one row per epoch.
-        runs: further content about each cell that has rows, in their order.
-        title: heading of the page.
-        search: the trials of a sweep.
 
-    Raises:
-        MissingExtraError: without Jinja.
-    """
-    try:
-        from jinja2 import Environment
-    except ImportError as error:
-        raise MissingExtraError("Reports", "report") from error
-    there = [name for name in study.cells if any(row["cell"] == name for row in rows)]
-    looks: dict[str, int] = {}
-    drawn = []
-    for figure in figures:
-        panels = [svg_of(study, replace(figure, panels=[panel]), rows, curves, looks) for panel in figure.panels]
-        drawn.append({"alt": figure.alt or study.title, "panels": list(filter(None, panels))})
-    for run in runs:
-        if run.pictures or run.maps:
-            looks.setdefault(run.name, len(looks))
-    _, best, reason = _best(study, rows)
-    template = Environment(autoescape=True).from_string((files("lit_sparse.studies") / "report.html").read_text("utf-8"))
-    return template.render(
-        title=title,
-        source=study.source,
-        notes=study.notes,
-        table=table_of(study, rows, {name: run.settings for name, run in zip(there, runs, strict=True)}),
-        figures=[figure for figure in drawn if figure["panels"]],
-        looks=looks,
-        lines=[(name, COLORS[i % len(COLORS)], DASHES[i // len(COLORS) % len(DASHES)]) for name, i in looks.items()],
-        runs=runs,
-        best=runs[there.index(best)] if best else None,
-        reason=reason,
-        pictures=list(dict.fromkeys(name for run in runs for name in run.pictures)),
-        maps={name: shown["title"] or " ".join(shown["source"]) for run in runs for name, shown in run.maps.items()},
-        search=search,
-        history=history_svg(search.values, search.metric, search.mode) if search and search.values else "",
-    )
+def _of_runs(found: Mapping[str, Sequence[Source]], metric: str | None, search: Search | None) -> Content:
+    """Return the content of the page about runs, the best first."""
+    configs = configs_of(found)
+    study, figure, rows, curves = comparison(found, metric, partial(_monitor, search, configs.values(), metric))
+    if search is not None:  # only what the sweep compared can be its best
+        complete = {f"trial_{number}" for number, _ in search.values}
+        rows = [row if row["cell"] in complete else row | {search.metric: ""} for row in rows]
+    order = list(dict.fromkeys([*_best(study, rows)[0], *study.cells]))
+    study = replace(study, cells={name: study.cells[name] for name in order})
+    curves = sorted(curves, key=lambda row: order.index(row["cell"]))  # the legend has the order of the table
+    runs = _runs({name: found[name][0] for name in order}, {name: configs[name] for name in order})
+    return study, [figure], rows, curves, runs
 
 
 def _best(study: Study, rows: Sequence[Row]) -> tuple[list[str], str, str]:
@@ -238,8 +237,8 @@ def _monitor(
     from lit_sparse import models
 
     known = [config["model"].get("class_path") for config in configs if isinstance(config.get("model"), dict)]
-    own = {f"{module}{name}": getattr(models, name) for name in models.__all__ for module in ("", "lit_sparse.models.")}
-    monitors = {getattr(own.get(str(path)), "monitor", ("val/loss", "min")) for path in known}
+    classes = [getattr(models, str(path).removeprefix("lit_sparse.models."), None) for path in known]
+    monitors = {getattr(one, "monitor", ("val/loss", "min")) for one in classes}
     key, mode = monitors.pop() if len(monitors) == 1 and not asked else ("", "")
     if key not in logged:
         modes = [direction[:3] for direction in directions_of(metric)]
@@ -289,32 +288,14 @@ def _search(folder: Path, storage: str | None) -> Search | None:
     return Search(study.study_name, metric, mode, values, {short_name(key): share for key, share in importances.items()})
 
 
-def _cells(runner: Runner, stored: Sequence[Row]) -> list[Run]:
-    """Return what is shown of each cell that has rows."""
-    found = []
-    for name, cell in runner.study.cells.items():
-        rows = [row for row in stored if row["cell"] == name]
-        if rows:
-            seconds = sum(float(row["seconds"] or 0) for row in rows)
-            origin = dict.fromkeys(
-                f"commit {row['commit']}, {row['versions']}, {row['machine']}" for row in rows if row["commit"]
-            )
-            settings = runner.settings_of(name, rows)
-            kept = {key: value for key, value in settings.items() if value}
-            text = yaml.safe_dump(kept, sort_keys=False) if kept else UNKNOWN
-            found.append(Run(cell.title or name, f"{len(rows)} rows, {seconds:.0f} s. {'; '.join(origin)}", text))
-    return found
-
-
-def _runs(sources: Sequence[Source], configs: dict[str, dict[Any, Any]]) -> list[Run]:
+def _runs(first: Mapping[str, Source], configs: dict[str, dict[Any, Any]]) -> dict[str, Run]:
     """Return what is shown of each run."""
-    settings, base = settings_of(configs), configs[sources[0].name]
-    found, left = [], MOST
-    for name, folder, root in sources:
-        run = Run(name, f"run folder: {folder}", read_text(config_file(folder), root) or "", settings[name])
+    settings, base = settings_of(configs), next(iter(configs.values()))
+    found, left = {}, MOST
+    for name, (folder, root) in first.items():
         there = [which for which in ("best", "last") if (folder / CHECKPOINTS / f"{which}.ckpt").exists()]
-        run.hint = next_command(folder, "test", there)
-        run.differences = changes(base, configs[name])
+        text, hint = read_text(config_file(folder), root) or "", next_command(folder, "test", there)
+        run = found[name] = Run(name, f"run folder: {folder}", text, settings[name], changes(base, configs[name]), hint=hint)
         for picture in sorted([*(folder / "pictures").glob("*.png"), *(folder / "pictures/attention").glob("*.json")]):
             if picture.suffix == ".png":
                 data = run.pictures[picture.stem.replace("_", " ")] = base64.b64encode(read_png(picture, root)).decode()
@@ -328,5 +309,4 @@ def _runs(sources: Sequence[Source], configs: dict[str, dict[Any, Any]]) -> list
                 raise ConfigurationError(
                     f"Expected pictures of at most {MOST:,} bytes in all but got more, up to {str(picture)!r}. Remove some."
                 )
-        found.append(run)
     return found

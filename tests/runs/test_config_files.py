@@ -130,8 +130,8 @@ def test_all_commands_explain_unknown_names(command: list[str], capsys: pytest.C
 
 
 def settings_of(path: Path) -> object:
-    study = load_study(path)
-    return {name: study.settings(name, None, []) for name in study.cells}
+    study = load_study(path).scheduled(None)
+    return {name: study.settings(name, []) for name in study.cells}
 
 
 @pytest.mark.parametrize("place", ["ssvae.yaml", "configs/studies/ssvae.yaml"])

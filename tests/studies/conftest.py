@@ -90,7 +90,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
             raise JobFailedError(log.read_text())
 
     monkeypatch.setattr(cell_run, "call", call)
-    monkeypatch.setattr(cell_run.RunOf, "_call", lambda self, *_: self.call_functions())
+    monkeypatch.setattr(cell_run.RunOf, "_call", lambda self, _threads, _held, *tested: self.call_functions(*tested))
 
 
 @pytest.fixture

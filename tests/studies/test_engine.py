@@ -11,7 +11,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -249,7 +251,7 @@ def test_rows_of_other_settings_are_named_and_not_drawn_or_reported(
     monkeypatch.setattr("lit_sparse.studies.command.draw", lambda *parts: drawn.append(parts[3]))
     path = write_study(figures=[{"panels": [{"value": "val/nelbo"}]}])
     study = Runner(load_study(path))
-    made = provenance(digest(study.study.settings("slow", None, [])), 1.0)
+    made = provenance(digest(study.study.settings("slow", [])), 1.0)
     study.rows.append([{"cell": "slow", "seed": 0, "test/nelbo": 2, **made}], ["cell", "seed"])
     lines = [{"cell": cell, "seed": seed, "epoch": 1, "val/nelbo": 3} for cell, seed in (("slow", 0), ("slow", 1), ("fast", 0))]
     study.curves.append(lines, ["cell", "seed", "epoch"])
@@ -267,7 +269,7 @@ def test_rows_of_other_settings_are_named_and_not_drawn_or_reported(
     assert "max_epochs: 7" not in text
     begun = Path("runs/studies/toy/slow/seed_0.json")
     begun.parent.mkdir(parents=True)
-    begun.write_text(json.dumps(study.study.settings("slow", None, [])))
+    begun.write_text(json.dumps(study.study.settings("slow", [])))
     assert main(["report", str(path), "-o", "page.html"]) == 0
     text = Path("page.html").read_text()
     assert "max_epochs: 2" in text, "the settings of the run"
@@ -311,16 +313,22 @@ def test_damaged_results_are_one_message(
     assert f"'{file}'" in error
 
 
-def test_scores_that_are_stored_stay_within_their_names(write_study: Callable[..., Path], runner: Make) -> None:
-    study = runner(write_study(scores={"own": "own.scores"}))
-    path = study.of("slow", 0).folder / "scores.json"
-    path.parent.mkdir(parents=True)
-    for content in ('{"cell": 1}', '{"own/x": "text"}', '{"own/x": [1, "2"]}', '{"own/x": {}}', '{"own/x": true}'):
-        path.write_text(content)
-        with pytest.raises(ConfigurationError, match=r"Expected numbers of the scores own in .*scores.json' but got"):
-            study.of("slow", 0).read_scores()
-    path.write_text('{"own/x": [1, NaN], "own/y": 2}')
-    assert study.of("slow", 0).read_scores()["own/y"] == 2
+def test_scores_are_stored_with_what_was_tested(
+    write_study: Callable[..., Path], runner: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "own_scores.py").write_text("found = {}\ndef scores(checkpoint):\n    return found\n")
+    run = runner(write_study(scores={"own": "own_scores.scores"})).of("slow", 0)
+    found = import_module("own_scores").found
+    values: tuple[Any, ...] = ("text", [1, "2"], {}, True, None)
+    for value in values:
+        found["x"] = value
+        with pytest.raises(ConfigurationError, match=r"Expected own_scores.scores to return numbers but got 'x'"):
+            run.call_functions()
+    found |= {"x": [1, float("nan")], "y": np.float64(2)}
+    run.call_functions({"test/nelbo": 3.0})
+    (row,), (sample,) = run.workspace.rows.read(), run.workspace.samples.read()
+    assert (row["test/nelbo"], row["own/y"], sample["name"], sample["values"]) == ("3", "2", "own/x", "1 nan")
 
 
 def test_the_studies_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,12 +40,12 @@ def test_a_cell_is_repeated_at_each_point_of_its_grid(grids: Path) -> None:
     assert list(full.cells) == ["slow/lr=0.1", "slow/lr=0.2", *points, "warm"]
     assert {full.title_of(name) for name in full.cells} == {"small step", "long", "warm"}
     assert full.cells[points[2]].labels == {"max_epochs": 8, "lr": 0.1}
-    options = full.change_of(points[2], "full").options
+    options = full.cells[points[2]].options
     assert (options[EPOCHS], options[RATE]) == (8, 0.1)
-    assert full.change_of("warm", "full").options[EPOCHS] == 2, "a hidden cell is trained once"
+    assert full.cells["warm"].options[EPOCHS] == 2, "a hidden cell is trained once"
     smoke = load_study(grids).scheduled("smoke")
     assert list(smoke.cells)[:2] == ["slow/lr=0.3", "long/max_epochs=7,lr=0.3"]
-    options = smoke.change_of("long/max_epochs=7,lr=0.3", "smoke").options
+    options = smoke.cells["long/max_epochs=7,lr=0.3"].options
     assert (options[EPOCHS], options[RATE]) == (7, 0.3), "the grid comes after the options of the schedule"
 
 
@@ -150,7 +150,7 @@ def test_the_name_of_a_cell_stands_for_all_points(
 ) -> None:
     study = runner(grids, schedule="full")
     ran: list[str] = []
-    study.run_cell = lambda name, *_, **__: ran.append(name)  # type: ignore[method-assign]
+    study.run_cell = lambda run, *_, **__: ran.append(run.name)  # type: ignore[method-assign]
     monkeypatch.setattr(RunOf, "usable", True)
     study.run(cells=["slow", "long/max_epochs=8,lr=0.1"])
     assert [name for name in ran if name != "warm"] == ["slow/lr=0.1", "slow/lr=0.2", "long/max_epochs=8,lr=0.1"]

@@ -242,8 +242,8 @@ def test_a_study_of_the_package_names_files_that_exist(path: Path) -> None:
     for schedule in written.schedules:
         study = written.scheduled(schedule)
         for name in study.cells:
-            study.settings(name, schedule, [])  # reads all configs
-            assert study.seeds_of(name, schedule)
+            study.settings(name, [])  # reads all configs
+            assert study.cells[name].seeds
     assert all(figure.alt for figure in written.figures), "every figure has a text"
     shown = [column.value for column in written.columns.values()]
     assert not any("seconds" in value and not value.startswith("count") for value in shown), (
@@ -285,12 +285,12 @@ def test_committed_tables_are_those_of_their_rows(name: str, tmp_path: Path, mon
     if name != "logsumexp_mnist_full":
         monkeypatch.setattr(Canvas, "savefig", lambda canvas, file, **options: file.write(PNG))
     study, schedule = _stored()[name]
-    loaded = packaged(study)
-    assert Runner(loaded, schedule).name == name
+    runner = Runner(packaged(study), schedule)
+    assert runner.name == name
     with (RESULTS / f"{name}.csv").open(newline="") as file:
         made_with = {(row["cell"], row["settings"]) for row in csv.DictReader(file)}
     for cell, settings in made_with:
-        now = json.loads(json.dumps(loaded.settings(cell, schedule, []), default=str))
+        now = json.loads(json.dumps(runner.study.settings(cell, []), default=str))
         assert settings in ("", digest(now)), "the study file or a config changed since the row was made"
     for path in RESULTS.glob(f"{name}*.csv"):
         (tmp_path / path.name).write_bytes(path.read_bytes())

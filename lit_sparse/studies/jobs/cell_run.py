@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from lit_sparse.errors import ConfigurationError, did_you_mean
@@ -24,9 +24,8 @@ from lit_sparse.runs.status import logged
 from lit_sparse.studies.jobs.cluster import forget_job
 from lit_sparse.studies.jobs.logged import summarized
 from lit_sparse.studies.jobs.processes import JobFailedError, call
-from lit_sparse.studies.jobs.rows import provenance
-from lit_sparse.studies.jobs.workspace import Workspace
-from lit_sparse.studies.plan.study import Cell, Change, changes, digest
+from lit_sparse.studies.jobs.rows import Workspace, provenance
+from lit_sparse.studies.plan.study import Cell, changes, digest
 
 __all__ = ["RunOf"]
 
@@ -66,15 +65,9 @@ class RunOf:
         return self.workspace.study.cells[self.name]
 
     @cached_property
-    def change(self) -> Change:
-        """All changes of the config by the study, the cell and the schedule."""
-        return self.workspace.study.change_of(self.name, self.workspace.schedule)
-
-    @cached_property
     def settings(self) -> Any:
         """All settings that determine the run's numbers, as JSON data."""
-        workspace = self.workspace
-        return json.loads(json.dumps(workspace.study.settings(self.name, workspace.schedule, workspace.extra), default=str))
+        return json.loads(json.dumps(self.workspace.study.settings(self.name, self.workspace.extra), default=str))
 
     @property
     def begun(self) -> Any:
@@ -150,7 +143,7 @@ class RunOf:
         finished = self.finished
         self.train(threads, held)
         if not finished and not self.cell.hidden:
-            self._store(threads, held)
+            self._test(threads, held)
 
     def train(self, threads: int, held: Sequence[int], stops: Callable[[], bool] | None = None) -> None:
         """Train to the end, from the last checkpoint if there is one, or until ``stops`` returns True.
@@ -190,13 +183,11 @@ class RunOf:
         return [*self.command("fit"), "--print_config"]
 
     def _options(self) -> list[str]:
-        study, change = self.workspace.study, self.change
-        options = {option: self.filled(value) for option, value in change.options.items()}
-        options |= {
-            option: str(replace(self, name=other).checkpoint().resolve()) for option, other in self.cell.checkpoints.items()
-        }
-        options |= dict.fromkeys(study.seed_options, str(self.seed))
-        words = [word for path in (change.config, *change.overlays) if path is not None for word in ("-c", path)]
+        cell = self.cell
+        options = {option: self.filled(value) for option, value in cell.options.items()}
+        options |= {option: str(replace(self, name=other).checkpoint().resolve()) for option, other in cell.checkpoints.items()}
+        options |= dict.fromkeys(self.workspace.study.seed_options, str(self.seed))
+        words = [word for path in (cell.config, *cell.overlays) if path is not None for word in ("-c", path)]
         words += [word for option, value in options.items() for word in (f"--{option}", value)]
         return [*words, "--trainer.enable_progress_bar", "false", *self.workspace.extra]
 
@@ -222,7 +213,7 @@ class RunOf:
         """
         study = self.workspace.study
         known = {*study.inputs, *(["folder"] if study.program else [])}
-        several: list[Mapping[str, Any]] = [self.change.options, self.change.arguments, *study.tests.values()]
+        several: list[Mapping[str, Any]] = [self.cell.options, self.cell.arguments, *study.tests.values()]
         for options in several:
             for option, value in options.items():
                 text = self.filled(value)
@@ -239,10 +230,9 @@ class RunOf:
                 " `arguments` in a copy of the study file."
             )
 
-    def _store(self, threads: int, held: Sequence[int]) -> None:
-        """Test what is trained, and store its numbers and curves."""
-        workspace, study = self.workspace, self.workspace.study
-        key = {"cell": self.name, "seed": self.seed}
+    def _test(self, threads: int, held: Sequence[int]) -> None:
+        """Test what is trained, and store the results."""
+        study = self.workspace.study
         numbers: dict[str, Any] = {}
         for test, options in study.tests.items():
             words = [word for option, value in options.items() for word in (f"--{option}", self.filled(value))]
@@ -252,9 +242,13 @@ class RunOf:
             numbers |= {name if test == "test" else f"{test}/{name}": line[name] for line in found for name in line}
         numbers = {name: value for name, value in numbers.items() if self.measures(name)}
         if study.scores:
-            self._call(threads, held)
-            numbers |= self.read_scores()
-        lines = self.logged()
+            self._call(threads, held, numbers)
+        else:
+            self._store(numbers)
+
+    def _store(self, numbers: dict[str, Any]) -> None:
+        """Store the numbers of what is trained, and its curves."""
+        study, key, lines = self.workspace.study, {"cell": self.name, "seed": self.seed}, self.logged()
         for column in study.columns.values():
             if column.value not in numbers and (value := summarized(lines, column.value)) is not None:
                 numbers[column.value] = value
@@ -268,12 +262,11 @@ class RunOf:
                 epoch = int(line.get("epoch", 0)) + 1
                 at = {"epoch": epoch, axis: epoch if axis == "epoch" else int(line[axis])}
                 points.setdefault(at[axis], key | at).update(kept)
-        workspace.curves.append(list(points.values()), ["cell", "seed"], replace=True)
+        self.workspace.curves.append(list(points.values()), ["cell", "seed"], replace=True)
         lists = {name: numbers.pop(name) for name in list(numbers) if isinstance(numbers[name], list)}
         texts = {name: " ".join(format(value, ".6g") for value in values) for name, values in lists.items()}
-        workspace.samples.append(
-            [{**key, "name": name, "values": text} for name, text in texts.items()], ["cell", "seed"], replace=True
-        )
+        samples = [{**key, "name": name, "values": text} for name, text in texts.items()]
+        self.workspace.samples.append(samples, ["cell", "seed"], replace=True)
         labels = {name: str(value) for name, value in self.cell.labels.items()}
         self._append([{**key, **labels, **numbers}], summarized(lines, "train/seconds"))
 
@@ -293,19 +286,12 @@ class RunOf:
             )
         self.workspace.rows.append([{**row, **made} for row in rows], keys)
 
-    def _call(self, threads: int, held: Sequence[int]) -> None:
-        """Call :meth:`call_functions` in a process of its own."""
-        workspace = self.workspace
-        job = {
-            "study": str(workspace.study.path.absolute()),
-            "schedule": workspace.schedule,
-            "output": str(workspace.output),
-            "results": str(workspace.results),
-            "inputs": workspace.inputs,
-            "extra": workspace.extra,
-        }
-        command = [sys.executable, "-m", "lit_sparse.studies.jobs.engine", json.dumps(job), self.name, str(self.seed)]
-        self._run_command(command, threads, held)
+    def _call(self, threads: int, held: Sequence[int], tested: Mapping[str, Any] | None = None) -> None:
+        """Call :meth:`call_functions` in a process of its own, with what tests have measured."""
+        job = {key: getattr(self.workspace, key) for key in ("schedule", "output", "results", "inputs", "extra")}
+        job["study"] = self.workspace.study.path.absolute()
+        words = [json.dumps(job, default=str), self.name, str(self.seed), json.dumps(tested or {})]
+        self._run_command([sys.executable, "-m", "lit_sparse.studies.jobs.engine", *words], threads, held)
 
     def _run_command(
         self, command: Sequence[str], threads: int, held: Sequence[int], stops: Callable[[], bool] | None = None
@@ -313,47 +299,32 @@ class RunOf:
         cluster = self.workspace.cluster
         call(command, self.log, threads, held, stops, None if cluster is None else cluster.start)
 
-    @property
-    def _scores(self) -> Path:
-        return self.folder / "scores.json"
-
-    def read_scores(self) -> dict[str, Any]:
-        """Return the numbers that :meth:`call_functions` stored in a file.
-
-        Raises:
-            ConfigurationError: if the file does not hold such numbers.
-        """
-        scores = self.workspace.study.scores
-        found = read_json(self._scores, self.workspace.output) or {}
-        for key, value in found.items():
-            values = value if isinstance(value, list) else [value]
-            if key.split("/")[0] not in scores or not {*map(type, values)} <= {int, float}:
-                raise ConfigurationError(
-                    f"Expected numbers of the scores {', '.join(scores)} in {str(self._scores)!r} but got {key!r}:"
-                    f" {reprlib.repr(value)}. Remove the file with its run, or let the functions return numbers."
-                )
-        return found
-
-    def call_functions(self) -> None:
+    def call_functions(self, tested: Mapping[str, Any] | None = None) -> None:
         """Call the cell's function at points of its grid without a row, or the study's functions of scores; store the results.
+
+        Args:
+            tested: numbers that tests have measured, which are stored with the scores.
 
         Raises:
             ConfigurationError: if a function returns no numbers, or a name of a label.
         """
         if self.cell.function is None:
-            checkpoint = self.checkpoint(self.workspace.study.checkpoint)
-            found = {score: _function(path)(checkpoint) for score, path in self.workspace.study.scores.items()}
-            numbers = {f"{score}/{key}": value for score, values in found.items() for key, value in values.items()}
-            with replaced(self._scores, "w") as file:
-                json.dump(numbers, file)
+            study, numbers = self.workspace.study, dict(tested or {})
+            for score, path in study.scores.items():
+                for key, value in _function(path)(self.checkpoint(study.checkpoint)).items():
+                    values = value if isinstance(value, list) else [value]
+                    if any(isinstance(one, bool) or not isinstance(one, int | float) for one in values):
+                        raise ConfigurationError(f"Expected {path} to return numbers but got {key!r}: {reprlib.repr(value)}.")
+                    numbers[f"{score}/{key}"] = value
+            self._store(numbers)
             return
         function = _function(self.cell.function)
-        given = self.change.arguments
+        given = self.cell.arguments
         filled = {key: self.filled(value) if isinstance(value, str) else value for key, value in given.items()}
         for point in self.missing():
             began = time.monotonic()
             found = function(seed=self.seed, **filled, **point)
-            several = [found] if isinstance(found, Mapping) else list(found)
+            several: list[dict[str, Any]] = [found] if isinstance(found, dict) else list(found)
             if not several:
                 raise ConfigurationError(f"{self.cell.function} returned no numbers for {point}.")
             labels = {key: str(value) for key, value in (self.cell.labels | point).items()}
@@ -364,9 +335,8 @@ class RunOf:
 
 
 def _function(path: str) -> Callable[..., Any]:
-    module, _, name = path.rpartition(".")
     try:
-        function: Callable[..., Any] = getattr(import_module(module), name)
+        function: Callable[..., Any] = resolve_name(path)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigurationError(f"Expected `function` to be the path of a function but got {path!r}: {error}") from error
     return function

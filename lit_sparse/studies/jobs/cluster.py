@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -67,17 +66,10 @@ class _Job:
     def __init__(self, job: Any) -> None:
         self._job = job
 
-    def wait(self, timeout: float) -> int:
-        """Return the exit status.
-
-        Raises:
-            subprocess.TimeoutExpired: if the job has not ended after ``timeout`` seconds.
-        """
-        end = time.monotonic() + timeout
-        while not self._job.done():
-            if time.monotonic() > end:
-                raise subprocess.TimeoutExpired(str(self._job.job_id), timeout)
-            time.sleep(0.1)
+    def poll(self) -> int | None:
+        """Return the exit status, or None while the job waits or runs."""
+        if not self._job.done():
+            return None
         return 1 if self._job.exception() is not None else int(self._job.result())
 
     def terminate(self) -> None:

@@ -113,8 +113,8 @@ def descriptors(file: IO[str]) -> tuple[int, ...]:
 class Process(Protocol):
     """Protocol of a running command."""
 
-    def wait(self, timeout: float) -> int:
-        """Return the exit status of the command, or raise subprocess.TimeoutExpired."""
+    def poll(self) -> int | None:
+        """Return the exit status of the command, or None while it runs."""
 
     def terminate(self) -> None:
         """Terminate the command."""
@@ -169,14 +169,14 @@ def call(
 
 def _wait(process: Process, stops: Callable[[], bool] | None) -> tuple[int, bool]:
     """Return the exit status of a command, and whether it was ended because ``stops`` said so."""
-    stopped = False
-    while True:
-        try:
-            return process.wait(timeout=2), stopped
-        except subprocess.TimeoutExpired:
-            if stops is not None and not stopped and stops():
+    stopped, asked = False, time.monotonic()
+    while (status := process.poll()) is None:
+        time.sleep(0.05)
+        if stops is not None and not stopped and time.monotonic() > asked + 2:
+            stopped, asked = stops(), time.monotonic()
+            if stopped:
                 process.terminate()
-                stopped = True
+    return status, stopped
 
 
 @contextmanager

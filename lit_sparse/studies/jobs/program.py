@@ -76,7 +76,7 @@ class ProgramRun(RunOf):
         study, folder = self.workspace.study, self.folder / command
         folder = folder / str(len(numbered(folder))) if command == "test" else folder
         options = ["--trainer.default_root_dir", "{folder}"]
-        if not any(option.startswith("trainer.logger") for option in self.change.options):
+        if not any(option.startswith("trainer.logger") for option in self.cell.options):
             options += ["--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", "{folder}"]
         words = [word.replace("{folder}", str(folder)) for word in [*options, *self._options()]]
         return [*study.command, command, *words]

@@ -1,4 +1,4 @@
-"""Rows of results: a CSV file to which each finished cell is appended at once, and which is never written twice."""
+"""Rows of results, in CSV files to which each finished run is appended at once, and where the runs and rows of a study are."""
 
 from __future__ import annotations
 
@@ -7,22 +7,26 @@ import math
 import os
 import platform
 import subprocess
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.files import replaced
 from lit_sparse.ground.stored import read_table
+from lit_sparse.studies.jobs.cluster import Cluster
 from lit_sparse.studies.jobs.processes import locked
-from lit_sparse.studies.plan.study import PROVENANCE
+from lit_sparse.studies.plan.load import check_names
+from lit_sparse.studies.plan.study import PROVENANCE, Study
 from lit_sparse.version import __version__
 
-__all__ = ["Row", "Rows", "provenance"]
+__all__ = ["Row", "Rows", "Workspace", "provenance"]
 
 Row = dict[str, str]
 
 
+@dataclass
 class Rows:
     """Rows of a study's results in a CSV file, to which each finished run is appended.
 
@@ -36,20 +40,13 @@ class Rows:
         unique: names of columns that together identify a row of a cell.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        lock: Path,
-        cells: Iterable[str] = (),
-        last: Sequence[str] = PROVENANCE,
-        numbers: Collection[str] = (),
-        lists: Collection[str] = (),
-        unique: Sequence[str] = (),
-    ) -> None:
-        self.path = path
-        self.lock = lock
-        self.order = {name: place for place, name in enumerate(cells)}
-        self.last, self.numbers, self.lists, self.unique = last, numbers, lists, unique
+    path: Path
+    lock: Path
+    cells: Collection[str] = ()
+    last: Sequence[str] = PROVENANCE
+    numbers: Collection[str] = ()
+    lists: Collection[str] = ()
+    unique: Sequence[str] = ()
 
     def read(self) -> list[Row]:
         """Return all rows without repetition, except a last line that an interrupted process left unfinished.
@@ -67,7 +64,7 @@ class Rows:
                     f"Expected a finite number of `seconds` >= 0 in {str(self.path)!r} but got {row['seconds']!r} for cell"
                     f" {row['cell']!r:.80}, seed {row['seed']}. Correct the row."
                 )
-            first = kept.setdefault(_key(row, self.unique), row) if self.unique and row["cell"] in self.order else row
+            first = kept.setdefault(_key(row, self.unique), row) if self.unique and row["cell"] in self.cells else row
             if first != row:
                 which = ", ".join(f"{name} {row.get(name, '')}" for name in self.unique)
                 raise ConfigurationError(
@@ -93,21 +90,72 @@ class Rows:
             new = [row for row in texts if _key(row, keys) not in seen]
             if new:
                 names = dict.fromkeys(name for row in (*before[:1], *new) for name in row if name not in self.last)
-                _write(self.path, sorted([*before, *new], key=self._place), [*names, *self.last])
+                order = {name: place for place, name in enumerate(self.cells)}
+                ordered = sorted([*before, *new], key=lambda row: (order.get(row["cell"], len(order)), int(row["seed"])))
+                with replaced(self.path, "w") as file:  # a reader sees the old file or the new one
+                    writer = csv.DictWriter(file, [*names, *self.last], restval="", lineterminator="\n")
+                    writer.writeheader()
+                    writer.writerows(ordered)
 
-    def _place(self, row: Row) -> tuple[int, int]:
-        return self.order.get(row["cell"], len(self.order)), int(row["seed"])
+
+@dataclass
+class Workspace:
+    """Places and options with which a study is run: its schedule, folders, inputs and cluster.
+
+    Args:
+        study: the study.
+        schedule: name of the schedule; None for a study without schedules.
+        output: folder of all runs.
+        results: folder of the rows and tables of results.
+        inputs: name -> path of each input.
+        extra: options of every ``lit-sparse`` command.
+        cluster: cluster that runs the commands; None for this machine.
+    """
+
+    study: Study
+    schedule: str | None = None
+    output: Path = Path("runs/studies")
+    results: Path = Path("results")
+    inputs: dict[str, str] = field(default_factory=dict)
+    extra: list[str] = field(default_factory=list)
+    cluster: Cluster | None = None
+
+    def __post_init__(self) -> None:
+        if self.schedule is None and self.study.schedules:
+            self.schedule = next(iter(self.study.schedules))
+        if self.schedule is not None:
+            check_names([self.schedule], self.study.schedules, f"--schedule of {self.study.path}")
+        check_names(self.inputs, self.study.inputs, f"--input of {self.study.path}")
+        self.study = self.study.scheduled(self.schedule)
+        suffix = f"_{self.schedule}" if self.schedule and len(self.study.schedules) > 1 else ""
+        self.name = f"{self.study.path.stem}{suffix}"
+        self.folder = self.output / self.name
+        lock = self.results / f".{self.name}.lock"
+        cells, numbers = self.study.cells, self.study.numbers
+        self.rows = Rows(self.results / f"{self.name}.csv", lock, cells, numbers=numbers, unique=self.study.row_keys)
+        names = ("cell", "seed", "name")
+        self.samples = Rows(
+            self.results / f"{self.name}_samples.csv", lock, cells, last=("name",), lists=("values",), unique=names
+        )
+        points = ("cell", "seed", "epoch", "step")
+        self.curves = Rows(self.results / f"{self.name}_curves.csv", lock, cells, last=(), numbers=numbers, unique=points)
+
+    def stored(self) -> tuple[list[Row], list[Row], list[Row]]:
+        """Return the study's stored rows of results, the curves of its runs, and their scores on resampled test inputs.
+
+        Raises:
+            ConfigurationError: if a file is damaged.
+        """
+        rows = [row for row in self.rows.read() if row["cell"] in self.study.cells]
+        runs = {(row["cell"], row["seed"]) for row in rows}
+        curves, samples = (
+            [row for row in some.read() if (row["cell"], row["seed"]) in runs] for some in (self.curves, self.samples)
+        )
+        return rows, curves, samples
 
 
 def _key(row: Row, keys: Sequence[str]) -> tuple[str, ...]:
     return tuple(row.get(key, "") for key in keys)
-
-
-def _write(path: Path, rows: Iterable[Row], names: Sequence[str]) -> None:
-    with replaced(path, "w") as file:  # a reader sees the old file or the new one
-        writer = csv.DictWriter(file, names, restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
 
 
 def shown(value: object) -> str:

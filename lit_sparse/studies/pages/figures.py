@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Sequence
 from itertools import accumulate, product
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from matplotlib import rc_context
 
 from lit_sparse.ground.figure_text import literal, new_figure
@@ -98,7 +100,7 @@ def canvas_of(
     found = []
     for panel in figure.panels:
         some = curves if study.over_training(panel) else _placed(study, rows, panel.x)
-        pieces = [[row for row in some if part is None or row.get(str(figure.by)) == part] for part in parts]
+        pieces = [selected(some, {} if part is None else {str(figure.by): [part]}) for part in parts]
         each = [_lines(study, figure, piece, panel) for piece in pieces]
         if any(each):
             found.append((panel, each))
@@ -167,46 +169,28 @@ def _placed(study: Study, rows: Sequence[Row], x: str) -> Sequence[Row]:
     if study.stores(x):
         return rows
     keys = [key for key in study.row_keys if key != "seed"]
-    found: dict[tuple[str | None, ...], list[float]] = {}
-    for row in (row for row in rows if row.get(x)):
-        found.setdefault(tuple(row.get(key) for key in keys), []).append(float(row[x]))
-    return [row | {x: str(statistics.median(found[tuple(map(row.get, keys))]))} for row in rows if row.get(x)]
+    there, found = [row for row in rows if row.get(x)], defaultdict(list)
+    for row in there:
+        found[tuple(map(row.get, keys))].append(float(row[x]))
+    return [row | {x: str(statistics.median(found[tuple(map(row.get, keys))]))} for row in there]
 
 
 def series(rows: Sequence[Row], panel: Panel) -> Points:
     """Return a dict from x to the middle, low and high of a cell's values there, summarized over its seeds, in a panel."""
-    found: dict[float, list[list[float]]] = {}
-    needed = [panel.value, *panel.band_keys, *([] if panel.cumulative else [panel.x])]
-    for seed in dict.fromkeys(row["seed"] for row in rows):
-        total = 0.0
-        for row in (row for row in rows if row["seed"] == seed):
-            total += float(row.get(panel.cumulative) or 0.0) if panel.cumulative else 0.0
-            if all(row.get(key) for key in needed):
-                texts = [row[panel.value], *(row[key] for key in panel.band_keys)]
-                x = total if panel.cumulative else float(row[panel.x])
-                found.setdefault(x, []).append([_number(panel.factor * float(text) + panel.offset) for text in texts])
-    if panel.cumulative and len({row["seed"] for row in rows}) > 1:  # each seed has costs of its own: the first is drawn
-        return series([row for row in rows if row["seed"] == rows[0]["seed"]], panel)
-    points = {}
-    for x, values in sorted(found.items()):
-        middle, *band = (sorted(each) for each in zip(*values, strict=True))
-        ends = [statistics.median(each) for each in band] or [_quantile(middle, float(share)) for share in panel.band]
-        points[x] = (statistics.median(middle), ends[0], ends[-1])
-    return points
-
-
-def _number(value: float) -> float:
-    """Return a number, inf for NaN, so that numbers have an order."""
-    return math.inf if math.isnan(value) else value
-
-
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    if place == low or ordered[low] == ordered[high]:
-        return ordered[low]
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+    if panel.cumulative:  # each seed has costs of its own: the first is drawn
+        rows = [row for row in rows if row["seed"] == rows[0]["seed"]]
+    keys, places, values, total = [panel.value, *panel.band_keys], [], [], 0.0
+    for row in rows:
+        total += float(row.get(panel.cumulative) or 0.0)
+        if all(row.get(key) for key in (*keys, *([] if panel.cumulative else [panel.x]))):
+            places.append(total if panel.cumulative else float(row[panel.x]))
+            values.append([panel.factor * float(row[key]) + panel.offset for key in keys])
+    if not values:
+        return {}
+    table = pd.DataFrame(values, places).fillna(math.inf).groupby(level=0)  # NaN is the largest
+    middle = table.median()
+    ends = [middle[1], middle[2]] if panel.band_keys else [table[0].quantile(share) for share in panel.band]
+    return {x: (*each,) for x, *each in zip(middle.index, middle[0], *ends, strict=True)}
 
 
 def _plot(axis: Any, points: Points, panel: Panel, number: int) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 import pandas as pd
@@ -84,35 +84,43 @@ def machines(rows: Iterable[Row]) -> list[str]:
     return [name for name, _ in Counter(texts).most_common()]
 
 
-def by_cell(study: Study, rows: Sequence[Row], names: Sequence[str], keys: Sequence[str] = ()) -> list[list[str]]:
+def by_cell(
+    study: Study, rows: Sequence[Row], names: Sequence[str], keys: Sequence[str] = (), *, counted: bool = True
+) -> list[list[str]]:
     """Return a table of results with one line per cell, and the given keys as further columns.
 
     Columns without values are left out. The best line is in bold unless the rows come from several machines or versions.
+
+    Args:
+        study: the study.
+        rows: rows of the study.
+        names: names of the columns to show.
+        keys: keys of the rows that are shown as columns.
+        counted: whether the number of seeds is shown even if it is 1 everywhere.
     """
     alike = len(machines(rows)) < 2
-    cells = [(name, cell) for name, cell in study.cells.items() if any(row["cell"] == name for row in rows)]
-    labels = list(dict.fromkeys(label for _, cell in cells for label in cell.labels if label not in study.series))
-    columns = {name: study.columns[name] for name in names if numbers(rows, study.columns[name])}
-    published = {(cell, name): study.published_value(cell, name) for cell, _ in cells for name in columns}
-    shown = [name for name in columns if any(published[cell, name] for cell, _ in cells)]
-    first = ["", *labels, *keys, "seeds"]
-    for name, column in columns.items():
-        first += [column.title or name, *([f"{column.title or name}, published"] if name in shown else [])]
-    lines = [first]
-    values = {(cell, name): numbers(_of(rows, cell), column) for cell, _ in cells for name, column in columns.items()}
-    for name, cell in cells:
-        line = [cell.title or name, *(str(cell.labels.get(label, "")) for label in labels)]
-        line += [", ".join(dict.fromkeys(row.get(key, "") for row in _of(rows, name))) for key in keys]
-        line.append(str(len({row["seed"] for row in _of(rows, name)})))
-        for key, column in columns.items():
-            text = cell_text(values[name, key], column)
-            if alike and column.best is not None and values[name, key]:
-                summaries = {other: summary(values[other, key], column) for other, _ in cells if values[other, key]}
-                best = _by_size(summaries.values(), column).agg(column.best)
-                text = f"**{text}**" if summaries[name] == best and len(summaries) > 1 else text
-            line += [text, *([published[name, key] or MISSING] if key in shown else [])]
-        lines.append(line)
-    return lines
+    there = {name: some for name in study.cells if (some := _of(rows, name))}
+    labels = dict.fromkeys(label for name in there for label in study.cells[name].labels if label not in study.series)
+    table = [("", [study.title_of(name) for name in there])]
+    table += [(label, [str(study.cells[name].labels.get(label, "")) for name in there]) for label in labels]
+    table += [(key, [", ".join(dict.fromkeys(row.get(key, "") for row in some)) for some in there.values()]) for key in keys]
+    seeds = [str(len({row["seed"] for row in some})) for some in there.values()]
+    table += [("seeds", seeds)] if counted or {*seeds} != {"1"} else []
+    for key in names:
+        column, title = study.columns[key], study.columns[key].title or key
+        values = {name: found for name, some in there.items() if (found := numbers(some, column))}
+        if not values:
+            continue
+        texts = {name: cell_text(found, column) for name, found in values.items()}
+        if alike and column.best is not None and len(values) > 1:
+            summaries = _by_size([summary(found, column) for found in values.values()], column)
+            best = summaries.agg(column.best)
+            texts |= {name: f"**{texts[name]}**" for name, one in zip(values, summaries, strict=True) if one == best}
+        table.append((title, [texts.get(name, MISSING) for name in there]))
+        published = [study.published_value(name, key) for name in there]
+        table += [(f"{title}, published", [text or MISSING for text in published])] if any(published) else []
+    heads, columns = zip(*table, strict=True)
+    return [[*heads], *map(list, zip(*columns, strict=True))]
 
 
 def bootstrap_table(study: Study, rows: Sequence[Row], samples: Sequence[Row]) -> list[list[str]]:
@@ -165,16 +173,15 @@ def least(study: Study, rows: Sequence[Row], column: Column) -> list[Row]:
 
     A cell with a single point keeps it, even without numbers in the column.
     """
+    cells: defaultdict[str, defaultdict[tuple[str, ...], list[Row]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        point = (row["cell"], *(row.get(key, "") for key in study.cells[row["cell"]].grid))
+        cells[written(row["cell"])][point].append(row)
     kept = []
-    for name in dict.fromkeys(map(written, study.cells)):
-        points: dict[tuple[str, ...], list[Row]] = {}
-        for row in rows:
-            if written(row["cell"]) == name:
-                grid = study.cells[row["cell"]].grid
-                points.setdefault((row["cell"], *(row.get(key, "") for key in grid)), []).append(row)
+    for points in cells.values():
         medians = {point: statistics.median(found) for point, some in points.items() if (found := numbers(some, column))}
-        chosen = medians if len(points) > 1 else dict.fromkeys(points, 0.0)
-        kept += points[min(chosen, key=chosen.__getitem__)] if chosen else []
+        chosen = medians if len(points) > 1 else points
+        kept += points[min(chosen, key=lambda point: medians.get(point, 0.0))] if chosen else []
     return kept
 
 
@@ -217,11 +224,9 @@ def pivot(study: Study, rows: Sequence[Row], table: Table, column: Column) -> li
     lines_of, across = str(table.lines), str(table.across)
     lines = [["" if lines_of == "cell" else lines_of, *(title(across, value) for value in values(across))]]
     for name in values(lines_of):
-        texts = []
-        for other in values(across):
-            found = [row for row in rows if row.get(lines_of, "") == name and row.get(across, "") == other]
-            texts.append(cell_text(numbers(found, column), column))
-        lines.append([title(lines_of, name), *texts])
+        line = selected(rows, {lines_of: [name]})
+        parts = [selected(line, {across: [other]}) for other in values(across)]
+        lines.append([title(lines_of, name), *(cell_text(numbers(part, column), column) for part in parts)])
     return lines
 
 
@@ -249,7 +254,7 @@ def page(study: Study, rows: Sequence[Row], samples: Sequence[Row] = (), ranks: 
             lines += ["", *markdown(by_cell(study, kept, table.columns or list(study.columns), table.keys))]
             continue
         for part in _ordered(row.get(table.by, "") for row in kept) if table.by else [None]:
-            of_part = [row for row in kept if part is None or row.get(str(table.by), "") == part]
+            of_part = selected(kept, {} if part is None else {str(table.by): [part]})
             for name in table.value:
                 column = study.columns[name]
                 shown = study.title_of(part) if table.by == "cell" and part else part

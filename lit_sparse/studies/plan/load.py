@@ -86,8 +86,7 @@ def _for_each_test(given: Any) -> Any:
     tests = list(given.get("tests") or ())
     columns, tables = dict(given.get("columns") or {}), list(given.get("tables") or ())
     if any("{test}" in name for name in columns):
-        each = [filled({name: column}, test) for test in tests for name, column in columns.items()]
-        given["columns"] = {name: column for entry in each for name, column in entry.items()}
+        given["columns"] = {name: column for test in tests for name, column in filled(columns, test).items()}
     if any("{test}" in json.dumps(table) for table in tables):
         given["tables"] = [filled(table, test) for test in tests for table in tables]
     return given

@@ -173,48 +173,37 @@ class Study(Change):
         words = [str((folder / word).absolute()) if (folder / word).is_file() else word for word in self.program]
         return [sys.executable if words[0] == "python" else words[0], *words[1:]]
 
-    def seeds_of(self, name: str, schedule: str | None) -> list[int]:
-        """Return the seeds with which a cell is run."""
-        cell = self.cells[name]
-        changes = (cell.schedules.get(schedule or ""), self.schedules.get(schedule or ""), cell, self)
-        return next((change.seeds for change in changes if change is not None and change.seeds is not None), [0])
-
     def change_of(self, name: str, schedule: str | None) -> Change:
         """Return all changes of a cell: the study's, the cell's, the schedule's, and the cell's for this schedule."""
-        cell = self.cells[name]
-        changes = [self, cell, self.schedules.get(schedule or ""), cell.schedules.get(schedule or "")]
-        found = [change for change in changes if change is not None]
+        cell, key = self.cells[name], schedule or ""
+        found = [self, cell, self.schedules.get(key, Change()), cell.schedules.get(key, Change())]
         return Change(
             config=next((self.file(change.config) for change in reversed(found) if change.config), None),
             overlays=[self.file(path) for change in found for path in change.overlays],
             options={key: value for change in found for key, value in change.options.items()},
             arguments={key: value for change in found for key, value in change.arguments.items()},
             grid={key: values for change in found for key, values in change.grid.items()},
+            seeds=next((change.seeds for change in reversed(found) if change.seeds is not None), [0]),
         )
 
     def scheduled(self, schedule: str | None) -> Study:
-        """Return the study with the grids and published values of a schedule, and one cell per point of each grid.
+        """Return the study with the published values of a schedule, whose cells have all changes, one for each point of a grid.
 
         A cell with a config becomes one cell per point of its grid, with the point's values as labels. Hidden cells have no
         grid.
         """
         cells: dict[str, Cell] = {}
         for name, cell in self.cells.items():
-            change = cell.schedules.get(schedule or "", CellChange())
-            grid = {} if cell.hidden else self.change_of(name, schedule).grid
-            cell = replace(cell, grid=grid, published=cell.published | change.published)
-            if cell.function is not None or not grid:
+            changes = vars(self.change_of(name, schedule)) | ({"grid": {}} if cell.hidden else {})
+            published = cell.published | cell.schedules.get(schedule or "", CellChange()).published
+            cell = replace(cell, **changes, published=published, schedules={})
+            if cell.function is not None or not cell.grid:
                 cells[name] = cell
                 continue
             for point in cell.points:
                 labels = _short(point)
-                last = replace(change, options=change.options | point)
                 cells[f"{name}/{','.join(f'{key}={value}' for key, value in labels.items())}"] = replace(
-                    cell,
-                    title=cell.title or name,
-                    grid={},
-                    labels=cell.labels | labels,
-                    schedules=cell.schedules | {schedule or "": last},
+                    cell, title=cell.title or name, grid={}, options=cell.options | point, labels=cell.labels | labels
                 )
         keys = self.schedules.get(schedule or "", Schedule()).published
         columns = {name: replace(self.columns[name], published=key) for name, key in keys.items()}
@@ -231,14 +220,9 @@ class Study(Change):
         return next((line.get(written(cell)) or None for line in lines if line["key"] == key), None)
 
     @property
-    def keys(self) -> list[str]:
-        """Columns that identify a row, without the keys of series."""
-        return ["cell", "seed", *dict.fromkeys(key for cell in self.cells.values() for key in cell.grid)]
-
-    @property
     def row_keys(self) -> list[str]:
-        """Columns that identify a row, including the keys of series."""
-        return [*self.keys, *self.series]
+        """Columns that identify a row: cell, seed, arguments in grids, and the keys of series."""
+        return ["cell", "seed", *dict.fromkeys(key for cell in self.cells.values() for key in cell.grid), *self.series]
 
     def stores(self, key: str) -> bool:
         """Return whether a column of the rows is a key rather than a measured number."""
@@ -259,16 +243,16 @@ class Study(Change):
         """Return the title of a cell in tables and figures."""
         return self.cells[name].title or name
 
-    def settings(self, name: str, schedule: str | None, extra: list[str]) -> dict[str, Any]:
-        """Return all settings that determine a cell's numbers besides the seed: configs, options and arguments."""
-        cell, change = self.cells[name], self.change_of(name, schedule)
+    def settings(self, name: str, extra: list[str]) -> dict[str, Any]:
+        """Return all settings that determine the numbers of a cell of a scheduled study besides the seed."""
+        cell = self.cells[name]
         if cell.function is not None:
-            return {"function": cell.function, "arguments": change.arguments}
-        files = [Path(path) for path in (change.config, *change.overlays) if path is not None]
+            return {"function": cell.function, "arguments": cell.arguments}
+        files = [Path(path) for path in (cell.config, *cell.overlays) if path is not None]
         settings = {
             "configs": {f"{place}. {path.name}": read_yaml(path) for place, path in enumerate(files, 1)},
-            "options": change.options,
-            "checkpoints": {option: self.settings(other, schedule, extra) for option, other in cell.checkpoints.items()},
+            "options": cell.options,
+            "checkpoints": {option: self.settings(other, extra) for option, other in cell.checkpoints.items()},
             "seed_options": self.seed_options,
             "extra": extra,
         }

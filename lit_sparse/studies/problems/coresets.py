@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,20 +38,21 @@ from lit_sparse.coresets.posteriors import (
     reverse_kl,
 )
 from lit_sparse.coresets.projections import approximate_linear_vectors, linear_covariance, vectors_of_covariance
-from lit_sparse.coresets.selector import squared_distance
+from lit_sparse.coresets.selector import Selection
 from lit_sparse.coresets.vectors import as_vectors
 from lit_sparse.data import RadialBases, RegressionDataModule, SyntheticRegressionDataModule, TableDataModule
 
 __all__ = ["PROBLEMS", "SELECTORS", "Problem", "compare", "make"]
 
 Resample = Callable[[Tensor, Tensor, torch.Generator], Tensor]
+ALL = slice(None)
 
 
 class Problem(ABC):
     """Base class of problems on which coresets are compared: data and vectors for a seed, and the posterior of any weights."""
 
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
+    #: Number of examples.
+    size: int
 
     @cached_property
     @abstractmethod
@@ -58,25 +60,28 @@ class Problem(ABC):
         """Vectors (N, S) float64 of the examples."""
 
     @abstractmethod
-    def posterior(self, weights: Tensor) -> GaussianPosterior:
-        """The posterior distribution given weights (N,) of the examples."""
+    def posterior(self, weights: Tensor, rows: Any = ALL) -> GaussianPosterior:
+        """The posterior distribution given weights of some of the examples, by default (N,) of all."""
 
     @cached_property
     def full(self) -> GaussianPosterior:
         """The posterior distribution given all examples."""
-        return self.posterior(torch.ones(len(self.vectors), dtype=torch.float64))
+        return self.posterior(torch.ones(self.size, dtype=torch.float64))
 
-    @abstractmethod
+    def vectors_at(self, posterior: GaussianPosterior) -> Tensor:
+        """Return vectors (N, S) of the examples at the posterior distribution of a coreset."""
+        raise NotImplementedError
+
     def resample(self) -> Resample:
         """Return a function that computes vectors at a coreset's posterior, for SparseVI."""
+        return lambda rows, weights, generator: self.vectors_at(self.posterior(weights, rows))
 
 
 class GaussianMean(Problem):
     """Problem of a normal mean in 200 dimensions, with 600 samples x ~ N(theta, I), prior N(0, I), and exact vectors."""
 
     def __init__(self, seed: int, features: int = 200, size: int = 600) -> None:
-        super().__init__(seed)
-        generator = torch.Generator().manual_seed(seed)
+        generator, self.size = torch.Generator().manual_seed(seed), size
         theta = torch.randn(features, generator=generator, dtype=torch.float64)
         self.x = theta + torch.randn(size, features, generator=generator, dtype=torch.float64)
 
@@ -84,18 +89,14 @@ class GaussianMean(Problem):
     def vectors(self) -> Tensor:
         return ExactGaussianVectors()(Examples.of(features=self.x))
 
-    def posterior(self, weights: Tensor) -> GaussianPosterior:
-        return gaussian_mean_posterior(self.x, weights)
+    def posterior(self, weights: Tensor, rows: Any = ALL) -> GaussianPosterior:
+        return gaussian_mean_posterior(self.x[rows], weights)
 
-    def resample(self) -> Resample:
-        def vectors(indices: Tensor, weights: Tensor, generator: torch.Generator) -> Tensor:
-            """The same exact vectors, because nothing is sampled."""
-            posterior = gaussian_mean_posterior(self.x[indices], weights)
-            values, turns = torch.linalg.eigh(posterior.covariance)
-            moved = (self.x - posterior.mean) @ (turns * values.clamp_min(0).sqrt())
-            return torch.cat([moved, torch.full((len(moved), 1), float((0.5 * values.square().sum()).sqrt())).to(moved)], 1)
-
-        return vectors
+    def vectors_at(self, posterior: GaussianPosterior) -> Tensor:
+        """Return exact vectors, because nothing is sampled."""
+        values, turns = torch.linalg.eigh(posterior.covariance)
+        moved = (self.x - posterior.mean) @ (turns * values.clamp_min(0).sqrt())
+        return torch.cat([moved, torch.full((len(moved), 1), float((0.5 * values.square().sum()).sqrt())).to(moved)], 1)
 
 
 class Radial(Problem):
@@ -105,49 +106,25 @@ class Radial(Problem):
     """
 
     def __init__(self, seed: int, path: Path, *, exact: bool = True) -> None:
-        super().__init__(seed)
         self.exact = exact
-        data = TableDataModule(
-            str(path),
-            features="longitude,latitude",
-            target="medianHouseValue",
-            log_target=True,
-            bases=RadialBases(),
-            intercept=False,
-            train_size=1000,
-            seed=seed,
-        )
-        data.setup()
-        self.features, self.target = rows_of(data)
-        plain = TableDataModule(
-            str(path), features="longitude,latitude", target="medianHouseValue", intercept=False, train_size=1000, seed=seed
-        )
-        plain.setup()
-        self.places = rows_of(plain)[0]
+        options: dict[str, Any] = {"features": "longitude,latitude", "target": "medianHouseValue", "intercept": False}
+        options |= {"train_size": 1000, "seed": seed}
+        self.features, self.target = rows_of(TableDataModule(str(path), log_target=True, bases=RadialBases(), **options))
+        self.places = rows_of(TableDataModule(str(path), **options))[0]
         self.centres = RadialBases().centres(self.places, torch.Generator().manual_seed(seed))
         self.prior = GaussianPosterior.isotropic(
             self.features.shape[1], float(self.target.square().mean()), float(self.target.mean())
         )
-        self.variance = float(self.target.var())
+        self.variance, self.size = float(self.target.var()), len(self.target)
 
     @cached_property
     def vectors(self) -> Tensor:
-        return self._vectors_at(self.posterior(torch.ones(len(self.target), dtype=torch.float64)))
+        return self.vectors_at(self.full)
 
-    def posterior(self, weights: Tensor) -> GaussianPosterior:
-        return linear_posterior(self.features, self.target, weights, prior=self.prior, variance=self.variance)
+    def posterior(self, weights: Tensor, rows: Any = ALL) -> GaussianPosterior:
+        return linear_posterior(self.features[rows], self.target[rows], weights, prior=self.prior, variance=self.variance)
 
-    def resample(self) -> Resample:
-        def vectors(indices: Tensor, weights: Tensor, generator: torch.Generator) -> Tensor:
-            return self._vectors_at(
-                linear_posterior(
-                    self.features[indices], self.target[indices], weights, prior=self.prior, variance=self.variance
-                )
-            )
-
-        return vectors
-
-    def _vectors_at(self, posterior: GaussianPosterior) -> Tensor:
+    def vectors_at(self, posterior: GaussianPosterior) -> Tensor:
         if not self.exact:
             return approximate_linear_vectors(self.features, self.target, posterior, self.variance)
         return vectors_of_covariance(linear_covariance(self.features, self.target, posterior, self.variance))
@@ -160,11 +137,9 @@ class Regression(Problem):
     """
 
     def __init__(self, seed: int, likelihood: Likelihood, data: RegressionDataModule, draws: int = 500) -> None:
-        super().__init__(seed)
-        data.setup()
         self.likelihood = likelihood
         self.features, target = rows_of(data)
-        self.target = likelihood.check(target)
+        self.target, self.size = likelihood.check(target), len(target)
         self.projection = LogLikelihoodVectors(likelihood, draws, seed=seed)
 
     @property
@@ -175,8 +150,8 @@ class Regression(Problem):
     def vectors(self) -> Tensor:
         return self.projection(self.examples)
 
-    def posterior(self, weights: Tensor) -> GaussianPosterior:
-        return laplace_posterior(self.likelihood, self.features, self.target, weights)
+    def posterior(self, weights: Tensor, rows: Any = ALL) -> GaussianPosterior:
+        return laplace_posterior(self.likelihood, self.features[rows], self.target[rows], weights)
 
     def resample(self) -> Resample:
         return self.projection.weighted(self.examples)
@@ -196,7 +171,8 @@ class Rows(TableDataModule):
 
 
 def rows_of(data: RegressionDataModule) -> tuple[Tensor, Tensor]:
-    """Return the features (N, D) and targets (N,) of a data module's training rows, float64."""
+    """Return the features (N, D) and targets (N,) of a data module's training rows, float64, after setting it up."""
+    data.setup()
     if isinstance(data, Rows):
         return data.rows
     batch = data.fetch("train", 0, torch.arange(data.size("train")))
@@ -256,15 +232,7 @@ def _sparse_vi(problem: str, seed: int, folder: str, largest: int) -> list[Cores
     made = make(problem, seed, folder)
     selector, vectors = SparseVI(made.resample()), as_vectors(made.vectors)
     selector(vectors, largest, torch.Generator().manual_seed(1000 * seed))
-    coresets = []
-    for indices, weights in selector.rounds:
-        indices, order = indices.sort()
-        weights = weights[order]
-        kept = weights > 0
-        indices, weights = indices[kept], weights[kept]
-        objective = squared_distance(vectors, indices, weights)
-        coresets.append(Coreset(indices, weights, objective, size=len(made.vectors)))
-    return coresets
+    return [selector._finished(vectors, Selection(*found)) for found in selector.rounds]
 
 
 def compare(

@@ -6,6 +6,7 @@ import argparse
 import csv
 import sys
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,7 @@ __all__ = ["main", "parser"]
 
 
 def _direction(metric: str, mode: str | None) -> str:
-    if mode is not None:
-        return {"min": "minimize", "max": "maximize"}[mode]
-    found = directions_of(metric)
+    found = directions_of(metric) if mode is None else [f"{mode}imize"]
     if len(found) != 1:
         raise ConfigurationError(f"Expected --mode min or --mode max for {metric}, whose direction is not known.")
     return found[0]
@@ -70,6 +69,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument(
         "--sampler",
         type=_yaml,
+        default="tpe",
         help="tpe, random, grid, or a class of optuna.samplers, such as GPSampler, with init_args in YAML; tpe by default",
     )
     found.add_argument(
@@ -151,26 +151,23 @@ def main(arguments: Sequence[str]) -> int:
         raise ConfigurationError(f"Expected a config with -c, or a `program` in {options.space}, but got none.")
     if len(options.mode or []) > len(options.metric):
         raise ConfigurationError(f"Expected at most one --mode per --metric but got {len(options.mode)} modes.")
-    modes = [*(options.mode or []), *[None] * len(options.metric)]
-    sampler = options.sampler or "tpe"
     sweep = Sweep(
         configs,
         space,
         options.metric,
-        [_direction(metric, mode) for metric, mode in zip(options.metric, modes, strict=False)],
+        [_direction(metric, mode) for metric, mode in zip_longest(options.metric, options.mode or [])],
         options.output / (options.space.stem if base.program else experiment_name(configs[0], "")),
         storage=options.storage,
-        sampler=sampler,
+        sampler=options.sampler,
         prune=options.prune,
         folds=options.folds,
         cluster=None if options.submit is None else Cluster(options.submit),
         extra=words[place + 1 :],
         base=base,
     )
-    usual = sweep.grid_size if sampler == "grid" else 30
-    trials = usual if options.trials is None else check_count("--trials", options.trials)
-    jobs = check_count("--jobs", options.jobs)
-    failed = sweep.run(min(trials, usual) if sampler == "grid" else trials, jobs)
+    grid = sweep.grid_size if options.sampler == "grid" else None
+    trials = (grid or 30) if options.trials is None else check_count("--trials", options.trials)
+    failed = sweep.run(min(trials, grid or trials), check_count("--jobs", options.jobs))
     written = _write(sweep)
     if written:
         print(*written, sep="\n")

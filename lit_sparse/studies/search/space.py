@@ -39,7 +39,8 @@ def distribution_of(key: str, values: Any) -> Any:
         return distributions.CategoricalDistribution(values)
     ranged = isinstance(values, dict) and {"low", "high"} <= set(values) <= {"low", "high", "log", "step"}
     numbers = [values[name] for name in ("low", "high", "step") if name in values] if ranged else []
-    if ranged and all(map(_is_finite, numbers)) and isinstance(values.get("log", False), bool):
+    finite = all(type(number) in (int, float) and abs(number) < math.inf for number in numbers)
+    if ranged and finite and isinstance(values.get("log", False), bool):
         kind = distributions.IntDistribution if _is_whole(values) else distributions.FloatDistribution
         try:
             return kind(**values)
@@ -108,10 +109,6 @@ def _part(base: type, option: str, names: Mapping[str, str], given: Any) -> Any:
         wrong = [name or key for name, key in unknown if (name or key) != "part"]
         why = f": see {wrong[-1]!r}" if wrong else "" if isinstance(error, ArgumentError) else f": {error}".rstrip(".")
         raise ConfigurationError(f"Expected {option} to be {known}, but got {given!r}{why}.") from error
-
-
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
 
 
 def _is_whole(values: Mapping[str, Any]) -> bool:

@@ -7,8 +7,8 @@ import json
 import os
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -57,18 +57,16 @@ class JournalLock:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._path, self._held = path, ExitStack()
 
     def acquire(self) -> bool:
         """Wait for the lock, and acquire it."""
-        held = locked(self._path)
-        held.__enter__()
-        self._held = held
+        self._held.enter_context(locked(self._path))
         return True
 
     def release(self) -> None:
         """Release the lock."""
-        self._held.__exit__(None, None, None)
+        self._held.close()
 
 
 def read_journal(journal: Path) -> Iterator[dict[str, Any]]:
@@ -171,18 +169,12 @@ def check_database(storage: str, *, new: bool = True) -> None:
         if state != "ok":  # pages that refer to pages again and again are read without end
             raise ConfigurationError(f"Expected a whole database in {str(path)!r} but got: {state}. Choose another --storage.")
         tables = [name for kind, name, _ in listed if kind == "table"]
-        _check_most(database, path, [(f"select count(*) from {name}", ROWS, f"rows in table {name}") for name in tables])
-        _check_most(database, path, [limit for table, *limit in LIMITS if table in tables])
-
-
-def _check_most(database: sqlite3.Connection, path: Path, limits: Iterable[Sequence[Any]]) -> None:
-    """Check that each query finds at most so many of something."""
-    for query, most, what in limits:
-        (found,) = database.execute(query).fetchone()
-        if (found or 0) > most:
-            raise ConfigurationError(
-                f"Expected at most {most:,} {what} in {str(path)!r} but got {found:,}. Choose another --storage."
-            )
+        rows = [(name, f"select count(*) from {name}", ROWS, f"rows in table {name}") for name in tables]
+        for table, query, most, what in (*rows, *LIMITS):
+            if table in tables and ((found := database.execute(query).fetchone()[0]) or 0) > most:
+                raise ConfigurationError(
+                    f"Expected at most {most:,} {what} in {str(path)!r} but got {found:,}. Choose another --storage."
+                )
 
 
 def _check_beside(path: Path) -> None:

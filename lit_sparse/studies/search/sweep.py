@@ -7,8 +7,7 @@ import math
 import reprlib
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import timedelta
 from functools import cached_property
@@ -241,10 +240,12 @@ class Sweep:
                             self._finish(taken[0], threads, lock)
                     except JobInterruptedError:  # the trial is left for the next command
                         return
-                    except JobFailedError as error:  # its state is stored, so that it is not taken again
+                    except JobFailedError as error:
                         failed.append(str(error))
                         if isinstance(error, JobKilledError):  # it continues by the next command
                             self._killed.add(taken[0])
+                        else:  # it is not taken again
+                            self.study.tell(taken[0], state=import_optuna().trial.TrialState.FAIL)
 
         others = run_all([work] * jobs, jobs)
         while held := self._held():
@@ -273,38 +274,31 @@ class Sweep:
         """Return the number and the held lock of a trial that no living process works on, or of a new one."""
         import optuna
 
-        with locked(self.folder / "queue.lock"), self._of_one_space():
-            known = self.study.get_trials(deepcopy=False)
-            ended = sum(trial.state.is_finished() for trial in known)
-            for trial in known if ended < trials else ():
-                if trial.number in self._killed:
-                    continue
-                if self._here(trial) and (lock := try_lock(self._lock(trial.number))) is not None:
-                    if len(trial.params) < len(self.space):  # killed while its values were drawn
-                        begun = optuna.trial.Trial(self.study, trial._trial_id)
-                        try:
+        lock = None
+        with locked(self.folder / "queue.lock"):
+            try:
+                known = self.study.get_trials(deepcopy=False)
+                ended = sum(trial.state.is_finished() for trial in known)
+                for trial in known if ended < trials else ():
+                    mine = self._here(trial) and trial.number not in self._killed
+                    if mine and (lock := try_lock(self._lock(trial.number))) is not None:
+                        if len(trial.params) < len(self.space):  # killed while its values were drawn
+                            begun = optuna.trial.Trial(self.study, trial._trial_id)
                             for key, distribution in self.distributions.items():
                                 begun._suggest(key, distribution)  # as `ask` does
-                        except ValueError:
-                            lock.close()
-                            raise
-                    return trial.number, lock
-            if sum(trial.state != optuna.trial.TrialState.WAITING for trial in known) >= trials:
-                return None
-            number = self.study.ask(self.distributions).number
+                        return trial.number, lock
+                if sum(trial.state != optuna.trial.TrialState.WAITING for trial in known) >= trials:
+                    return None
+                number = self.study.ask(self.distributions).number
+            except ValueError as error:
+                if lock is not None:
+                    lock.close()
+                raise ConfigurationError(
+                    f"{self.folder} was started with different values: {error} Choose another --output."
+                ) from error
             lock = try_lock(self._lock(number))
             assert lock is not None
             return number, lock
-
-    @contextmanager
-    def _of_one_space(self) -> Iterator[None]:
-        """Turn a ValueError in a context into the error that the sweep was started with other values."""
-        try:
-            yield
-        except ValueError as error:
-            raise ConfigurationError(
-                f"{self.folder} was started with different values: {error} Choose another --output."
-            ) from error
 
     def _trial(self, number: int) -> Any:
         """Return the stored trial of a number."""
@@ -324,10 +318,10 @@ class Sweep:
         folds = self.folds if folds is None else folds
         params = self.params(self._trial(number))
         paths = [str(Path(path).resolve()) for path in self.configs]
-        options = {f"trial_{number}": params}
+        cells = {f"trial_{number}": Cell(overlays=paths, options=params)}
         if folds > 1:
-            options = {f"trial_{number}/fold_{fold}": params | {"data.init_args.fold": [fold, folds]} for fold in range(folds)}
-        cells = {name: Cell(overlays=paths, options=each) for name, each in options.items()}
+            parts = {f"trial_{number}/fold_{fold}": {"data.init_args.fold": [fold, folds]} for fold in range(folds)}
+            cells = {name: Cell(overlays=paths, options=params | part) for name, part in parts.items()}
         study = replace(self.base, cells=cells, seed_options=[], path=self.base.path.parent / f"{self.folder.name}.yaml")
         return Runner(study, output=self.folder.parent, results=self.folder, extra=list(self.extra), cluster=self.cluster)
 
@@ -355,15 +349,9 @@ class Sweep:
             reported = max(reported, len(points))
             return trial.should_prune()
 
-        try:
-            for run in runs:
-                run.begin()
-                run.train(threads, descriptors(lock), stops if self.prune else None)
-        except (JobInterruptedError, JobKilledError):
-            raise
-        except JobFailedError:
-            self.study.tell(number, state=optuna.trial.TrialState.FAIL)
-            raise
+        for run in runs:
+            run.begin()
+            run.train(threads, descriptors(lock), stops if self.prune else None)
         found = [run.logged() for run in runs]
         values = [_mean([summarized(lines, metric) for lines in found]) for metric in self.metrics]
         if self.prune and trial.should_prune():
