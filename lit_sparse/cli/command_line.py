@@ -28,7 +28,7 @@ from lit_sparse.lightning.choice import LightningArgumentParser, LightningCLI, L
 from lit_sparse.runs.allocation import Limits
 from lit_sparse.runs.folders import experiment_folder, experiment_name, find_checkpoint, run_of
 from lit_sparse.runs.torch_files import is_url, local_copy
-from lit_sparse.runs.trust import trusting
+from lit_sparse.runs.trust import mentioned, trusting
 
 __all__ = ["CommandLine", "stamp"]
 
@@ -66,7 +66,7 @@ class CommandLine(LightningCLI):
         self._limits: Limits | None = None
         self._optimizer_options: dict[str, Any] = {}
         self.run_folder: Path | None = None
-        with trusting(self._given.names):
+        with mentioned(self._given.names), trusting(self._given.trusted):
             super().__init__(
                 model_class=pl.LightningModule,
                 datamodule_class=pl.LightningDataModule,

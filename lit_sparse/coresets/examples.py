@@ -60,5 +60,10 @@ class Examples:
             yield self.fetch(torch.arange(start, min(start + batch_size, self.size)))
 
     def part(self, start: int, stop: int) -> Examples:
-        """Return the examples ``start .. stop - 1``."""
+        """Return the examples ``start .. stop - 1``.
+
+        Raises:
+            ConfigurationError: unless ``0 <= start <= stop <= len(self)``.
+        """
+        check_count("start", start, 0, check_count("stop", stop, 0, self.size))
         return Examples(lambda indices: self.fetch(indices + start), stop - start)

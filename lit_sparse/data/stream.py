@@ -100,7 +100,8 @@ class Stream:
             chunk = next(self._chunks, None)
             if chunk is None:
                 raise DataError(
-                    f"Expected {high + 1:,} or more rows in the stream but got {self._end:,}. Do not change its files."
+                    f"Expected {high + 1:,} or more rows in the stream but got {self._end:,}. Lower `train_size`, and do"
+                    " not change the files."
                 )
             self._kept.append((self._end, chunk))
             self._end += len(next(iter(chunk.values())))

@@ -207,13 +207,13 @@ class Estimator(nn.Module, ABC):
         """Return ``loss_fn(batch)``, one loss per row; integers and booleans become floating.
 
         Raises:
-            ConfigurationError: if it is not of shape (R,).
+            ConfigurationError: if it is complex or not of shape (R,).
         """
         losses = loss_fn(batch)
-        if not isinstance(losses, Tensor) or losses.shape != batch.example_index.shape:
-            shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+        if not isinstance(losses, Tensor) or losses.shape != batch.example_index.shape or losses.is_complex():
+            shape = f"{losses.dtype} {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
             raise ConfigurationError(
-                f"Expected loss_fn to return one loss per row, {len(batch.example_index)} of them, in a tensor of shape"
+                f"Expected loss_fn to return one loss per row, {len(batch.example_index)} of them, in a real tensor of shape"
                 f" ({len(batch.example_index)},), but got {shape}."
             )
         return losses if losses.is_floating_point() else losses.to(batch.values.dtype)

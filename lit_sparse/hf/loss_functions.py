@@ -101,6 +101,9 @@ def risk_loss_func(
             raise ConfigurationError("Expected one process, because the Trainer rescales losses over processes, but got more.")
         logits, labels = aligned(outputs, labels, shift)
         losses = _cross_entropies(logits, labels) if example_losses is None else example_losses(logits, labels)
+        if not isinstance(losses, Tensor) or losses.shape != (len(labels),):
+            got = tuple(losses.shape) if isinstance(losses, Tensor) else full_name(losses)
+            raise ConfigurationError(f"Expected `example_losses` to return losses ({len(labels)},) but got {got}.")
         labelled = (labels != IGNORED).reshape(len(labels), -1).any(-1) if not labels.is_floating_point() else None
         share = _share(risk, labels, num_items_in_batch)
         losses = losses if labelled is None else losses[labelled]
@@ -146,6 +149,8 @@ def aligned(outputs: Any, labels: Tensor, shift: bool | None) -> tuple[Tensor, T
     Raises:
         ConfigurationError: if the outputs have no logits, or the labels do not fit them.
     """
+    if not isinstance(labels, Tensor):
+        raise ConfigurationError(f"Expected labels in a tensor but got {full_name(labels)}. Use data with labels.")
     if isinstance(outputs, dict) and "logits" not in outputs:
         raise ConfigurationError(f"Expected outputs with `logits` but got {', '.join(map(str, outputs)) or 'none'}.")
     logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]

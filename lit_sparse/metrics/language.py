@@ -353,7 +353,7 @@ class MessageStructure(ExactMetric):
             ConfigurationError: for other shapes, or an index, messages or attributes that are not integers.
         """
         _check_rows("inputs (N, F)", inputs, messages)
-        known = attributes if attributes is not None else self.attributes.new_zeros(len(inputs), self.attributes.shape[1])
+        known = attributes if attributes is not None else self.attributes.new_zeros(len(inputs), 0)
         expected = (*self.inputs.shape[1:], *self.messages.shape[1:], *self.attributes.shape[1:])
         if (*inputs.shape[1:], *messages.shape[1:], *known.shape[1:]) != expected or index.shape != inputs.shape[:1]:
             raise ConfigurationError(

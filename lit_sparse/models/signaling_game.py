@@ -101,6 +101,7 @@ class SignalingGame(LitSparseModule):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the scores (B, V) of the symbols for images (B, F)."""
+        check_features(images, self.in_features)
         takes = f"images {tuple(images.shape)} for vocabulary={self.vocabulary}"
         return ask(self.sender, "sender", takes, "scores", [(len(images), self.vocabulary)], images)
 
@@ -112,7 +113,6 @@ class SignalingGame(LitSparseModule):
     @override
     def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
         target, candidates, position = batch["target"], batch["candidates"], batch["position"]
-        check_features(target, self.in_features)
         check_positions(position, candidates.shape[1])
         picked: list[Tensor] = []
         heard: list[LatentBatch] = []

@@ -127,4 +127,4 @@ class Assignment(OnePerRow):
     def enumerate(self, d: int | None = None) -> Tensor:
         """Return all assignments over d entries, (S, d) float64, none with rows left out."""
         rows, columns = self.shape(self.known_size(d))
-        return self.marked(list(itertools.permutations(range(columns), rows)), columns)
+        return self.marked(itertools.permutations(range(columns), rows), math.perm(columns, rows), columns)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from lit_sparse.checks import check_count
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.ground.arguments import shown_arguments
 from lit_sparse.kernels.oracles import FINE, STEP, TIE, CompiledOracle
@@ -186,6 +187,8 @@ class Structure(ABC):
             raise ConfigurationError(f"Expected scores of shape (rows, entries) but got {tuple(scores.shape)}.")
         self.check(scores.shape[-1])
         if potentials is not None:
+            if not isinstance(potentials, Tensor):
+                raise ConfigurationError(f"Expected potentials in a tensor but got {full_name(potentials)}.")
             self.check_potentials(potentials)
 
     def initial_potentials(self) -> Tensor:
@@ -287,12 +290,12 @@ class Structure(ABC):
         """Return the number of entries: d, or :attr:`size` if d is None.
 
         Raises:
-            ConfigurationError: if both are None.
+            ConfigurationError: if both are None, or d is no size.
         """
         d = self.size if d is None else d
         if d is None:
             raise ConfigurationError(f"Expected the number of entries `d` for {self!r}, which does not fix it, but got None.")
-        self.check(d)
+        self.check(check_count("d", d, 0))
         return d
 
 

@@ -17,7 +17,13 @@ __all__ = ["Or", "OrOut", "Xor"]
 
 
 def _first_largest(scores: Tensor) -> Tensor:
-    """Return a one at the largest score of each row (..., d), the first of equal ones; zeros if all are forbidden."""
+    """Return a one at the largest score of each row (..., d), the first of equal ones; zeros if all are forbidden.
+
+    Raises:
+        ConfigurationError: if there are no entries.
+    """
+    if not scores.shape[-1]:
+        raise ConfigurationError(f"Expected scores of at least one entry but got {tuple(scores.shape)}.")
     best = torch.nn.functional.one_hot(coarse_scores(scores).argmax(-1), scores.shape[-1]).to(scores.dtype)
     return torch.where(scores == -torch.inf, 0.0, best)
 

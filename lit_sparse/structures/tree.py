@@ -123,5 +123,5 @@ class Tree(OnePerRow):
     def enumerate(self, d: int | None = None) -> Tensor:
         """Return all trees over d entries, (S, d) float64, none with nodes left out."""
         nodes = math.isqrt(self.known_size(d))
-        every = self.marked(list(itertools.product(range(nodes), repeat=nodes)), nodes)
+        every = self.marked(itertools.product(range(nodes), repeat=nodes), nodes**nodes, nodes)
         return every[self.validate(every)]

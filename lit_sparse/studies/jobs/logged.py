@@ -11,6 +11,7 @@ import pandas as pd
 
 from lit_sparse.errors import ConfigurationError, did_you_mean
 from lit_sparse.runs.result_files import read_lines
+from lit_sparse.studies.plan.presentation import SUMMARY
 from lit_sparse.studies.plan.study import Study
 
 __all__ = ["by_age", "check_logged", "directions_of", "kind_and_name", "logged_by_program", "summarized"]
@@ -20,8 +21,6 @@ DIRECTIONS = {
     "minimize": r"loss|nelbo|nll|bits|(?<=/)rate(?!_)|distortion|perplexity|classification|calls|error",
     "maximize": r"success|accuracy|similarity|bleu|rouge",
 }
-#: ``sum(train/NAME)`` and its like.
-SUMMARY = re.compile(r"(first|last|sum|min|max|count|argmax|argmin)\((.+)\)")
 
 
 def logged_by_program(folder: Path, pattern: str = Study.metric_files, within: Path | None = None) -> list[dict[str, float]]:

@@ -22,6 +22,7 @@ from lit_sparse.studies.jobs.logged import directions_of
 from lit_sparse.studies.pages.figures import draw_front
 from lit_sparse.studies.pages.tables import markdown
 from lit_sparse.studies.plan.load import check_names, study_of
+from lit_sparse.studies.plan.presentation import check_value
 from lit_sparse.studies.plan.study import Study
 from lit_sparse.studies.search.sweep import PROGRAM, Sweep
 from lit_sparse.studies.settings import setting_text, short_names
@@ -30,6 +31,7 @@ __all__ = ["main", "parser"]
 
 
 def _direction(metric: str, mode: str | None) -> str:
+    check_value("--metric", metric)
     if mode is not None:
         return {"min": "minimize", "max": "maximize"}[mode]
     found = directions_of(metric)
