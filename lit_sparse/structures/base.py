@@ -161,6 +161,8 @@ class Structure(ABC):
         """
         if not self.has_potentials:
             raise ConfigurationError(f"{type(self).__name__} has no potentials besides its scores but some were given.")
+        if not isinstance(potentials, Tensor):
+            raise ConfigurationError(f"Expected potentials in a tensor but got {full_name(potentials)}.")
         return potentials
 
     def batch_potentials(self, potentials: Tensor, d: int) -> Tensor:
@@ -187,8 +189,6 @@ class Structure(ABC):
             raise ConfigurationError(f"Expected scores of shape (rows, entries) but got {tuple(scores.shape)}.")
         self.check(scores.shape[-1])
         if potentials is not None:
-            if not isinstance(potentials, Tensor):
-                raise ConfigurationError(f"Expected potentials in a tensor but got {full_name(potentials)}.")
             self.check_potentials(potentials)
 
     def initial_potentials(self) -> Tensor:

@@ -38,6 +38,7 @@ class Pair(Structure):
 
     @override
     def check_potentials(self, potentials: Tensor) -> Tensor:
+        super().check_potentials(potentials)
         if potentials.dim() < 1 or potentials.shape[-1] != 1:
             raise ConfigurationError(
                 "Expected potentials of shape (1,), the score for both bits, optionally preceded by the dimensions of the"

@@ -101,6 +101,7 @@ class Sequence(OnePerRow):
 
     @override
     def check_potentials(self, potentials: Tensor) -> Tensor:
+        super().check_potentials(potentials)
         if potentials.dim() < 2 or tuple(potentials.shape[-2:]) != (self.tags, self.tags):
             raise ConfigurationError(
                 f"Expected potentials [from, to] of shape {(self.tags, self.tags)}, or with the links' and the rows' dimensions"

@@ -205,10 +205,10 @@ def test_no_folder_of_images_is_left_out_in_silence(by_split: Path) -> None:
 def test_folders_of_no_class_are_told(by_split: Path) -> None:
     (by_split / "train" / "zebra").mkdir()
     for folder in (by_split, by_split / "train"):
-        with pytest.raises(DataError, match="images of each class in .* but got none in 'zebra'"):
+        with pytest.raises(DataError, match=r"images of each class in .* but got none in 'zebra'"):
             made(ImageFolderDataModule(str(folder)))
     shutil.rmtree(by_split / "train")
-    with pytest.raises(DataError, match="a folder train in .* but got only test"):  # else test would be a class
+    with pytest.raises(DataError, match=r"a folder train in .* but got only test"):  # else test would be a class
         made(ImageFolderDataModule(str(by_split)))
 
 
