@@ -144,7 +144,7 @@ def check_batch(batch: Any) -> None:
         raise ConfigurationError(f"Expected tensors with a row per example but got {shown}.")
 
 
-def size_of(batch: Batch) -> int:
+def size_of(batch: Any) -> int:
     """Return the number of examples of a batch: the length of its first tensor.
 
     Raises:

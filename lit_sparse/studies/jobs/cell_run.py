@@ -354,7 +354,7 @@ class RunOf:
         for point in self.missing():
             began = time.monotonic()
             found = function(seed=self.seed, **filled, **point)
-            several = [found] if isinstance(found, Mapping) else list(found) if isinstance(found, Iterable) else []
+            several: list[Any] = [found] if isinstance(found, Mapping) else list(found) if isinstance(found, Iterable) else []
             if not several or not all(map(self._is_row, several)):
                 raise ConfigurationError(
                     f"Expected {self.cell.function} to return a dict of numbers, or a list of such dicts, but got"
