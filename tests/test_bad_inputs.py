@@ -17,7 +17,7 @@ from lit_sparse.ground.directions import directions
 from lit_sparse.mappings import JumpReLU, LearnableEntmax, RegularizedArgmax, Sparsemax
 from lit_sparse.mappings.functional import fusedmax, jump_relu
 from lit_sparse.metrics import Bleu, DeadFraction, ExplainedVariance, MessageStructure, topographic_similarity
-from lit_sparse.models import mean_metrics
+from lit_sparse.models import Seq2Seq, mean_metrics
 from lit_sparse.nn import sparse_decode, sparse_encode
 from lit_sparse.risks import CVaR, UnbalancedOTDRO
 from lit_sparse.runs.empty_keys import check_empty
@@ -108,6 +108,7 @@ CASES = {
     "enumerate a text": lambda: Xor().enumerate("a"),
     "potentials, list": lambda: Sequence(3, 2).maximize(torch.randn(2, 6), [[1.0]]),
     "nothing to choose": lambda: Or().maximize(torch.zeros(2, 0)),
+    "a vocabulary of text": lambda: Seq2Seq(Sparsemax()).build({"source": WORDS, "target": "a b"}),
     "complex losses": lambda: Marginalize(Sparsemax())(X, lambda latent: latent.values.sum(-1).to(torch.complex64)),
     "attributes left out": lambda: MessageStructure(5, attributes=2).update(torch.arange(3), X, torch.zeros(3, 1).long()),
     "part beyond the examples": lambda: Examples.of(a=X).part(1, 9),

@@ -130,7 +130,15 @@ def describe_scheduler(scheduler: Any, trainer: pl.Trainer | None) -> dict[str, 
     Args:
         scheduler: scheduler, with optional attributes ``interval`` and ``monitor``.
         trainer: trainer, whose validation epochs determine when a metric is new.
+
+    Raises:
+        ConfigurationError: for torch's ``ReduceLROnPlateau``, which does not name a metric.
     """
+    if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau) and not hasattr(scheduler, "monitor"):
+        raise ConfigurationError(
+            "Expected a ReduceLROnPlateau with a `monitor` but got torch's, which has none. Use Lightning's, as in"
+            " pytorch_lightning.cli.ReduceLROnPlateau(optimizer, monitor='val/loss')."
+        )
     description = {"scheduler": scheduler, "interval": getattr(scheduler, "interval", "epoch")}
     if hasattr(scheduler, "monitor"):
         description["monitor"] = scheduler.monitor

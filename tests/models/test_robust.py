@@ -321,6 +321,15 @@ def test_data_of_another_kind_are_told_in_training_and_prediction() -> None:
         model.predict_step([batch["features"]], 0)  # type: ignore[arg-type]
 
 
+def test_a_checkpoint_of_another_model_is_told_by_a_trainer(tmp_path: Path) -> None:
+    first = trainer()
+    first.strategy.connect(regressor(initialization="zeros"))
+    first.save_checkpoint(tmp_path / "other.ckpt")
+    other = RobustRegressor(in_features=4, initialization="zeros")
+    with pytest.raises(CheckpointError, match=r"does not fit the model.* size mismatch for network.weight"):
+        trainer().test(other, rows(), ckpt_path=tmp_path / "other.ckpt", weights_only=True)
+
+
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int8])
 def test_labels_are_integers_of_any_type(dtype: torch.dtype) -> None:
     pixels, label = torch.rand(3, 4), torch.tensor([0, -100, 1])
