@@ -165,6 +165,7 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
             DataError: if there are too few examples.
             ConfigurationError: for examples of another shape, or if ``initial_bases`` does not return bases.
         """
+        check_features(examples, self.in_features)
         check_input("examples", examples, ("N", self.in_features), None)
         generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
         drawn = self.initial_bases(examples.detach().float().cpu(), self.width, generator)

@@ -84,7 +84,7 @@ NAMES = {
     "activity": ["activity"],
     "first activations": ["examples"],
     "online": ["images"],
-    "first images": ["examples"],
+    "first images": ["images|examples"],
     "bayes": ["in_features=4|features"],
     "regression": ["in_features=4|features"],
     "game": ["images"],
