@@ -154,11 +154,12 @@ def check_shape(name: str, value: tuple[int, ...]) -> tuple[int, ...]:
     """Return a shape as a tuple, after checking that it is a sequence of integers >= 0.
 
     Raises:
-        ConfigurationError: if the value is not a sequence of integers >= 0.
+        ConfigurationError: if the value is not a sequence of integers >= 0, or of too many numbers.
     """
     value = tuple(_plain(size) for size in value) if isinstance(value, list | tuple) else value
     if not isinstance(value, tuple) or not all(type(size) is int and size >= 0 for size in value):
         raise ConfigurationError(f"Expected argument `{name}` to be a sequence of sizes, such as (4, 1, 1), but got {value!r}.")
+    check_count(f"{name} in all", math.prod(value), 0, MOST_EXAMPLES)
     return value
 
 

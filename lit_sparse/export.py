@@ -47,7 +47,10 @@ def decompose(program: ExportedProgram) -> ExportedProgram:
         >>> from lit_sparse.mappings import Sparsemax
         >>> with torch.no_grad():
         ...     program = torch.export.export(Sparsemax(), (torch.randn(2, 5),))
-        >>> "lit_sparse" in str(program.graph), "lit_sparse" in str(decompose(program).graph)
+        >>> (
+        ...     "lit_sparse" in str(program.graph),
+        ...     "lit_sparse" in str(decompose(program).graph),
+        ... )
         (True, False)
     """
     if not hasattr(program, "run_decompositions"):

@@ -7,19 +7,21 @@ import torch
 
 from lit_sparse import hf, random, runs, text
 from lit_sparse.callbacks import BasesPlot, CountLogger, draw_attention
+from lit_sparse.cli import build_cli
 from lit_sparse.coresets import Coreset, Examples
 from lit_sparse.data import DigitsDataModule, ImageFolderDataModule, Ragged
 from lit_sparse.errors import LitSparseError
+from lit_sparse.estimators import Marginalize
 from lit_sparse.export import decompose, export_onnx
 from lit_sparse.ground.directions import directions
-from lit_sparse.mappings import JumpReLU, RegularizedArgmax, Sparsemax
+from lit_sparse.mappings import JumpReLU, LearnableEntmax, RegularizedArgmax, Sparsemax
 from lit_sparse.mappings.functional import fusedmax, jump_relu
-from lit_sparse.metrics import Bleu, DeadFraction, ExplainedVariance, topographic_similarity
-from lit_sparse.models import mean_metrics
+from lit_sparse.metrics import Bleu, DeadFraction, ExplainedVariance, MessageStructure, topographic_similarity
+from lit_sparse.models import Seq2Seq, mean_metrics
 from lit_sparse.nn import sparse_decode, sparse_encode
-from lit_sparse.risks import UnbalancedOTDRO
+from lit_sparse.risks import CVaR, UnbalancedOTDRO
 from lit_sparse.runs.config_files import check_empty
-from lit_sparse.structures import ShortestPath
+from lit_sparse.structures import Assignment, Or, Sequence, ShortestPath, Tree, Xor
 from lit_sparse.testing import concrete_subclasses
 from lit_sparse.text import Vocabulary
 
@@ -99,6 +101,25 @@ CASES = {
     "metric 3": lambda: mean_metrics(3),
     "dtypes of decode": lambda: sparse_decode(torch.ones(3, 4).double(), torch.randn(4, 6)),
     "integers to encode": lambda: sparse_encode(torch.ones(3, 6).long(), torch.randn(4, 6)),
+    "enumerate assignments": lambda: Assignment().enumerate(400),
+    "enumerate trees": lambda: Tree().enumerate(121),
+    "enumerate tags": lambda: Sequence(tags=2).enumerate(60),
+    "enumerate half a position": lambda: Sequence(tags=2).enumerate(7),
+    "enumerate a text": lambda: Xor().enumerate("a"),
+    "potentials, list": lambda: Sequence(3, 2).maximize(torch.randn(2, 6), [[1.0]]),
+    "nothing to choose": lambda: Or().maximize(torch.zeros(2, 0)),
+    "a vocabulary of text": lambda: Seq2Seq(Sparsemax()).build({"source": WORDS, "target": "a b"}),
+    "complex losses": lambda: Marginalize(Sparsemax())(X, lambda latent: latent.values.sum(-1).to(torch.complex64)),
+    "attributes left out": lambda: MessageStructure(5, attributes=2).update(torch.arange(3), X, torch.zeros(3, 1).long()),
+    "part beyond the examples": lambda: Examples.of(a=X).part(1, 9),
+    "a shape of 1e12": lambda: LearnableEntmax((10**12,)),
+    "no labels": lambda: hf.fenchel_young_loss_func(Sparsemax())({"logits": X}, None),
+    "one loss for all": lambda: hf.risk_loss_func(CVaR(0.5), lambda x, y: x.sum())({"logits": X}, torch.tensor([0, 1, 2])),
+    "trusting a name that does not exist": lambda: runs.trusting(["torch.nn.Liner"]).__enter__(),
+    "trusting no path": lambda: runs.trusting(["Sparsemax"]).__enter__(),
+    "a command in one text": lambda: build_cli("fit"),
+    "a command of numbers": lambda: build_cli([1]),
+    "no command": lambda: build_cli([]),
     "tokenizer without its package": lambda: Bleu("flores200").update(["a"], [["a"]]),
 }
 

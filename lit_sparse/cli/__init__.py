@@ -225,4 +225,7 @@ def build_cli(args: Sequence[str], *, run: bool = False) -> LitSparseCLI:
     from lit_sparse.ground import train_extra  # noqa: F401
     from lit_sparse.cli.app import LitSparseCLI
 
-    return LitSparseCLI(list(args), execute=run)
+    known, words = [name for name in COMMANDS if name not in MODULES], [] if isinstance(args, str) else [*args]
+    if not words or words[0] not in known or not all(isinstance(word, str) for word in words):
+        raise LitSparseError(f"Expected a list of words, the first one of {', '.join(known)}, but got {args!r}.")
+    return LitSparseCLI(words, execute=run)

@@ -71,7 +71,10 @@ def best_metrics(rows: Sequence[Mapping[str, float]], key: str, mode: str, model
         The lines; none without a validation.
 
     Example:
-        >>> rows = [{"epoch": 0, "val/loss": 2.0}, {"epoch": 1, "val/loss": 1.0, "val/accuracy": 0.5}]
+        >>> rows = [
+        ...     {"epoch": 0, "val/loss": 2.0},
+        ...     {"epoch": 1, "val/loss": 1.0, "val/accuracy": 0.5},
+        ... ]
         >>> best_metrics(rows, "val/loss", "min")
         ['best validation: epoch 2, least val/loss', '  val/loss        1', '  val/accuracy  0.5']
     """

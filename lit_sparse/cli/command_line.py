@@ -30,7 +30,7 @@ from lit_sparse.lightning.choice import LightningArgumentParser, LightningCLI, L
 from lit_sparse.runs.allocation import Limits
 from lit_sparse.runs.folders import experiment_folder, experiment_name, find_checkpoint, run_of
 from lit_sparse.runs.torch_files import is_url, local_copy
-from lit_sparse.runs.trust import find_imported, trusting
+from lit_sparse.runs.trust import find_imported, mentioned, trusting
 
 __all__ = ["CommandLine", "stamp"]
 
@@ -91,7 +91,7 @@ class CommandLine(LightningCLI):
         self._limits: Limits | None = None
         self._optimizer_options: dict[str, Any] = {}
         self.run_folder: Path | None = None
-        with trusting(self._given.names):
+        with mentioned(self._given.names), trusting(self._given.trusted):
             super().__init__(
                 model_class=pl.LightningModule,
                 datamodule_class=pl.LightningDataModule,
@@ -231,7 +231,11 @@ def kept_arguments(contents: Sequence[Described], options: Sequence[str], parsed
 
     Example:
         >>> config = {"model": {"class_path": "A", "init_args": {"lam": 1.0, "rho": 0.1}}}
-        >>> kept_arguments([config], ["--model=B"], {"model": {"class_path": "b.B", "init_args": {"lam": 1.0, "mu": 2.0}}})
+        >>> kept_arguments(
+        ...     [config],
+        ...     ["--model=B"],
+        ...     {"model": {"class_path": "b.B", "init_args": {"lam": 1.0, "mu": 2.0}}},
+        ... )
         ['model is B in place of A. It keeps lam=1.0 of the config, and drops rho.']
     """
     notes: dict[str, None] = {}

@@ -152,7 +152,9 @@ def with_full_name(arg: str) -> str:
     """Return a command-line argument with full names of options and classes in place of ambiguous short ones.
 
     Example:
-        >>> with_full_name("--lr_scheduler=ReduceLROnPlateau").removesuffix(".cli.ReduceLROnPlateau")
+        >>> with_full_name("--lr_scheduler=ReduceLROnPlateau").removesuffix(
+        ...     ".cli.ReduceLROnPlateau"
+        ... )
         '--model.lr_scheduler=pytorch_lightning'
     """
     option, sign, value = OF_MODEL_OPTION.sub("--model.", arg).rpartition("=")

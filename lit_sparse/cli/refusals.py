@@ -43,7 +43,9 @@ def check_numbers(options: Namespace) -> None:
         ConfigurationError: for a seed or a count outside its range.
 
     Example:
-        >>> check_numbers(Namespace(seed_everything=7, trainer=Namespace(accumulate_grad_batches=2)))
+        >>> check_numbers(
+        ...     Namespace(seed_everything=7, trainer=Namespace(accumulate_grad_batches=2))
+        ... )
         >>> check_numbers(Namespace(seed_everything=-1))
         Traceback (most recent call last):
             ...

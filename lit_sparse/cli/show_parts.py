@@ -75,7 +75,9 @@ def _first_sentence(part: type) -> str:
     """Return the first sentence of a docstring as plain text.
 
     Example:
-        >>> _first_sentence(type("Part", (), {"__doc__": "Is ``x``, e.g. a part. It has more."}))
+        >>> _first_sentence(
+        ...     type("Part", (), {"__doc__": "Is ``x``, e.g. a part. It has more."})
+        ... )
         'Is x, e.g. a part.'
     """
     paragraph = " ".join((inspect.getdoc(part) or "").partition("\n\n")[0].split())

@@ -39,7 +39,9 @@ class Coreset:
             finite.
 
     Example:
-        >>> coreset = Coreset(torch.tensor([2, 7]), torch.tensor([3.0, 5.0]), objective=0.1, size=8)
+        >>> coreset = Coreset(
+        ...     torch.tensor([2, 7]), torch.tensor([3.0, 5.0]), objective=0.1, size=8
+        ... )
         >>> len(coreset), coreset.dense()
         (2, tensor([0., 0., 3., 0., 0., 0., 0., 5.]))
     """

@@ -23,7 +23,9 @@ class Examples:
         size: number of examples N.
 
     Example:
-        >>> examples = Examples.of(features=torch.arange(6.0).view(3, 2), target=torch.tensor([0, 1, 0]))
+        >>> examples = Examples.of(
+        ...     features=torch.arange(6.0).view(3, 2), target=torch.tensor([0, 1, 0])
+        ... )
         >>> len(examples), examples[torch.tensor([2])]
         (3, {'features': tensor([[4., 5.]]), 'target': tensor([0])})
     """
@@ -60,5 +62,10 @@ class Examples:
             yield self.fetch(torch.arange(start, min(start + batch_size, self.size)))
 
     def part(self, start: int, stop: int) -> Examples:
-        """Return the examples ``start .. stop - 1``."""
+        """Return the examples ``start .. stop - 1``.
+
+        Raises:
+            ConfigurationError: unless ``0 <= start <= stop <= len(self)``.
+        """
+        check_count("start", start, 0, check_count("stop", stop, 0, self.size))
         return Examples(lambda indices: self.fetch(indices + start), stop - start)

@@ -118,9 +118,15 @@ class FileVectors(_RowWise):
     Example:
         >>> import tempfile
         >>> from lit_sparse.coresets import BlockVectors, NonnegativeOMP
-        >>> made = BlockVectors(lambda indices: torch.stack([indices.cos(), indices.sin()], 1), 1000, block_size=128)
+        >>> made = BlockVectors(
+        ...     lambda indices: torch.stack([indices.cos(), indices.sin()], 1),
+        ...     1000,
+        ...     block_size=128,
+        ... )
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     vectors = FileVectors.save(made, f"{folder}/vectors.npy", dtype=torch.bfloat16)
+        ...     vectors = FileVectors.save(
+        ...         made, f"{folder}/vectors.npy", dtype=torch.bfloat16
+        ...     )
         ...     print(vectors.shape, len(NonnegativeOMP()(vectors, 5)) <= 2)
         (1000, 2) True
     """

@@ -40,7 +40,9 @@ class KCenter(CoresetSelector):
 
     Example:
         >>> import torch
-        >>> vectors = torch.tensor([[0.0, 1.0], [0.0, 1.1], [5.0, 0.0], [5.1, 0.0], [5.2, 0.0]])
+        >>> vectors = torch.tensor(
+        ...     [[0.0, 1.0], [0.0, 1.1], [5.0, 0.0], [5.1, 0.0], [5.2, 0.0]]
+        ... )
         >>> sorted(KCenter()(vectors, 2).weights.tolist())
         [2.0, 3.0]
     """

@@ -51,7 +51,12 @@ def select_by_group(
 
     Example:
         >>> from lit_sparse.coresets import Uniform
-        >>> select_by_group(Uniform(), torch.randn(10, 3), 5, torch.tensor([0, 0, 1, 1, 1, 1, 1, 1, 1, 1])).weights
+        >>> select_by_group(
+        ...     Uniform(),
+        ...     torch.randn(10, 3),
+        ...     5,
+        ...     torch.tensor([0, 0, 1, 1, 1, 1, 1, 1, 1, 1]),
+        ... ).weights
         tensor([2., 2., 2., 2., 2.])
     """
     found = as_vectors(vectors)

@@ -213,7 +213,10 @@ class AcceleratedIHT(IHT):
 
     Example:
         >>> vectors = torch.randn(500, 200, generator=torch.Generator().manual_seed(0))
-        >>> plain, debiased = AcceleratedIHT()(vectors, 50), AcceleratedIHT(debias=True, refit=True)(vectors, 50)
+        >>> plain, debiased = (
+        ...     AcceleratedIHT()(vectors, 50),
+        ...     AcceleratedIHT(debias=True, refit=True)(vectors, 50),
+        ... )
         >>> len(plain) <= 50 and debiased.objective < vectors.sum(0).square().sum()
         tensor(True)
     """

@@ -53,7 +53,12 @@ class NormalLikelihood(Likelihood):
         variance: variance of the noise.
 
     Example:
-        >>> round(float(NormalLikelihood(4.0).log_prob(torch.tensor(1.0), torch.tensor(1.0))), 3)  # -log(2 sqrt(2 pi))
+        >>> round(
+        ...     float(
+        ...         NormalLikelihood(4.0).log_prob(torch.tensor(1.0), torch.tensor(1.0))
+        ...     ),
+        ...     3,
+        ... )  # -log(2 sqrt(2 pi))
         -1.612
     """
 
@@ -78,7 +83,9 @@ class LogisticLikelihood(Likelihood):
     """Likelihood of two classes, 0 and 1 or -1 and 1, whose log-odds are the linear predictor.
 
     Example:
-        >>> float(LogisticLikelihood().log_prob(torch.tensor(0.0), torch.tensor(1.0)).exp())
+        >>> float(
+        ...     LogisticLikelihood().log_prob(torch.tensor(0.0), torch.tensor(1.0)).exp()
+        ... )
         0.5
     """
 

@@ -218,8 +218,12 @@ class BlockVectors(Vectors):
 
     Example:
         >>> features, draws = torch.randn(1000, 3), torch.randn(3, 20)
-        >>> made = BlockVectors(lambda indices: features[indices] @ draws, 1000, block_size=128)
-        >>> torch.allclose(made.correlate(torch.ones(20)), features @ draws.sum(1), atol=1e-4)
+        >>> made = BlockVectors(
+        ...     lambda indices: features[indices] @ draws, 1000, block_size=128
+        ... )
+        >>> torch.allclose(
+        ...     made.correlate(torch.ones(20)), features @ draws.sum(1), atol=1e-4
+        ... )
         True
     """
 

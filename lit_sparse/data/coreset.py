@@ -87,7 +87,9 @@ class CoresetDataModule(ResumableDataModule):
         >>> from lit_sparse.coresets import Uniform
         >>> from lit_sparse.data import DigitsDataModule
         >>> pixels = lambda examples: examples[torch.arange(len(examples))]["pixels"]
-        >>> data = CoresetDataModule(DigitsDataModule(labelled=1.0), Uniform(), 100, pixels)
+        >>> data = CoresetDataModule(
+        ...     DigitsDataModule(labelled=1.0), Uniform(), 100, pixels
+        ... )
         >>> data.setup("fit")
         >>> data.size("train"), sorted(data.fetch("train", 0, torch.arange(4)))
         (100, ['index', 'label', 'pixels', 'weight'])

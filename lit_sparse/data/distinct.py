@@ -40,7 +40,11 @@ def distinct(draws: Tensor, sizes: Tensor) -> Tensor:
         sizes: (B,) int64 sizes, at least n.
 
     Example:
-        >>> sorted(distinct(torch.tensor([[0.1, 0.9, 0.2]], dtype=torch.float64), torch.tensor([3]))[0].tolist())
+        >>> sorted(
+        ...     distinct(
+        ...         torch.tensor([[0.1, 0.9, 0.2]], dtype=torch.float64), torch.tensor([3])
+        ...     )[0].tolist()
+        ... )
         [0, 1, 2]
     """
     out = torch.empty(draws.shape, dtype=torch.int64)

@@ -65,7 +65,16 @@ def source_of(base: pl.LightningDataModule) -> ExampleSource:
 
 
 def with_weights(batch: Any, weights: Tensor) -> Any:
-    """Return a batch with the weights (B,) of its examples: an entry ``weight`` of a dict, or the last of a tuple."""
+    """Return a batch with the weights (B,) of its examples: an entry ``weight`` of a dict, or the last of a tuple.
+
+    Raises:
+        ConfigurationError: for a batch that has weights, which would be lost.
+    """
     if isinstance(batch, dict):
+        if "weight" in batch:
+            raise ConfigurationError(
+                "Expected a `base` without weights, because the examples of a coreset get its own, but got batches with an"
+                " entry 'weight'. Select from all examples at once."
+            )
         return {**batch, "weight": weights}
     return (*batch, weights) if isinstance(batch, list | tuple) else (batch, weights)

@@ -23,7 +23,10 @@ def stream_order(size: int, buffer: int, seed: int, epoch: int) -> Tensor:
     0 keeps the rows in order.
 
     Example:
-        >>> stream_order(6, 0, 0, 0).tolist(), sorted(stream_order(6, 3, 0, 0)[:3].tolist())
+        >>> (
+        ...     stream_order(6, 0, 0, 0).tolist(),
+        ...     sorted(stream_order(6, 3, 0, 0)[:3].tolist()),
+        ... )
         ([0, 1, 2, 3, 4, 5], [0, 1, 2])
     """
     if buffer < 2:
@@ -117,7 +120,8 @@ class Stream:
             chunk = next(self._chunks, None)
             if chunk is None:
                 raise DataError(
-                    f"Expected {high + 1:,} or more rows in the stream but got {self._end:,}. Do not change its files."
+                    f"Expected {high + 1:,} or more rows in the stream but got {self._end:,}. Lower `train_size`, and do"
+                    " not change the files."
                 )
             self._kept.append((self._end, chunk))
             self._end += len(next(iter(chunk.values())))

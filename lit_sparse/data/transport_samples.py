@@ -50,7 +50,11 @@ class TransportDataModule(ResumableDataModule):
 
     Example:
         >>> from lit_sparse.transport import GaussianMixture
-        >>> data = TransportDataModule(GaussianMixture([0.0], [1.0]), GaussianMixture([-1.0, 1.5], [0.25, 0.16]), batch_size=8)
+        >>> data = TransportDataModule(
+        ...     GaussianMixture([0.0], [1.0]),
+        ...     GaussianMixture([-1.0, 1.5], [0.25, 0.16]),
+        ...     batch_size=8,
+        ... )
         >>> data.setup()
         >>> next(iter(data.train_dataloader()))["target"].shape
         torch.Size([8, 1])
@@ -121,7 +125,10 @@ class Points(Measure):
 
     Example:
         >>> corners = Points.of([[0.0, 0.0], [1.0, 1.0]], weights=[3.0, 1.0])
-        >>> corners.dim, abs(float(corners.sample(0, torch.arange(4000)).mean()) - 0.25) < 0.05
+        >>> (
+        ...     corners.dim,
+        ...     abs(float(corners.sample(0, torch.arange(4000)).mean()) - 0.25) < 0.05,
+        ... )
         (2, True)
     """
 

@@ -204,11 +204,11 @@ class Estimator(nn.Module, ABC):
         """Return ``loss_fn(batch)``, one loss per row; integers and booleans become floating.
 
         Raises:
-            ConfigurationError: if it is not of shape (R,).
+            ConfigurationError: if it is complex or not of shape (R,).
         """
         losses, shape = loss_fn(batch), batch.example_index.shape
-        if not isinstance(losses, Tensor) or losses.shape != shape:
-            what = f"loss_fn to return one loss per row, of shape {tuple(shape)},"
+        if not isinstance(losses, Tensor) or losses.shape != shape or losses.is_complex():
+            what = f"loss_fn to return one real loss per row, of shape {tuple(shape)},"
             raise ConfigurationError(f"Expected {what} but got {shown(losses)}.")
         return losses if losses.is_floating_point() else losses.to(batch.values.dtype)
 

@@ -94,7 +94,11 @@ def marginal_likelihood(
     Example:
         >>> import torch
         >>> support = LatentBatch(torch.tensor([[0.0, 0.0]]), torch.tensor([0]))
-        >>> same = marginal_likelihood(lambda latent: torch.full(latent.example_index.shape, 3.0), support, torch.tensor([0]))
+        >>> same = marginal_likelihood(
+        ...     lambda latent: torch.full(latent.example_index.shape, 3.0),
+        ...     support,
+        ...     torch.tensor([0]),
+        ... )
         >>> round(float(same.log_likelihood), 6), float(same.standard_error)
         (-3.0, 0.0)
     """

@@ -45,7 +45,9 @@ class Marginalize(Estimator):
         >>> import torch
         >>> from lit_sparse.mappings import Sparsemax
         >>> scores = torch.tensor([[9.0, 0.0, 0.0], [0.5, 0.5, -9.0]])
-        >>> out = Marginalize(Sparsemax())(scores, lambda latent: latent.values.argmax(-1).float())
+        >>> out = Marginalize(Sparsemax())(
+        ...     scores, lambda latent: latent.values.argmax(-1).float()
+        ... )
         >>> out.loss.tolist(), out.decoder_calls.tolist()
         ([0.0, 0.5], [1, 2])
     """
@@ -172,7 +174,9 @@ class SparseMAPMarginalize(Estimator):
     Example:
         >>> import torch
         >>> scores = torch.tensor([[9.0, -9.0, 9.0], [0.25, -9.0, -9.0]])
-        >>> out = SparseMAPMarginalize(BitVector(3))(scores, lambda latent: latent.values.sum(-1))
+        >>> out = SparseMAPMarginalize(BitVector(3))(
+        ...     scores, lambda latent: latent.values.sum(-1)
+        ... )
         >>> out.loss.tolist(), out.decoder_calls.tolist()
         ([2.0, 0.25], [1, 2])
     """

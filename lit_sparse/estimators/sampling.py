@@ -85,7 +85,9 @@ class ScoreFunction(Sampler):
         >>> import torch
         >>> from lit_sparse.mappings import Softmax
         >>> scores = torch.zeros(1000, 2, requires_grad=True)
-        >>> out = ScoreFunction("self_critic", mapping=Softmax())(scores, lambda latent: latent.values[:, 0])
+        >>> out = ScoreFunction("self_critic", mapping=Softmax())(
+        ...     scores, lambda latent: latent.values[:, 0]
+        ... )
         >>> out.loss.sum().backward()
         >>> bool((scores.grad.mean(0) - torch.tensor([0.25, -0.25])).abs().max() < 0.1)
         True
@@ -188,7 +190,9 @@ class LeaveOneOut(Sampler):
     Example:
         >>> import torch
         >>> from lit_sparse.mappings import Softmax
-        >>> out = LeaveOneOut(4, mapping=Softmax())(torch.zeros(3, 5), lambda latent: latent.values.argmax(-1).float())
+        >>> out = LeaveOneOut(4, mapping=Softmax())(
+        ...     torch.zeros(3, 5), lambda latent: latent.values.argmax(-1).float()
+        ... )
         >>> out.decoder_calls.tolist()
         [4, 4, 4]
     """
@@ -243,7 +247,9 @@ class SumAndSample(Sampler):
         >>> import torch
         >>> from lit_sparse.mappings import Sparsemax
         >>> scores = torch.tensor([[9.0, 0.0, 0.0], [0.5, 0.5, 0.5]])
-        >>> SumAndSample(1, mapping=Sparsemax())(scores, lambda latent: latent.values[:, 0]).decoder_calls.tolist()
+        >>> SumAndSample(1, mapping=Sparsemax())(
+        ...     scores, lambda latent: latent.values[:, 0]
+        ... ).decoder_calls.tolist()
         [1, 2]
     """
 
@@ -310,7 +316,10 @@ class GumbelSoftmax(Sampler):
         >>> from lit_sparse.mappings import Softmax
         >>> seen = []
         >>> estimator = GumbelSoftmax(0.5, straight_through=True, mapping=Softmax())
-        >>> estimator(torch.zeros(2, 3), lambda latent: seen.append(latent.values) or latent.values[:, 0]).loss.shape
+        >>> estimator(
+        ...     torch.zeros(2, 3),
+        ...     lambda latent: seen.append(latent.values) or latent.values[:, 0],
+        ... ).loss.shape
         torch.Size([2])
         >>> sorted(seen[0].unique().tolist())
         [0.0, 1.0]

@@ -6,7 +6,9 @@ Example:
     >>> from lit_sparse.hf import sparsify
     >>> from lit_sparse.mappings import Sparsemax
     >>> from transformers import AutoModel  # doctest: +SKIP
-    >>> report = sparsify(AutoModel.from_pretrained("bert-base-uncased"), Sparsemax())  # doctest: +SKIP
+    >>> report = sparsify(
+    ...     AutoModel.from_pretrained("bert-base-uncased"), Sparsemax()
+    ... )  # doctest: +SKIP
 """
 
 from lit_sparse.ground.arguments import check_types

@@ -93,7 +93,9 @@ def risk_loss_func(
         >>> from lit_sparse.risks import CVaR
         >>> loss = risk_loss_func(CVaR(0.5))
         >>> logits, labels = torch.tensor([[0.0, 0.0], [90.0, 0.0]]), torch.tensor([0, 0])
-        >>> bool(loss({"logits": logits}, labels) == torch.tensor(2.0).log())  # the worse half
+        >>> bool(
+        ...     loss({"logits": logits}, labels) == torch.tensor(2.0).log()
+        ... )  # the worse half
         True
     """
     if not isinstance(risk, Risk):
@@ -112,6 +114,9 @@ def risk_loss_func(
             losses = summed_cross_entropies(logits, labels) / (labels != IGNORED).view(len(labels), -1).sum(-1).clamp_min(1)
         else:
             losses = example_losses(logits, labels)
+        if not isinstance(losses, Tensor) or losses.shape != (len(labels),):
+            got = tuple(losses.shape) if isinstance(losses, Tensor) else full_name(losses)
+            raise ConfigurationError(f"Expected `example_losses` to return losses ({len(labels)},) but got {got}.")
         labelled = (labels != IGNORED).reshape(len(labels), -1).any(-1) if not labels.is_floating_point() else None
         share = _share(risk, labels, num_items_in_batch)
         losses = losses if labelled is None else losses[labelled]
@@ -152,6 +157,8 @@ def aligned(outputs: Any, labels: Tensor, shift: bool | None) -> tuple[Tensor, T
     Raises:
         ConfigurationError: if the outputs have no logits, or the labels do not fit them.
     """
+    if not isinstance(labels, Tensor):
+        raise ConfigurationError(f"Expected labels in a tensor but got {full_name(labels)}. Use data with labels.")
     if isinstance(outputs, dict) and "logits" not in outputs:
         raise ConfigurationError(f"Expected outputs with `logits` but got {', '.join(map(str, outputs)) or 'none'}.")
     logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
@@ -200,7 +207,9 @@ def example_gradients(
         >>> import torch
         >>> def loss(output, example):
         ...     return output.sum()
-        >>> example_gradients(torch.nn.Linear(2, 1), [{"input": torch.ones(1, 2)}], loss=loss).tolist()
+        >>> example_gradients(
+        ...     torch.nn.Linear(2, 1), [{"input": torch.ones(1, 2)}], loss=loss
+        ... ).tolist()
         [[1.0, 1.0, 1.0]]
     """
     starts = None if parameters is None else (parameters,) if isinstance(parameters, str) else tuple(parameters)

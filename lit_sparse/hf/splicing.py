@@ -39,7 +39,9 @@ def activations(model: nn.Module, layer: str, inputs: Mapping[str, Tensor]) -> T
         ...
         ...     def forward(self, input_ids):
         ...         return self.embed(input_ids).sum(-1)
-        >>> activations(Model(), "embed", {"input_ids": torch.zeros(2, 3, dtype=torch.int64)}).shape
+        >>> activations(
+        ...     Model(), "embed", {"input_ids": torch.zeros(2, 3, dtype=torch.int64)}
+        ... ).shape
         torch.Size([2, 3, 4])
     """
     if "input_ids" not in inputs:

@@ -131,7 +131,9 @@ def add_exactly(parts: Tensor) -> Tensor:
     Source: Ogita, Rump & Oishi (2005), Accurate Sum and Dot Product, doi:10.1137/030601818.
 
     Example:
-        >>> add_exactly(torch.tensor([[1e16], [1.0], [-1e16]], dtype=torch.float64))[0].item()
+        >>> add_exactly(torch.tensor([[1e16], [1.0], [-1e16]], dtype=torch.float64))[
+        ...     0
+        ... ].item()
         1.0
     """
     total, error = torch.zeros_like(parts[0]), torch.zeros_like(parts[0])

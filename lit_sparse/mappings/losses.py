@@ -50,7 +50,9 @@ class FenchelYoungLoss(nn.Module):
         >>> import torch
         >>> from lit_sparse.mappings import Sparsemax
         >>> scores, target = torch.tensor([[5.0, 1.0, 0.0]]), torch.tensor([0])
-        >>> float(FenchelYoungLoss(Sparsemax())(scores, target))  # the margin of 1 is met: no loss at all
+        >>> float(
+        ...     FenchelYoungLoss(Sparsemax())(scores, target)
+        ... )  # the margin of 1 is met: no loss at all
         0.0
     """
 

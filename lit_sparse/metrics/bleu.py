@@ -57,10 +57,15 @@ class Bleu(TextMetric):
 
     Example:
         >>> metric = Bleu()
-        >>> metric.update(["A man is riding a horse."], [["A man rides a horse.", "A man is riding a horse."]])
+        >>> metric.update(
+        ...     ["A man is riding a horse."],
+        ...     [["A man rides a horse.", "A man is riding a horse."]],
+        ... )
         >>> float(metric.compute()["bleu"]) > 99.99
         True
-        >>> metric.signature.startswith("nrefs:2|case:mixed|eff:no|tok:13a|smooth:exp|version:")
+        >>> metric.signature.startswith(
+        ...     "nrefs:2|case:mixed|eff:no|tok:13a|smooth:exp|version:"
+        ... )
         True
     """
 
@@ -205,7 +210,11 @@ def paired_bootstrap(
     Source: Koehn (2004), Statistical Significance Tests for Machine Translation Evaluation.
 
     Example:
-        >>> references = [["a man rides a horse on the beach"], ["two dogs play in the snow"], ["the girl reads a book"]] * 5
+        >>> references = [
+        ...     ["a man rides a horse on the beach"],
+        ...     ["two dogs play in the snow"],
+        ...     ["the girl reads a book"],
+        ... ] * 5
         >>> good = [some[0] for some in references]
         >>> bad = [text.replace("the", "a").replace("a ", "an ") for text in good]
         >>> found = paired_bootstrap(Bleu(), good, bad, references, samples=100)

@@ -59,7 +59,10 @@ def topographic_similarity(
     Communication from Referential Games with Symbolic and Pixel Input, arXiv:1804.03984.
 
     Example:
-        >>> alike = topographic_similarity(torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]]), torch.tensor([[3], [3], [5]]))
+        >>> alike = topographic_similarity(
+        ...     torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]]),
+        ...     torch.tensor([[3], [3], [5]]),
+        ... )
         >>> bool(alike > 0.8)
         True
     """
@@ -131,7 +134,11 @@ def bag_of_symbols_disentanglement(attributes: Tensor, messages: Tensor) -> Tens
 
     Example:
         >>> every = torch.cartesian_prod(torch.arange(2), torch.arange(2))
-        >>> swapped = torch.where(torch.rand(4, 1) < 0.5, every + torch.tensor([0, 2]), every.flip(-1) + torch.tensor([2, 0]))
+        >>> swapped = torch.where(
+        ...     torch.rand(4, 1) < 0.5,
+        ...     every + torch.tensor([0, 2]),
+        ...     every.flip(-1) + torch.tensor([2, 0]),
+        ... )
         >>> round(float(bag_of_symbols_disentanglement(every, swapped)), 6)
         1.0
     """
@@ -299,7 +306,9 @@ class MessageStructure(ExactMetric):
 
     Example:
         >>> every = torch.cartesian_prod(torch.arange(3), torch.arange(3))
-        >>> structure = MessageStructure(features=4, attributes=2, length=2, input_distance="hamming")
+        >>> structure = MessageStructure(
+        ...     features=4, attributes=2, length=2, input_distance="hamming"
+        ... )
         >>> structure.update(torch.arange(9), torch.rand(9, 4), every + 7, every)
         >>> round(float(structure.compute()["topographic_similarity"]), 6)
         1.0

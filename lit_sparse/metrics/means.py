@@ -178,7 +178,10 @@ class BitsPerDim(ExactMetric):
     Example:
         >>> import math, torch
         >>> metric = BitsPerDim(dimensions=10)
-        >>> metric.update(torch.tensor([-10.0, -30.0]) * math.log(2), torch.tensor([3.0, 4.0]) * math.log(2))
+        >>> metric.update(
+        ...     torch.tensor([-10.0, -30.0]) * math.log(2),
+        ...     torch.tensor([3.0, 4.0]) * math.log(2),
+        ... )
         >>> {name: round(float(value), 6) for name, value in metric.compute().items()}
         {'mean': 2.0, 'standard_error': 0.25}
     """

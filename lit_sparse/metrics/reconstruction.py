@@ -134,7 +134,9 @@ def hoyer_sparseness(x: Tensor, dim: int | tuple[int, ...] = -1) -> Tensor:
     Source: Hoyer (2004), Non-negative Matrix Factorization with Sparseness Constraints, arXiv:cs/0408058.
 
     Example:
-        >>> hoyer_sparseness(torch.tensor([[1.0, -1.0, 1.0, 1.0], [0.0, -3.0, 0.0, 0.0]])).tolist()
+        >>> hoyer_sparseness(
+        ...     torch.tensor([[1.0, -1.0, 1.0, 1.0], [0.0, -3.0, 0.0, 0.0]])
+        ... ).tolist()
         [0.0, 1.0]
     """
     dims = tuple(check_dim(one, x, "vectors") for one in (dim if isinstance(dim, tuple) else (dim,)))
@@ -163,7 +165,11 @@ class HoyerSparseness(MeanOverExamples):
 
     Example:
         >>> metric = HoyerSparseness()
-        >>> metric.update(torch.tensor([[1.0, 1.0, 1.0, 1.0], [0.0, 3.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]))
+        >>> metric.update(
+        ...     torch.tensor(
+        ...         [[1.0, 1.0, 1.0, 1.0], [0.0, 3.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]
+        ...     )
+        ... )
         >>> float(metric.compute())
         0.5
     """

@@ -104,8 +104,14 @@ def rouge_w(hypothesis: Sequence[str], reference: Sequence[str], weight: float =
     Source: Lin (2004), ROUGE: A Package for Automatic Evaluation of Summaries, section 4.
 
     Example:
-        >>> in_a_row, apart, reference = (text.split() for text in ("a b c d h i k", "a h b k c i d", "a b c d e f g"))
-        >>> [round(rouge_w(hypothesis, reference, weight=2).f1, 3) for hypothesis in (in_a_row, apart)]
+        >>> in_a_row, apart, reference = (
+        ...     text.split()
+        ...     for text in ("a b c d h i k", "a h b k c i d", "a b c d e f g")
+        ... )
+        >>> [
+        ...     round(rouge_w(hypothesis, reference, weight=2).f1, 3)
+        ...     for hypothesis in (in_a_row, apart)
+        ... ]
         [0.571, 0.286]
     """
     return _weighted_overlap(hypothesis, reference, weight).score()
@@ -201,7 +207,11 @@ class Rouge(TextMetric):
     Example:
         >>> metric = Rouge(types=("rouge1", "rougeL"))
         >>> metric.update(["police killed the gunman"], [["the gunman police killed"]])
-        >>> {key: float(value) for key, value in metric.compute().items() if "_" not in key}
+        >>> {
+        ...     key: float(value)
+        ...     for key, value in metric.compute().items()
+        ...     if "_" not in key
+        ... }
         {'rouge1': 100.0, 'rougeL': 50.0}
     """
 

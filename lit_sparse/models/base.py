@@ -259,9 +259,10 @@ class LitSparseModule(ObjectiveModule):
     def setup(self, stage: str) -> None:
         """Log the hyperparameters, and prepare the initial weights of a new run."""
         self._loader = 0  # also after a run that an exception ended
+        if self._trainer is not None:
+            guard_restoring(self._trainer)
         if stage == "fit":
             self._limits = limits_of(self.trainer)
-            guard_restoring(self.trainer)
             for logger in self.trainer.loggers:
                 logger.log_hyperparams(describe_run(self, getattr(self.trainer, "datamodule", None)))
             self.stage_metrics("train")

@@ -16,6 +16,7 @@ from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.distributed import reduce
 from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, mean_metrics
 from lit_sparse.models.data_protocols import check_columns, check_entries, has_rows, require_rows
+from lit_sparse.nn.inputs import check_input
 from lit_sparse.random import seeded_normal
 from lit_sparse.risks import Mean
 
@@ -123,6 +124,7 @@ class BayesianRegression(LitSparseModule):
     def forward(self, features: Tensor) -> Tensor:
         """Return the predictor (B,) at the mean of the coefficients, for features (B, D)."""
         check_columns(features, self.in_features)
+        check_input("features", features, ("...", self.in_features), self.mean)
         return features @ self.mean
 
     @override

@@ -78,7 +78,9 @@ class BitVectorVAE(LitSparseModule):
         >>> import torch
         >>> from lit_sparse.estimators import TopKMarginalize
         >>> model = BitVectorVAE(TopKMarginalize(10), in_features=64, bits=16, levels=17)
-        >>> output = model.run_step({"pixels": torch.rand(3, 64), "index": torch.arange(3)}, 0, "val")
+        >>> output = model.run_step(
+        ...     {"pixels": torch.rand(3, 64), "index": torch.arange(3)}, 0, "val"
+        ... )
         >>> bool((output["decoder_calls"] <= 10).all())
         True
     """

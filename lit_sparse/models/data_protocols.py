@@ -32,7 +32,10 @@ __all__ = [
 
 Batch: TypeAlias = dict[str, Any]
 #: Entries of a batch with a row per example.
-ROWS = ("index", "pixels", "features", "target", "label", "true_label", "weight", "group")
+ROWS = (
+    *("index", "pixels", "features", "target", "label", "true_label", "weight", "group"),
+    *("candidates", "position"),
+)
 #: Entry of a batch of several updates: their number in a full batch, and the number of examples of each.
 KEY = "updates"
 
@@ -69,7 +72,7 @@ def require_rows(data: object, purpose: str, remedy: str) -> HasRows:
 
 
 def check_keys(batch: Any, names: Sequence[str], remedy: str) -> None:
-    """Check that a batch is a dict with the named entries.
+    """Check that a batch is a dict with the named entries, which are tensors.
 
     Args:
         batch: the batch.
@@ -77,7 +80,7 @@ def check_keys(batch: Any, names: Sequence[str], remedy: str) -> None:
         remedy: last sentence of the message.
 
     Raises:
-        ConfigurationError: if an entry is missing.
+        ConfigurationError: if an entry is missing, or no tensor.
     """
     check_batch(batch)
     missing = [name for name in names if name not in batch]
@@ -86,6 +89,9 @@ def check_keys(batch: Any, names: Sequence[str], remedy: str) -> None:
             f"Expected batches with {' and '.join(missing)} but got {', '.join(batch)}, from data for a different kind of"
             f" model. {remedy}"
         )
+    for name in names:
+        if not isinstance(batch[name], Tensor):
+            raise ConfigurationError(f"Expected the entry {name!r} of a batch to be a tensor but got {full_name(batch[name])}.")
 
 
 def check_entries(batch: Batch, in_features: int) -> None:
@@ -103,11 +109,12 @@ def check_entries(batch: Batch, in_features: int) -> None:
 
 
 def check_columns(features: Tensor, in_features: int) -> None:
-    """Check that features (B, D) of a regression have ``in_features`` columns.
+    """Check that features (B, D) of a regression are floating and have ``in_features`` columns.
 
     Raises:
-        ConfigurationError: if D is not ``in_features``.
+        ConfigurationError: if D is not ``in_features``, or they are not a floating tensor.
     """
+    _check_floating("features", features)
     if features.shape[-1] != in_features:
         raise ConfigurationError(
             f"Expected in_features={in_features} features but got {features.shape[-1]}. Set `in_features` to their number,"
@@ -121,14 +128,18 @@ def check_features(pixels: Tensor, in_features: int) -> None:
     Raises:
         ConfigurationError: if D is not ``in_features``, or they are not a floating tensor.
     """
-    if not isinstance(pixels, Tensor) or not pixels.is_floating_point() or not pixels.dim():
-        got = pixels.dtype if isinstance(pixels, Tensor) else full_name(pixels)
-        raise ConfigurationError(f"Expected images in a floating tensor (B, D) but got {got}.")
+    _check_floating("images", pixels)
     if pixels.shape[-1] != in_features:
         raise ConfigurationError(
             f"Expected images of in_features={in_features} features but got {pixels.shape[-1]}."
             f" Train a model with in_features={pixels.shape[-1]}, or use other data."
         )
+
+
+def _check_floating(name: str, rows: Tensor) -> None:
+    if not isinstance(rows, Tensor) or not rows.is_floating_point() or not rows.dim():
+        got = f"{rows.dtype} {tuple(rows.shape)}" if isinstance(rows, Tensor) else full_name(rows)
+        raise ConfigurationError(f"Expected {name} in a floating tensor (B, D) but got {got}.")
 
 
 def check_batch(batch: Any) -> None:
@@ -149,8 +160,14 @@ def check_batch(batch: Any) -> None:
         raise ConfigurationError(f"Expected tensors with a row per example but got {shown}.")
 
 
-def size_of(batch: Batch) -> int:
-    """Return the number of examples of a batch: the length of its first tensor."""
+def size_of(batch: Any) -> int:
+    """Return the number of examples of a batch: the length of its first tensor.
+
+    Raises:
+        ConfigurationError: if it is no dict.
+    """
+    if not isinstance(batch, dict):
+        check_batch(batch)
     return next((len(value) for value in batch.values() if isinstance(value, Tensor) and value.dim()), 0)
 
 
@@ -181,8 +198,8 @@ def rows_of(batch: Batch, rows: Tensor) -> Batch:
     return {name: chosen(value) for name, value in batch.items()}
 
 
-def check_labels(label: Tensor, classes: int) -> None:
-    """Check that labels (B,) on the CPU are classes; negative labels mark unlabelled examples.
+def check_labels(label: Tensor, classes: int) -> Tensor:
+    """Return labels (B,) as int64, after a check on the CPU that they are classes; negative ones mark unlabelled examples.
 
     Raises:
         ConfigurationError: for a wrong shape or dtype, or a label that is too large.
@@ -193,6 +210,7 @@ def check_labels(label: Tensor, classes: int) -> None:
         raise ConfigurationError(
             f"Expected labels below classes={classes} but got {int(label.max())}. Set `classes` to their number."
         )
+    return label.long()
 
 
 def check_positions(position: Tensor, candidates: int) -> None:

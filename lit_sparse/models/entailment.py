@@ -60,7 +60,9 @@ class EntailmentClassifier(TextModule):
         >>> from lit_sparse.mappings import Fusedmax
         >>> from lit_sparse.text import Vocabulary
         >>> model = EntailmentClassifier(Fusedmax(), width=8, vector_size=5)
-        >>> model = model.build({"text": Vocabulary.build(["A dog runs outside.", "An animal is asleep."])})
+        >>> model = model.build(
+        ...     {"text": Vocabulary.build(["A dog runs outside.", "An animal is asleep."])}
+        ... )
         >>> (found,) = model.classify([("A dog runs outside.", "A dog is asleep.")])
         >>> found in model.labels
         True

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
@@ -61,6 +63,34 @@ class StepOutput:
     artifacts: dict[str, Any] = field(default_factory=dict)
 
 
+@contextmanager
+def checked_batch(model: object, batch: Any) -> Iterator[None]:
+    """Check the rows of a batch, and name an entry that a model does not find in it within a context.
+
+    Raises:
+        ConfigurationError: if the batch is no dict of tensors with equally many rows, or lacks the entry.
+    """
+    check_batch(batch)
+    try:
+        yield
+    except KeyError as error:
+        if not error.args or error.args[0] in batch:
+            raise
+        raise ConfigurationError(
+            f"Expected the entry {error.args[0]!r} in a batch for {type(model).__name__} but got"
+            f" {', '.join(map(str, batch))}. Use a data module that provides it."
+        ) from error
+
+
+def _checking(predict: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(predict)
+    def predict_step(self: Any, batch: Any, *args: Any, **options: Any) -> Any:
+        with checked_batch(self, batch):
+            return predict(self, batch, *args, **options)
+
+    return predict_step
+
+
 class ObjectiveModule(KeepsArguments, pl.LightningModule, ABC):
     """Base class of modules that minimize a risk of the losses computed by :meth:`step`."""
 
@@ -77,6 +107,12 @@ class ObjectiveModule(KeepsArguments, pl.LightningModule, ABC):
                 " another risk, such as SafeKLDRO, or a model of images or features, such as RobustClassifier."
             )
         self.risk = Mean() if risk is None else risk
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Let ``predict_step`` name an entry that a batch lacks, as the other steps do."""
+        super().__init_subclass__(**options)
+        if (predict := vars(cls).get("predict_step")) is not None:
+            cls.predict_step = _checking(predict)  # type: ignore[method-assign]
 
     @abstractmethod
     def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
@@ -112,16 +148,8 @@ class ObjectiveModule(KeepsArguments, pl.LightningModule, ABC):
             BrokenLossError: if a loss is NaN, or infinite and the risk is not the mean; it names the example.
         """
         check_choice("stage", stage, get_args(Stage))
-        check_batch(batch)
-        try:
+        with checked_batch(self, batch):
             output = (self._compiled_step or self.step)(batch, batch_idx, stage)
-        except KeyError as error:
-            if not isinstance(batch, dict) or not error.args or error.args[0] in batch:
-                raise
-            raise ConfigurationError(
-                f"Expected the entry {error.args[0]!r} in a batch for {type(self).__name__} but got"
-                f" {', '.join(map(str, batch))}. Use a data module that provides it."
-            ) from error
         if not isinstance(output, StepOutput):
             raise ConfigurationError(
                 f"Expected `step` of {full_name(self)} to return a StepOutput but got a {type(output).__name__}."

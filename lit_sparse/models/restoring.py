@@ -124,7 +124,7 @@ def start_training(trainer: pl.Trainer, checkpoint: State | None, limits: State)
 
 
 def guard_restoring(trainer: pl.Trainer) -> None:
-    """Check each state of a checkpoint before Lightning restores it; call it in ``setup`` of a training."""
+    """Name the state of a checkpoint that cannot be restored, and check each one of a training; call it in ``setup``."""
     connector: Any = trainer._checkpoint_connector
     for name, (what, check) in CHECKS.items():
         setattr(connector, name, _guarded(trainer, name, what, check))
@@ -136,11 +136,12 @@ def _guarded(trainer: pl.Trainer, name: str, what: str, check: Callable[[str, pl
 
     def guarded() -> None:
         checkpoint = connector._loaded_checkpoint
-        if not checkpoint or trainer.state.fn != "fit" or is_tuning(trainer):
+        if not checkpoint or is_tuning(trainer):
             restore(connector)
             return
         with restoring(trainer, what):
-            check(repr(str(trainer.ckpt_path)), trainer, checkpoint)
+            if trainer.state.fn == "fit":
+                check(repr(str(trainer.ckpt_path)), trainer, checkpoint)
             if name == "restore_lr_schedulers":  # CyclicLR removes an entry, and the states are restored again later
                 connector._loaded_checkpoint = {**checkpoint, "lr_schedulers": copy.deepcopy(checkpoint["lr_schedulers"])}
             restore(connector)

@@ -92,8 +92,7 @@ class RobustClassifier(LitSparseModule):
     def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
         rows = self._labelled(batch)
         batch = batch if rows is None else rows_of(batch, rows)
-        check_labels(batch["label"], self.classes)
-        label = batch["label"].long()
+        label = check_labels(batch["label"], self.classes)
 
         def losses_at(pixels: Tensor) -> Tensor:
             return nnf.cross_entropy(self(pixels), label, reduction="none")

@@ -13,7 +13,7 @@ from lit_sparse.checks import INPUTS, POSITIVE, ranges
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.metrics import LogMeanExp
 from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, mean_metrics
-from lit_sparse.models.data_protocols import ask, check_entries, require_rows
+from lit_sparse.models.data_protocols import ask, check_columns, check_entries, require_rows
 
 __all__ = ["RobustRegressor"]
 
@@ -100,6 +100,7 @@ class RobustRegressor(LitSparseModule):
 
     def forward(self, features: Tensor) -> Tensor:
         """Return predictions (B,) for features (B, D)."""
+        check_columns(features, self.in_features)
         takes, shapes = f"features {tuple(features.shape)}", [(len(features), 1), (len(features),)]
         return ask(self.network, "network", takes, "predictions", shapes, features).reshape(len(features))
 

@@ -143,8 +143,16 @@ def describe_scheduler(
         optimizer: optimizer whose rates it sets.
         risk: risk of the model.
         trainer: trainer, whose validation epochs determine when a metric is new.
+
+    Raises:
+        ConfigurationError: for torch's ``ReduceLROnPlateau``, which does not name a metric.
     """
     scheduler = built_scheduler(build, optimizer)
+    if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau) and not hasattr(scheduler, "monitor"):
+        raise ConfigurationError(
+            "Expected a ReduceLROnPlateau with a `monitor` but got torch's, which has none. Use Lightning's, as in"
+            " pytorch_lightning.cli.ReduceLROnPlateau(optimizer, monitor='val/loss')."
+        )
     for group in optimizer.param_groups:
         begins = group.get("initial_lr", group["lr"])
         if group.get(DUAL) and risk.dual_lr is not None and begins != risk.dual_lr:

@@ -73,7 +73,10 @@ class Seq2Seq(GeneratingModule):
         >>> from lit_sparse.mappings import Fusedmax
         >>> from lit_sparse.text import Vocabulary
         >>> model = Seq2Seq(Fusedmax(), RecurrentBody(16, layers=1))
-        >>> words = {"source": Vocabulary.build(["ein Hund"]), "target": Vocabulary.build(["a dog"])}
+        >>> words = {
+        ...     "source": Vocabulary.build(["ein Hund"]),
+        ...     "target": Vocabulary.build(["a dog"]),
+        ... }
         >>> len(model.build(words).generate(["ein Hund", ""]))
         2
     """

@@ -69,7 +69,12 @@ class SignalingGame(LitSparseModule):
         >>> from lit_sparse.mappings import Sparsemax
         >>> game = SignalingGame(Sparsemax(), Marginalize(), in_features=20, vocabulary=8)
         >>> images = torch.rand(3, 4, 20)
-        >>> batch = {"target": images[:, 1], "candidates": images, "position": torch.ones(3).long(), "index": torch.arange(3)}
+        >>> batch = {
+        ...     "target": images[:, 1],
+        ...     "candidates": images,
+        ...     "position": torch.ones(3).long(),
+        ...     "index": torch.arange(3),
+        ... }
         >>> game.run_step(batch, 0, "train")["loss"].isfinite().item()
         True
     """
@@ -101,6 +106,7 @@ class SignalingGame(LitSparseModule):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the scores (B, V) of the symbols for images (B, F)."""
+        check_features(images, self.in_features)
         takes = f"images {tuple(images.shape)} for vocabulary={self.vocabulary}"
         return ask(self.sender, "sender", takes, "scores", [(len(images), self.vocabulary)], images)
 
@@ -116,7 +122,6 @@ class SignalingGame(LitSparseModule):
     @override
     def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
         target, candidates, position = batch["target"], batch["candidates"], batch["position"]
-        check_features(target, self.in_features)
         check_positions(position, candidates.shape[1])
         heard: list[tuple[Tensor, Tensor, Tensor]] = []
 

@@ -19,6 +19,7 @@ from lit_sparse.mappings import SparseMapping
 from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, mean_metrics
 from lit_sparse.models.data_protocols import check_features, check_labels, require_rows
 from lit_sparse.nn import InitialBases, SampleBases, sparse_decode, sparse_encode
+from lit_sparse.nn.inputs import check_input
 
 __all__ = ["SupervisedOnlineAutoencoder"]
 
@@ -92,7 +93,9 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
     Example:
         >>> import torch
         >>> from lit_sparse.mappings import HoyerProjection
-        >>> model = SupervisedOnlineAutoencoder(HoyerProjection(0.8), in_features=64, width=100)
+        >>> model = SupervisedOnlineAutoencoder(
+        ...     HoyerProjection(0.8), in_features=64, width=100
+        ... )
         >>> model.start_from(torch.rand(200, 64))
         >>> model(torch.rand(3, 64)).shape
         torch.Size([3, 10])
@@ -158,9 +161,10 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
 
         Raises:
             DataError: if there are too few examples.
-            ConfigurationError: if ``initial_bases`` does not return bases.
+            ConfigurationError: for examples of another shape, or if ``initial_bases`` does not return bases.
         """
         check_features(examples, self.in_features)
+        check_input("examples", examples, ("N", self.in_features), None)
         generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
         drawn = self.initial_bases(examples.detach().float().cpu(), self.width, generator)
         check_result(self.initial_bases, "forward", drawn, self.encoder.weight.shape)
@@ -223,6 +227,7 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
 
     def encode(self, pixels: Tensor) -> Tensor:
         """Return the activity h (B, width) for examples (B, D)."""
+        check_input("images", pixels, ("...", self.in_features), self.encoder.weight)
         sums = sparse_encode(pixels, self.bases) if self._goes_sparse else self.encoder(pixels)
         return sums if self.mapping is None else check_result(self.mapping, "forward", self.mapping(sums), sums.shape)
 
@@ -253,6 +258,7 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
         check_features(pixels, self.in_features)
         if batch_idx == 0 and len(label):  # only once per epoch, because it synchronizes the GPU
             self._check_labels(label, stage)
+        label = label.long()
         pixels, cost = self.perturbed(lambda moved: self._evaluate(moved, label).losses, pixels, stage)
         output = self._evaluate(pixels, label)
         labelled = label >= 0  # the others have a cross-entropy of 0
@@ -285,7 +291,7 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
         """Return the outputs and losses for examples (B, D) with labels (B,)."""
         activity, alpha = self._activity(pixels), self.alpha
         scores = self.output(activity)
-        losses = nll = nnf.cross_entropy(scores, label, reduction="none")
+        losses = nll = nnf.cross_entropy(scores, label.clamp_min(-1), ignore_index=-1, reduction="none")
         made = correlation = None
         if self.supervision_epochs > 0:
             made = sparse_decode(activity, self.bases) if self._goes_sparse else activity @ self.bases

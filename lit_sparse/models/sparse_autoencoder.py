@@ -20,6 +20,7 @@ from lit_sparse.mappings.functional import hard_threshold
 from lit_sparse.metrics import DeadFraction, ExplainedVariance
 from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, mean_metrics
 from lit_sparse.models.data_protocols import check_columns, check_keys, require_rows
+from lit_sparse.nn.inputs import check_input
 
 __all__ = ["SparseAutoencoder"]
 
@@ -69,7 +70,9 @@ class SparseAutoencoder(LitSparseModule):
     Example:
         >>> import torch
         >>> from lit_sparse.mappings import HardThreshold
-        >>> model = SparseAutoencoder(HardThreshold(4, nonneg=True), in_features=16, width=64)
+        >>> model = SparseAutoencoder(
+        ...     HardThreshold(4, nonneg=True), in_features=16, width=64
+        ... )
         >>> model.start_from(torch.randn(200, 16))
         >>> int((model.encode(torch.randn(3, 16)) != 0).sum())
         12
@@ -121,9 +124,10 @@ class SparseAutoencoder(LitSparseModule):
             examples: (N, D) training examples.
 
         Raises:
+            ConfigurationError: for examples of another shape, or not floating.
             DataError: if they are not finite, or all equal.
         """
-        check_columns(examples, self.in_features)
+        check_input("examples", examples, ("N", self.in_features), None)
         examples = examples.double()
         median = geometric_median(examples)
         scale = (examples - median).square().mean().sqrt()
@@ -149,6 +153,7 @@ class SparseAutoencoder(LitSparseModule):
 
     def scores(self, features: Tensor) -> Tensor:
         """Return the scores u (B, width) of activations (B, D)."""
+        check_input("features", features, ("...", self.in_features), self.encoder.weight)
         scores: Tensor = self.encoder((features - self.bias) / self.scale)
         return scores
 
@@ -158,6 +163,7 @@ class SparseAutoencoder(LitSparseModule):
 
     def decode(self, activity: Tensor) -> Tensor:
         """Return the reconstructions (B, D) of activity (B, width)."""
+        check_input("activity", activity, ("...", self.width), self.decoder)
         return self.scale * (activity @ self.dictionary) + self.bias
 
     def forward(self, features: Tensor) -> Tensor:

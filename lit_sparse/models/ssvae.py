@@ -150,9 +150,8 @@ class SemiSupervisedVAE(LitSparseModule):
 
     @override
     def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
-        pixels, label = batch["pixels"], batch["label"]
+        pixels, label = batch["pixels"], check_labels(batch["label"], self.classes)
         check_features(pixels, self.in_features)
-        check_labels(label, self.classes)
         if batch_idx == 0:  # only once per epoch, because it synchronizes the GPU
             check_intensities(pixels)
         scores = self(pixels)
@@ -172,7 +171,7 @@ class SemiSupervisedVAE(LitSparseModule):
         return {"index": batch["index"], "class": scores.argmax(-1), "probabilities": probabilities}
 
     def _training_output(self, batch: Batch, scores: Tensor) -> StepOutput:
-        pixels, label = batch["pixels"], batch["label"]
+        pixels, label = batch["pixels"], batch["label"].long()
         labelled, unlabelled = (label >= 0).nonzero().squeeze(-1), (label < 0).nonzero().squeeze(-1)
         per_example: dict[str, Tensor] = {}
         parts: list[tuple[float, Tensor, Tensor]] = []

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from typing_extensions import Self, override
 
 from lit_sparse.checks import check_count
-from lit_sparse.errors import CheckpointError, ConfigurationError
+from lit_sparse.errors import CheckpointError, ConfigurationError, full_name
 from lit_sparse.lightning.internals import after_restore, copy_averages
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.metrics import group_counts, tied_groups
@@ -61,6 +61,9 @@ class TextModule(LitSparseModule):
                 f"Expected the vocabularies {' and '.join(sorted(self.vocabulary_names))} for {type(self).__name__} but got"
                 f" {', '.join(sorted(vocabularies)) or 'none'}, from data for a different kind of model. Use other data."
             )
+        for name, vocabulary in vocabularies.items():
+            if not isinstance(vocabulary, Vocabulary):
+                raise ConfigurationError(f"Expected a Vocabulary as {name!r} but got {full_name(vocabulary)}.")
         if self.vocabularies:
             if dict(vocabularies) != self.vocabularies:
                 raise ConfigurationError(

@@ -197,7 +197,9 @@ def log_likelihood(features: Tensor, weight: Tensor, bias: Tensor, seen: Tensor,
 
     Example:
         >>> h, weight, bias = torch.randn(2, 3, 4), torch.randn(5, 4), torch.randn(5)
-        >>> out = log_likelihood(h, weight, bias, torch.zeros(2, 3, dtype=torch.int64), slopes=True)
+        >>> out = log_likelihood(
+        ...     h, weight, bias, torch.zeros(2, 3, dtype=torch.int64), slopes=True
+        ... )
         >>> expected = (h @ weight.t() + bias).log_softmax(-1)[..., 0].sum(-1)
         >>> bool((out.values - expected).abs().max() < 1e-4), out.layer_slopes.shape
         (True, torch.Size([2, 5, 5]))

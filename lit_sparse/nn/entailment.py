@@ -52,7 +52,9 @@ class EntailmentNetwork(nn.Module):
         >>> from lit_sparse.mappings import Sparsemax
         >>> network = EntailmentNetwork(Sparsemax(), 50, width=8)
         >>> premise, hypothesis = torch.randn(2, 5, 50), torch.randn(2, 4, 50)
-        >>> scores, weights = network(premise, torch.tensor([5, 3]), hypothesis, torch.tensor([2, 4]))
+        >>> scores, weights = network(
+        ...     premise, torch.tensor([5, 3]), hypothesis, torch.tensor([2, 4])
+        ... )
         >>> scores.shape, weights.shape, bool((weights[1, 3:] == 0).all())
         (torch.Size([2, 3]), torch.Size([2, 5]), True)
     """

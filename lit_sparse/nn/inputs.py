@@ -30,7 +30,7 @@ def check_input(name: str, given: Tensor, shape: tuple[int | str, ...], weight: 
         name: name of the argument in the message.
         given: tensor to check.
         shape: sizes, and letters for those that may be any; a first ``"..."`` stands for any dimensions.
-        weight: weight that the tensor is multiplied by; if it is quantized, any dtype will do.
+        weight: weight that the tensor is multiplied by; if it is quantized or None, any floating dtype will do.
 
     Raises:
         ConfigurationError: if it is no such tensor.
@@ -42,10 +42,13 @@ def check_input(name: str, given: Tensor, shape: tuple[int | str, ...], weight: 
     fits = given.dim() >= len(sizes) and len(got) == len(sizes)
     if not fits or any(isinstance(size, int) and size != found for size, found in zip(sizes, got, strict=True)):
         raise ConfigurationError(f"Expected {name} ({', '.join(map(str, shape))}) but got shape {tuple(given.shape)}.")
-    if not isinstance(weight, Tensor) or weight.dtype not in FLOATS:  # quantized layers pack it, or store it in bytes
-        return
-    if given.dtype != weight.dtype and not (given.dtype in FLOATS and autocast_enabled(given.device)):
-        raise ConfigurationError(f"Expected {name} of {weight.dtype}, as the weights are, but got {given.dtype}. Convert one.")
+    if isinstance(weight, Tensor) and weight.dtype in FLOATS:  # quantized layers pack it, or store it in bytes
+        if given.dtype != weight.dtype and not (given.dtype in FLOATS and autocast_enabled(given.device)):
+            raise ConfigurationError(
+                f"Expected {name} of {weight.dtype}, as the weights are, but got {given.dtype}. Convert one."
+            )
+    elif given.dtype not in FLOATS:
+        raise ConfigurationError(f"Expected {name} in a floating tensor but got {given.dtype}.")
 
 
 def check_sentences(name: str, given: Tensor, lengths: Tensor, width: int, weight: Tensor) -> None:

@@ -93,7 +93,9 @@ class ChiSquareDRO(Risk):
         >>> import torch
         >>> losses = torch.tensor([1.0, 2.0, 3.0])
         >>> risk = ChiSquareDRO(0.03)
-        >>> torch.isclose(risk(losses), losses.mean() + (0.06 * losses.var(correction=0)).sqrt())
+        >>> torch.isclose(
+        ...     risk(losses), losses.mean() + (0.06 * losses.var(correction=0)).sqrt()
+        ... )
         tensor(True)
     """
 

@@ -40,7 +40,9 @@ class InputAdversary:
     Example:
         >>> import torch
         >>> adversary = InputAdversary(2.0, steps=200)
-        >>> inputs, cost = adversary(lambda x: x.sum(1), torch.zeros(1, 3))  # the best x is 1 / (2 kappa)
+        >>> inputs, cost = adversary(
+        ...     lambda x: x.sum(1), torch.zeros(1, 3)
+        ... )  # the best x is 1 / (2 kappa)
         >>> inputs
         tensor([[0.2500, 0.2500, 0.2500]])
         >>> cost

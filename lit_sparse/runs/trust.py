@@ -25,7 +25,7 @@ from torch import nn
 from lit_sparse.errors import CheckpointError
 from lit_sparse.ground.arguments import checked
 
-__all__ = ["find_imported", "is_allowed", "trusted", "trusting"]
+__all__ = ["find_imported", "is_allowed", "mentioned", "trusted", "trusting"]
 
 #: Subpackages whose public classes a description may name.
 PARTS = (
@@ -55,7 +55,20 @@ def trusting(names: Collection[str]) -> Iterator[None]:
 
     Args:
         names: import paths such as ``"my_package.my_function"``.
+
+    Raises:
+        CheckpointError: if there is nothing at one of these paths.
     """
+    with mentioned(names):
+        for name in names:
+            if find_imported(name) is None:
+                raise CheckpointError(f"Expected import paths to trust, such as my_package.my_function, but found no {name!r}.")
+        yield
+
+
+@contextmanager
+def mentioned(names: Collection[str]) -> Iterator[None]:
+    """Allow stored descriptions to use the import paths among words of configs and options, within a context."""
     token = _TRUSTED.set(_TRUSTED.get() | frozenset(names))
     try:
         yield

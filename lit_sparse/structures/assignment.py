@@ -166,7 +166,9 @@ class Assignment(OnePerRow):
 
     Example:
         >>> import torch
-        >>> Assignment(2, 3).maximize(torch.tensor([[3.0, 2.0, 0.0, 3.0, 1.0, 0.0]])).reshape(2, 3).tolist()
+        >>> Assignment(2, 3).maximize(
+        ...     torch.tensor([[3.0, 2.0, 0.0, 3.0, 1.0, 0.0]])
+        ... ).reshape(2, 3).tolist()
         [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
     """
 
@@ -236,4 +238,4 @@ class Assignment(OnePerRow):
     def enumerate(self, d: int | None = None) -> Tensor:
         """Return all assignments over d entries, (S, d) float64, none with rows left out."""
         rows, columns = self.shape(self.known_size(d))
-        return self.marked(list(itertools.permutations(range(columns), rows)), columns)
+        return self.marked(itertools.permutations(range(columns), rows), math.perm(columns, rows), columns)

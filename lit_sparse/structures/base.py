@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from lit_sparse.checks import check_tensor
-from lit_sparse.errors import ConfigurationError
+from lit_sparse.checks import check_count, check_tensor
+from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.ground.arguments import shown_arguments
 from lit_sparse.kernels.oracles import FINE, STEP, TIE, CompiledOracle
 
@@ -59,7 +59,9 @@ class Structure(ABC):
         >>> import torch
         >>> class OneOf(Structure):
         ...     def maximize(self, scores, potentials=None):
-        ...         return torch.nn.functional.one_hot(scores.argmax(-1), scores.shape[-1]).to(scores.dtype)
+        ...         return torch.nn.functional.one_hot(
+        ...             scores.argmax(-1), scores.shape[-1]
+        ...         ).to(scores.dtype)
         >>> from lit_sparse.mappings import SparseMAP, Sparsemax
         >>> x = torch.tensor([0.3, 0.1, -1.0])
         >>> torch.allclose(SparseMAP(OneOf())(x), Sparsemax()(x))
@@ -178,6 +180,8 @@ class Structure(ABC):
         """
         if not self.has_potentials:
             raise ConfigurationError(f"{type(self).__name__} has no potentials besides its scores but some were given.")
+        if not isinstance(potentials, Tensor):
+            raise ConfigurationError(f"Expected potentials in a tensor but got {full_name(potentials)}.")
         return potentials
 
     def batch_potentials(self, potentials: Tensor, d: int) -> Tensor:
@@ -301,12 +305,12 @@ class Structure(ABC):
         """Return the number of entries: d, or :attr:`size` if d is None.
 
         Raises:
-            ConfigurationError: if both are None.
+            ConfigurationError: if both are None, or d is no size.
         """
         d = self.size if d is None else d
         if d is None:
             raise ConfigurationError(f"Expected the number of entries `d` for {self!r}, which does not fix it, but got None.")
-        self.check(d)
+        self.check(check_count("d", d, 0))
         return d
 
 

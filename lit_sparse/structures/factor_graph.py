@@ -32,7 +32,9 @@ class Factor:
 
     Example:
         >>> from lit_sparse.structures import Or
-        >>> implication = Factor(Or(), [[0, 1], [0, 2]], negated=[0])  # if variable 0 is on, so are 1 and 2
+        >>> implication = Factor(
+        ...     Or(), [[0, 1], [0, 2]], negated=[0]
+        ... )  # if variable 0 is on, so are 1 and 2
     """
 
     structure: Structure
@@ -131,8 +133,12 @@ class FactorGraph:
 
     Example:
         >>> from lit_sparse.structures import Budget, Pair
-        >>> graph = FactorGraph(5, [Factor(Pair(), "neighbours"), Factor(Budget(None, 2))])  # a chain, and at most 2 ones
-        >>> graph.potential_counts(5)  # the scores of pairs: one for each, or a single one for all of them
+        >>> graph = FactorGraph(
+        ...     5, [Factor(Pair(), "neighbours"), Factor(Budget(None, 2))]
+        ... )  # a chain, and at most 2 ones
+        >>> graph.potential_counts(
+        ...     5
+        ... )  # the scores of pairs: one for each, or a single one for all of them
         (4, 1)
     """
 

@@ -209,7 +209,9 @@ class ShortestPath(_Graph):
     Example:
         >>> import torch
         >>> costs = torch.tensor([[1.0, 3.0, 1.0]])
-        >>> ShortestPath([(0, 1), (0, 2), (1, 2)], source=0, target=2).maximize(-costs).tolist()
+        >>> ShortestPath([(0, 1), (0, 2), (1, 2)], source=0, target=2).maximize(
+        ...     -costs
+        ... ).tolist()
         [[1.0, 0.0, 1.0]]
     """
 
@@ -321,7 +323,9 @@ class SpanningTree(_Graph):
 
     Example:
         >>> import torch
-        >>> SpanningTree([(0, 1), (0, 2), (1, 2)]).maximize(torch.tensor([[1.0, 3.0, -1.0]])).tolist()
+        >>> SpanningTree([(0, 1), (0, 2), (1, 2)]).maximize(
+        ...     torch.tensor([[1.0, 3.0, -1.0]])
+        ... ).tolist()
         [[1.0, 1.0, 0.0]]
     """
 

@@ -85,7 +85,9 @@ class Knapsack(Structure):
 
     Example:
         >>> import torch
-        >>> Knapsack((3, 4, 5), capacity=7).maximize(torch.tensor([[2.0, 3.0, 4.0]])).tolist()
+        >>> Knapsack((3, 4, 5), capacity=7).maximize(
+        ...     torch.tensor([[2.0, 3.0, 4.0]])
+        ... ).tolist()
         [[1.0, 1.0, 0.0]]
     """
 

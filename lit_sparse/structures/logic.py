@@ -17,7 +17,13 @@ __all__ = ["Or", "OrOut", "Pair", "Xor"]
 
 
 def _first_largest(scores: Tensor) -> Tensor:
-    """Return a one at the largest score of each row (..., d), the first of equal ones; zeros if all are forbidden."""
+    """Return a one at the largest score of each row (..., d), the first of equal ones; zeros if all are forbidden.
+
+    Raises:
+        ConfigurationError: if there are no entries.
+    """
+    if not scores.shape[-1]:
+        raise ConfigurationError(f"Expected scores of at least one entry but got {tuple(scores.shape)}.")
     best = torch.nn.functional.one_hot(coarse_scores(scores).argmax(-1), scores.shape[-1]).to(scores.dtype)
     return torch.where(scores == -torch.inf, 0.0, best)
 
@@ -120,7 +126,10 @@ class Pair(Structure):
     Example:
         >>> import torch
         >>> scores = torch.tensor([[1.0, -0.5]])
-        >>> Pair().maximize(scores).tolist(), Pair().maximize(scores, torch.tensor([0.8])).tolist()
+        >>> (
+        ...     Pair().maximize(scores).tolist(),
+        ...     Pair().maximize(scores, torch.tensor([0.8])).tolist(),
+        ... )
         ([[1.0, 0.0]], [[1.0, 1.0]])
     """
 
@@ -133,6 +142,7 @@ class Pair(Structure):
 
     @override
     def check_potentials(self, potentials: Tensor) -> Tensor:
+        super().check_potentials(potentials)
         if potentials.dim() < 1 or potentials.shape[-1] != 1:
             raise ConfigurationError(
                 "Expected potentials of shape (1,), the score for both bits, optionally preceded by the dimensions of the"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,13 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from lit_sparse.errors import ConfigurationError
 from lit_sparse.structures.base import Structure, best_by_search, less_the_largest
 
 __all__ = ["OnePerRow"]
+
+#: Largest number of structures that are enumerated.
+MOST_LISTED = 2**20
 
 
 class OnePerRow(Structure):
@@ -63,6 +67,14 @@ class OnePerRow(Structure):
         return best_by_search(self, scores, potentials, of_grids, what, advice)
 
     @staticmethod
-    def marked(places: Sequence[Any], columns: int) -> Tensor:
-        """Return structures (S, rows * columns) float64 with a one in each row, at the given columns (S, rows)."""
-        return torch.nn.functional.one_hot(torch.tensor(places, dtype=torch.int64), columns).flatten(1).double()
+    def marked(places: Iterable[Any], number: int, columns: int) -> Tensor:
+        """Return ``number`` structures (S, rows * columns) float64 with a one in each row, at the given columns (S, rows).
+
+        Raises:
+            ConfigurationError: if there are more than :data:`MOST_LISTED`.
+        """
+        if number > MOST_LISTED:
+            raise ConfigurationError(
+                f"Expected at most {MOST_LISTED:,} structures to enumerate but there are more. Enumerate fewer entries."
+            )
+        return torch.nn.functional.one_hot(torch.tensor(list(places), dtype=torch.int64), columns).flatten(1).double()

@@ -45,7 +45,9 @@ class Sequence(OnePerRow):
         >>> scores = torch.tensor([[1.0, 0.0, 0.4, 0.5]])  # two positions, two tags
         >>> Sequence(tags=2).maximize(scores).tolist()
         [[1.0, 0.0, 0.0, 1.0]]
-        >>> Sequence(tags=2).maximize(scores, torch.tensor([[0.2, 0.0], [0.0, 0.2]])).tolist()
+        >>> Sequence(tags=2).maximize(
+        ...     scores, torch.tensor([[0.2, 0.0], [0.0, 0.2]])
+        ... ).tolist()
         [[1.0, 0.0, 1.0, 0.0]]
     """
 
@@ -107,6 +109,7 @@ class Sequence(OnePerRow):
 
     @override
     def check_potentials(self, potentials: Tensor) -> Tensor:
+        super().check_potentials(potentials)
         if potentials.dim() < 2 or tuple(potentials.shape[-2:]) != (self.tags, self.tags):
             raise ConfigurationError(
                 f"Expected potentials [from, to] of shape {(self.tags, self.tags)}, or with the links' and the rows' dimensions"
@@ -176,12 +179,14 @@ class Sequence(OnePerRow):
         """Return all tag sequences over d entries, (S, d) float64, none with positions left out.
 
         Raises:
-            ConfigurationError: if d is neither given nor fixed by the structure.
+            ConfigurationError: if d is neither given nor fixed by the structure, is not its size or a multiple of its tags, or
+                there are too many sequences.
         """
         d = self.size if d is None else d
-        if d is None:
-            raise ConfigurationError(f"Expected the number of entries `d` for {self!r}, which does not fix it, but got None.")
-        return self.marked(list(itertools.product(range(self.tags), repeat=d // self.tags)), self.tags)
+        if not isinstance(d, int) or d % self.tags or self.size not in (None, d):
+            raise ConfigurationError(f"Expected the number of entries `d` for {self!r}, positions times tags, but got {d!r}.")
+        length = d // self.tags
+        return self.marked(itertools.product(range(self.tags), repeat=length), self.tags**length, self.tags)
 
     def initial_potentials(self) -> Tensor:
         """Return initial values of learned transition scores: zeros (tags, tags)."""

@@ -230,8 +230,12 @@ class Tree(OnePerRow):
 
     Example:
         >>> import torch
-        >>> scores = torch.tensor([[0.0, 2.0, 0.0], [2.0, 1.0, 0.0], [0.0, 1.0, 0.0]])  # 0 and 1 would be each other's head
-        >>> Tree(3).maximize(scores.reshape(1, -1)).reshape(3, 3).argmax(-1).tolist()  # 0 and 2 hang on 1, the root
+        >>> scores = torch.tensor(
+        ...     [[0.0, 2.0, 0.0], [2.0, 1.0, 0.0], [0.0, 1.0, 0.0]]
+        ... )  # 0 and 1 would be each other's head
+        >>> Tree(3).maximize(scores.reshape(1, -1)).reshape(3, 3).argmax(
+        ...     -1
+        ... ).tolist()  # 0 and 2 hang on 1, the root
         [1, 1, 1]
     """
 
@@ -299,5 +303,5 @@ class Tree(OnePerRow):
     def enumerate(self, d: int | None = None) -> Tensor:
         """Return all trees over d entries, (S, d) float64, none with nodes left out."""
         nodes = math.isqrt(self.known_size(d))
-        every = self.marked(list(itertools.product(range(nodes), repeat=nodes)), nodes)
+        every = self.marked(itertools.product(range(nodes), repeat=nodes), nodes**nodes, nodes)
         return every[self.validate(every)]

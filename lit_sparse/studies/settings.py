@@ -43,7 +43,12 @@ def settings_of(configs: Mapping[str, dict[Any, Any]]) -> dict[str, dict[str, st
         configs: name of a run -> its config.
 
     Example:
-        >>> settings_of({"a": {"model": {"lr": 0.1, "width": 8}}, "b": {"model": {"lr": 0.2, "width": 8}}})
+        >>> settings_of(
+        ...     {
+        ...         "a": {"model": {"lr": 0.1, "width": 8}},
+        ...         "b": {"model": {"lr": 0.2, "width": 8}},
+        ...     }
+        ... )
         {'a': {'lr': '0.1'}, 'b': {'lr': '0.2'}}
     """
     first = next(iter(configs.values()))

@@ -58,7 +58,10 @@ def squared_distances(x: Tensor, y: Tensor) -> Tensor:
     Half precision is computed and returned in float32.
 
     Example:
-        >>> distance = squared_distances(torch.zeros(1, 2, dtype=torch.bfloat16), torch.ones(1, 2, dtype=torch.bfloat16))
+        >>> distance = squared_distances(
+        ...     torch.zeros(1, 2, dtype=torch.bfloat16),
+        ...     torch.ones(1, 2, dtype=torch.bfloat16),
+        ... )
         >>> distance.dtype, bool(distance.sub(2).abs() < 1e-6)
         (torch.float32, True)
     """
@@ -188,7 +191,9 @@ def semi_dual_value(
     Example:
         >>> x, y = torch.randn(50, 2), torch.randn(40, 2)
         >>> u, _ = sinkhorn_potentials(x, y, eps=0.5)
-        >>> semi_dual_value(u, x, y, eps=0.5) > semi_dual_value(torch.zeros(50), x, y, eps=0.5)
+        >>> semi_dual_value(u, x, y, eps=0.5) > semi_dual_value(
+        ...     torch.zeros(50), x, y, eps=0.5
+        ... )
         True
     """
     check_positive("eps", eps)

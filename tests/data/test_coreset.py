@@ -107,6 +107,13 @@ def test_names_of_the_other_are_its_own() -> None:
     assert data.vectors == data.classes == "its own"
 
 
+def test_a_coreset_of_weighted_examples_is_refused() -> None:
+    data = CoresetDataModule(digits(), Uniform(), 5, pixels)
+    data.setup("fit")
+    with pytest.raises(ConfigurationError, match="`base` without weights"):
+        data.fetch("train", 0, torch.arange(2))
+
+
 def test_an_error_within_a_selection_is_told() -> None:
     with pytest.raises(RuntimeError, match="no_such_thing"):
         digits(vectors=lambda examples: pixels(examples).no_such_thing).size("train")  # type: ignore[attr-defined]

@@ -17,8 +17,14 @@ from lit_sparse.data import CoresetDataModule, DigitsDataModule, SymmetricNoise,
 from lit_sparse.errors import CheckpointError, ConfigurationError, DataError
 from lit_sparse.estimators import Marginalize
 from lit_sparse.mappings import Sparsemax
-from lit_sparse.models import BayesianRegression, RobustClassifier, RobustRegressor, SemiSupervisedVAE
-from lit_sparse.nn import MLP, ConvNet
+from lit_sparse.models import (
+    BayesianRegression,
+    RobustClassifier,
+    RobustRegressor,
+    SemiSupervisedVAE,
+    SupervisedOnlineAutoencoder,
+)
+from lit_sparse.nn import MLP, ConvNet, NoiseBases
 from lit_sparse.risks import KLDRO, ExponentialOTDRO, Risk, SafeKLDRO, UnbalancedOTDRO
 
 SGD = functools.partial(torch.optim.SGD, lr=1e-3)
@@ -302,3 +308,39 @@ def test_batches_whose_rows_do_not_fit_are_told(wrong: dict[str, Any]) -> None:
             model.run_step((batch["pixels"], batch["label"]), 0, "train")  # type: ignore[arg-type]
         with pytest.raises(ConfigurationError, match="stage"):
             model.run_step(batch, 0, "training")  # type: ignore[arg-type]
+
+
+def test_data_of_another_kind_are_told_in_training_and_prediction() -> None:
+    model = RobustClassifier(network=torch.nn.Linear(4, 3), in_features=4, classes=3)
+    with pytest.raises(ConfigurationError, match="dicts of tensors but got tuple"):
+        model.training_step((torch.rand(3, 4), torch.tensor([0, 2, 1])), 0)  # type: ignore[arg-type]
+    batch = {"features": torch.rand(3, 4), "index": torch.arange(3)}
+    with pytest.raises(ConfigurationError, match="the entry 'pixels' in a batch for RobustClassifier but got features, index"):
+        model.predict_step(batch, 0)
+    with pytest.raises(ConfigurationError, match="dicts of tensors but got list"):
+        model.predict_step([batch["features"]], 0)  # type: ignore[arg-type]
+
+
+def test_a_checkpoint_of_another_model_is_told_by_a_trainer(tmp_path: Path) -> None:
+    first = trainer()
+    first.strategy.connect(regressor(initialization="zeros"))
+    first.save_checkpoint(tmp_path / "other.ckpt")
+    other = RobustRegressor(in_features=4, initialization="zeros")
+    with pytest.raises(CheckpointError, match=r"does not fit the model.* size mismatch for network.weight"):
+        trainer().test(other, rows(), ckpt_path=tmp_path / "other.ckpt", weights_only=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int8])
+def test_labels_are_integers_of_any_type(dtype: torch.dtype) -> None:
+    pixels, label = torch.rand(3, 4), torch.tensor([0, -100, 1])
+    sizes: dict[str, Any] = {"classifier_hidden": [4], "inference_hidden": [4], "generator_hidden": [4]}
+    for model in (
+        SupervisedOnlineAutoencoder(None, in_features=4, width=5, classes=3, initial_bases=NoiseBases()),
+        SemiSupervisedVAE(Sparsemax(), Marginalize(), in_features=4, classes=3, **sizes),
+    ):
+        found = []
+        for given in (label, label.clamp_min(-1).to(dtype)):  # any negative label marks an example without one
+            torch.manual_seed(0)
+            batch = {"pixels": pixels, "label": given, "index": torch.arange(3)}
+            found.append(model.run_step(batch, 1, "train")["loss"])
+        assert torch.equal(*found)

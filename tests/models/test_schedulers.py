@@ -91,6 +91,9 @@ def test_a_plateau_has_a_short_name_on_the_command_line() -> None:
     option = "--model.init_args.lr_scheduler"
     cli = build_cli(["fit", *BITS, f"{option}=ReduceLROnPlateau", f"{option}.monitor=val/loss"])
     assert cli.model.configure_optimizers()["lr_scheduler"]["monitor"] == "val/loss"
+    cli.model.lr_scheduler = lr_scheduler.ReduceLROnPlateau  # torch's
+    with pytest.raises(ConfigurationError, match="ReduceLROnPlateau with a `monitor`"):
+        cli.model.configure_optimizers()
 
 
 @pytest.mark.cases(gate=1)

@@ -9,13 +9,23 @@ import pytest
 import torch
 from torch import Tensor
 
+from lit_sparse.coresets import LogisticLikelihood
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.estimators import Marginalize
 from lit_sparse.hf import SparseAttentionPooling
 from lit_sparse.mappings import Sparsemax
+from lit_sparse.models import (
+    BayesianRegression,
+    RobustRegressor,
+    SignalingGame,
+    SparseAutoencoder,
+    SupervisedOnlineAutoencoder,
+)
 from lit_sparse.nn import (
     MLP,
     ConvNet,
     EntailmentNetwork,
+    NoiseBases,
     Receiver,
     RecurrentBody,
     Sender,
@@ -25,6 +35,8 @@ from lit_sparse.nn import (
 )
 
 LENGTHS = torch.tensor([3, 2])
+ACTIVATIONS = SparseAutoencoder(Sparsemax(), in_features=4, width=6)
+ONLINE = SupervisedOnlineAutoencoder(Sparsemax(), in_features=4, width=6, classes=2, initial_bases=NoiseBases())
 CALLS: dict[str, tuple[Callable[[], Any], tuple[Tensor, ...]]] = {
     "mlp": (lambda: MLP([4, 2]), (torch.rand(2, 4),)),
     "convolutions": (lambda: ConvNet(8, 8, channels=[2]), (torch.rand(2, 64),)),
@@ -39,6 +51,14 @@ CALLS: dict[str, tuple[Callable[[], Any], tuple[Tensor, ...]]] = {
     "transformer": (lambda: TransformerBody(4, 1, heads=1, feedforward=4).encode, (torch.rand(2, 3, 4), LENGTHS)),
     "categorical": (lambda: SharedCategorical(4, 2), (torch.rand(2, 3, 4), torch.zeros(2, 3, dtype=torch.int64))),
     "pooling": (lambda: SparseAttentionPooling(4), (torch.rand(2, 3, 4),)),
+    "activations": (lambda: ACTIVATIONS, (torch.rand(2, 4),)),
+    "activity": (lambda: ACTIVATIONS.decode, (torch.rand(2, 6),)),
+    "first activations": (lambda: ACTIVATIONS.start_from, (torch.rand(9, 4),)),
+    "online": (lambda: ONLINE, (torch.rand(2, 4),)),
+    "first images": (lambda: ONLINE.start_from, (torch.rand(9, 4),)),
+    "bayes": (lambda: BayesianRegression(LogisticLikelihood(), in_features=4), (torch.rand(2, 4),)),
+    "regression": (lambda: RobustRegressor(in_features=4), (torch.rand(2, 4),)),
+    "game": (lambda: SignalingGame(Sparsemax(), Marginalize(), in_features=4, vocabulary=5), (torch.rand(2, 4),)),
 }
 WRONG: dict[str, Callable[[Tensor], Any]] = {
     "width": lambda x: torch.cat([x, x[..., :1]], -1),
@@ -60,6 +80,14 @@ NAMES = {
     "transformer": ["embedded sentences", "lengths"],
     "categorical": ["features", "values"],
     "pooling": ["tokens"],
+    "activations": ["features"],
+    "activity": ["activity"],
+    "first activations": ["examples"],
+    "online": ["images"],
+    "first images": ["images|examples"],
+    "bayes": ["in_features=4|features"],
+    "regression": ["in_features=4|features"],
+    "game": ["images"],
 }
 #: Calls that are right: ids of any shape.
 RIGHT = {("words", "width", 0), ("words", "scalar", 0)}

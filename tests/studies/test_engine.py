@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -530,9 +532,21 @@ def test_the_studies_of_the_documentation(tmp_path: Path, monkeypatch: pytest.Mo
     ]
 
 
-def test_unknown_functions_are_explained(write_study: Callable[..., Path], runner: Make) -> None:
-    study = runner(write_study(config=None, cells={"a": {"function": "math.squareroot"}}, columns={}))
-    with pytest.raises(ConfigurationError, match=r"path of a function but got 'math.squareroot'"):
+@pytest.mark.parametrize("name", ["math.squareroot", "math.pi"])
+def test_unknown_functions_are_explained(name: str, write_study: Callable[..., Path], runner: Make) -> None:
+    study = runner(write_study(config=None, cells={"a": {"function": name}}, columns={}))
+    with pytest.raises(ConfigurationError, match=f"path of a function but got '{name}'"):
+        study.of("a", 0).call_functions()
+
+
+@pytest.mark.parametrize("found", ["3", "[1]", "[]", "{'y': 'big'}"])
+def test_results_of_functions_are_checked(
+    found: str, write_study: Callable[..., Path], runner: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "returning", types.SimpleNamespace(returned=lambda seed: ast.literal_eval(found)))
+    cells = {"a": {"function": "returning.returned"}}
+    study = runner(write_study(config=None, cells=cells, columns={"y": {"value": "y"}}))
+    with pytest.raises(ConfigurationError, match=r"returning.returned to return a dict of numbers, or a list"):
         study.of("a", 0).call_functions()
 
 

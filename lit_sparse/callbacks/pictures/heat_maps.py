@@ -111,8 +111,16 @@ def draw_attention(
     Example:
         >>> from matplotlib.figure import Figure
         >>> axis = Figure().subplots()
-        >>> draw_attention(axis, [[0.5, 0.5, 0.0], [0.4, 0.2, 0.4]], ["a", "b", "c"], ["x", "y"], groups="tied")
-        >>> count = {artist.get_gid(): len(artist.get_paths()) for artist in axis.collections}
+        >>> draw_attention(
+        ...     axis,
+        ...     [[0.5, 0.5, 0.0], [0.4, 0.2, 0.4]],
+        ...     ["a", "b", "c"],
+        ...     ["x", "y"],
+        ...     groups="tied",
+        ... )
+        >>> count = {
+        ...     artist.get_gid(): len(artist.get_paths()) for artist in axis.collections
+        ... }
         >>> count["zeros"], count["weights"], count["borders"]  # 0.5, 0.5 is one run
         (1, 4, 3)
 
@@ -186,7 +194,10 @@ def _tied(table: npt.NDArray[np.float64]) -> list[npt.NDArray[np.intp]]:
     A group is a set of exactly equal positive weights. The groups of a row are in the order of their first cells.
 
     Example:
-        >>> [cells.tolist() for cells in _tied(np.array([[0.2, 0.3, 0.2, 0.3], [0.0, 0.5, 0.0, 0.5]]))]
+        >>> [
+        ...     cells.tolist()
+        ...     for cells in _tied(np.array([[0.2, 0.3, 0.2, 0.3], [0.0, 0.5, 0.0, 0.5]]))
+        ... ]
         [[[0, 0], [0, 2], [1, 1], [1, 3]], [[0, 1], [0, 3]]]
     """
     found: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)

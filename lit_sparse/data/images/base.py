@@ -76,7 +76,8 @@ class ImageDataModule(ResumableDataModule):
     ``true_label`` (B,), the labels without noise, or -100 if unlabelled. Images with groups add ``group`` (B,), -100 if
     unlabelled. A subclass passes the training and validation images through :meth:`noisy` when it loads them.
 
-    A fraction or number of labelled images selects the same ones for every seed. A file of indices selects the images at
+    A fraction or number of labelled images selects the same positions of the training split for every seed, and so the
+    same images if the seed does not divide the images into splits. A file of indices selects the images at
     these positions of the data set, counted from 0: ``.npy``, or ``.txt`` with an index per line.
 
     Args:

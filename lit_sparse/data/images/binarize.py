@@ -45,7 +45,10 @@ def binarize(pixels: Tensor, seed: int, index: Tensor, *, stream: int = 0) -> Te
 
     Example:
         >>> pixels, index = torch.rand(3, 4), torch.tensor([5, 9, 2])
-        >>> torch.equal(binarize(pixels, 0, index), (seeded_uniform(0, index, (4,)) < pixels).float())
+        >>> torch.equal(
+        ...     binarize(pixels, 0, index),
+        ...     (seeded_uniform(0, index, (4,)) < pixels).float(),
+        ... )
         True
     """
     if not pixels.is_cpu or pixels.dtype != torch.float32:

@@ -122,10 +122,14 @@ class FeatureDependentNoise(LabelNoise):
     come from a distilled network.
 
     Example:
-        >>> pixels = torch.tensor([[0.0, 0.0], [0.1, 0.0], [0.4, 0.5], [0.5, 0.6], [1.0, 0.9], [1.0, 1.0]])
+        >>> pixels = torch.tensor(
+        ...     [[0.0, 0.0], [0.1, 0.0], [0.4, 0.5], [0.5, 0.6], [1.0, 0.9], [1.0, 1.0]]
+        ... )
         >>> from tempfile import TemporaryDirectory
         >>> with TemporaryDirectory() as folder:  # the images between the classes change
-        ...     FeatureDependentNoise(1 / 3, cache=folder)(pixels, torch.tensor([0, 0, 0, 1, 1, 1]), 2)
+        ...     FeatureDependentNoise(1 / 3, cache=folder)(
+        ...         pixels, torch.tensor([0, 0, 0, 1, 1, 1]), 2
+        ...     )
         tensor([0, 0, 1, 0, 1, 1])
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
@@ -179,10 +180,19 @@ class ImageFolderDataModule(OwnImagesDataModule):
 
     def _files(self, root: Path) -> Iterator[tuple[int, str | None, Path]]:
         """Yield the split, the class and the path of each image, in a fixed order."""
-        for kind, folder in _splits(root) if (root / "train").is_dir() else [(0, root)]:
-            yield from ((kind, None, file) for file in sorted(folder.iterdir()) if _is_image(file))
+        inside = {folder.name for folder in _folders(root)}
+        if inside and inside <= {*itertools.chain(*FOLDERS[1:])}:
+            raise DataError(f"Expected a folder train in {str(root)!r} but got only {', '.join(sorted(inside))}. Add it.")
+        for kind, folder in _splits(root) if "train" in inside else [(0, root)]:
+            apart = [file for file in sorted(folder.iterdir()) if _is_image(file)]
+            yield from ((kind, None, file) for file in apart)
             for inner in _folders(folder):
-                yield from ((kind, inner.name, file) for file in sorted(inner.rglob("*")) if _is_image(file))
+                files = [file for file in sorted(inner.rglob("*")) if _is_image(file)]
+                if not files and not apart:
+                    raise DataError(
+                        f"Expected images of each class in {str(folder)!r} but got none in {inner.name!r}. Remove it."
+                    )
+                yield from ((kind, inner.name, file) for file in files)
 
 
 class ImageTableDataModule(OwnImagesDataModule):

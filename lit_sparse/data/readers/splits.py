@@ -72,7 +72,9 @@ def read_split(
     Example:
         >>> from tempfile import TemporaryDirectory
         >>> with TemporaryDirectory() as folder:
-        ...     _ = (Path(folder) / "dev.jsonl").write_text('{"title": "Rain", "stars": 4}')
+        ...     _ = (Path(folder) / "dev.jsonl").write_text(
+        ...         '{"title": "Rain", "stars": 4}'
+        ...     )
         ...     read_split(folder, "dev", {"target": "title", "label": "stars"})
         {'target': <1 values>, 'label': <1 values>}
     """

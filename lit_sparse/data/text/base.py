@@ -156,7 +156,10 @@ class TextDataModule(ResumableDataModule):
         counts = {role: len(rows) for role, rows in values.items()}
         if len(set(counts.values())) > 1:
             raise DataError(f"Expected equally many rows of each role in the {split} data but got {counts}. Correct them.")
-        if split == "train":
+        if split == "train" and self.train_size is not None:
+            size = next(iter(counts.values()))
+            if self.train_size > size:
+                raise ConfigurationError(f"Expected `train_size` in 1 .. {size} but got {self.train_size}. Change it.")
             values = {role: rows[: self.train_size] for role, rows in values.items()}
         return values
 

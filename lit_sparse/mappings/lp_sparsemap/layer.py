@@ -85,7 +85,9 @@ def lp_sparsemap(
         >>> import torch
         >>> graph = FactorGraph(3, [Factor(Pair(), [0, 1]), Factor(Budget(None, 1))])
         >>> apart = lp_sparsemap(torch.tensor([0.9, 0.1, 0.8]), graph).marginals
-        >>> joined = lp_sparsemap(torch.tensor([0.9, 0.1, 0.8]), graph, potentials=[0.6]).marginals
+        >>> joined = lp_sparsemap(
+        ...     torch.tensor([0.9, 0.1, 0.8]), graph, potentials=[0.6]
+        ... ).marginals
         >>> [round(p, 2) for p in apart.tolist()], [round(p, 2) for p in joined.tolist()]
         ([0.55, 0.0, 0.45], [0.43, 0.23, 0.33])
     """
@@ -173,8 +175,12 @@ class LPSparseMAP(PotentialMapping):
     Example:
         >>> import torch
         >>> from lit_sparse.structures import Xor
-        >>> graph = FactorGraph(4, [Factor(Xor(), [[0, 1], [2, 3]]), Factor(Budget(None, 1), [0, 2])])
-        >>> LPSparseMAP(graph)(torch.tensor([2.0, 0.0, 2.0, 0.0])).tolist()  # at most one of 0 and 2: they share it
+        >>> graph = FactorGraph(
+        ...     4, [Factor(Xor(), [[0, 1], [2, 3]]), Factor(Budget(None, 1), [0, 2])]
+        ... )
+        >>> LPSparseMAP(graph)(
+        ...     torch.tensor([2.0, 0.0, 2.0, 0.0])
+        ... ).tolist()  # at most one of 0 and 2: they share it
         [0.5, 0.5, 0.5, 0.5]
     """
 

@@ -92,7 +92,9 @@ def sparsemap(
     Example:
         >>> import torch
         >>> from lit_sparse.structures import Budget
-        >>> marginals, probs, structures = sparsemap(torch.tensor([0.9, 0.8, -1.0]), Budget(3, budget=1))
+        >>> marginals, probs, structures = sparsemap(
+        ...     torch.tensor([0.9, 0.8, -1.0]), Budget(3, budget=1)
+        ... )
         >>> [round(p, 2) for p in marginals.tolist()], structures.tolist()
         ([0.55, 0.45, 0.0], [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
     """
@@ -160,7 +162,9 @@ class SparseMAP(PotentialMapping):
         >>> import torch
         >>> from lit_sparse.structures import Assignment
         >>> scores = torch.tensor([[1.2, 1.0], [0.9, 0.1]])  # two queries, two keys
-        >>> weights = SparseMAP(Assignment())(scores.flatten()).reshape(2, 2)  # rows and columns sum to one
+        >>> weights = SparseMAP(Assignment())(scores.flatten()).reshape(
+        ...     2, 2
+        ... )  # rows and columns sum to one
         >>> [[round(w, 2) for w in row] for row in weights.tolist()]
         [[0.35, 0.65], [0.65, 0.35]]
     """

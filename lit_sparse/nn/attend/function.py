@@ -98,12 +98,18 @@ def attention(
     Example:
         >>> import torch
         >>> from lit_sparse.mappings import Sparsemax
-        >>> query, key, value = torch.randn(3, 5, 8), torch.randn(3, 7, 8), torch.randn(3, 7, 4)
+        >>> query, key, value = (
+        ...     torch.randn(3, 5, 8),
+        ...     torch.randn(3, 7, 8),
+        ...     torch.randn(3, 7, 4),
+        ... )
         >>> causal = torch.ones(5, 7, dtype=torch.bool).tril()
         >>> output, weights = attention(query, key, value, Sparsemax(), causal)
         >>> bool((weights[:, ~causal] == 0).all()), torch.equal(output, weights @ value)
         (True, True)
-        >>> same, lists = attention(query, key, value, Sparsemax(), is_causal=True, method="sparse")
+        >>> same, lists = attention(
+        ...     query, key, value, Sparsemax(), is_causal=True, method="sparse"
+        ... )
         >>> torch.allclose(same, output, atol=1e-6), lists.layout
         (True, torch.sparse_coo)
     """

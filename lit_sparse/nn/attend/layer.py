@@ -57,7 +57,9 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     Example:
         >>> from lit_sparse.mappings import Sparsemax
-        >>> layer = MultiheadAttention(16, 4, batch_first=True, mapping=Sparsemax(gamma=0.1))
+        >>> layer = MultiheadAttention(
+        ...     16, 4, batch_first=True, mapping=Sparsemax(gamma=0.1)
+        ... )
         >>> x = torch.randn(2, 9, 16)
         >>> output, weights = layer(x, x, x)
         >>> bool((weights == 0).any()), torch.allclose(weights.sum(-1), torch.ones(2, 9))

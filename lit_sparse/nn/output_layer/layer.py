@@ -57,7 +57,9 @@ class LinearFenchelYoungLoss(nn.Linear):
         >>> from lit_sparse.mappings import Sparsemax
         >>> layer = LinearFenchelYoungLoss(Sparsemax(), 8, 5000)
         >>> hidden, target = torch.randn(300, 8), torch.randint(5000, (300,))
-        >>> expected = FenchelYoungLoss(Sparsemax())(hidden @ layer.weight.t() + layer.bias, target)
+        >>> expected = FenchelYoungLoss(Sparsemax())(
+        ...     hidden @ layer.weight.t() + layer.bias, target
+        ... )
         >>> torch.allclose(layer(hidden, target), expected, atol=1e-5)
         True
     """

@@ -9,9 +9,10 @@ import re
 import reprlib
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from numbers import Real
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -324,14 +325,22 @@ class RunOf:
         for point in self.missing():
             began = time.monotonic()
             found = function(seed=self.seed, **filled, **point)
-            several: list[dict[str, Any]] = [found] if isinstance(found, dict) else list(found)
-            if not several:
-                raise ConfigurationError(f"{self.cell.function} returned no numbers for {point}.")
+            several: list[Any] = [found] if isinstance(found, Mapping) else list(found) if isinstance(found, Iterable) else []
+            if not several or not all(map(self._is_row, several)):
+                raise ConfigurationError(
+                    f"Expected {self.cell.function} to return a dict of numbers, or a list of such dicts, but got"
+                    f" {reprlib.repr(found)} for {point}."
+                )
             labels = {key: str(value) for key, value in (self.cell.labels | point).items()}
             keys = {"cell": self.name, "seed": self.seed} | labels
             if clash := {*keys}.intersection(*several):
                 raise ConfigurationError(f"Expected {self.cell.function} to return names other than labels but got {clash}.")
             self._append([keys | numbers | keys for numbers in several], time.monotonic() - began)
+
+    def _is_row(self, found: object) -> bool:
+        """Return whether a function's result is a row, with numbers where the study needs them."""
+        wanted = self.workspace.study.numbers
+        return isinstance(found, Mapping) and all(isinstance(found[name], Real | None) for name in wanted & found.keys())
 
 
 def _function(path: str) -> Callable[..., Any]:
@@ -339,4 +348,6 @@ def _function(path: str) -> Callable[..., Any]:
         function: Callable[..., Any] = resolve_name(path)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigurationError(f"Expected `function` to be the path of a function but got {path!r}: {error}") from error
+    if not callable(function):
+        raise ConfigurationError(f"Expected `function` to be the path of a function but got {path!r}: {function!r}")
     return function

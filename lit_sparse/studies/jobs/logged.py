@@ -11,6 +11,7 @@ import pandas as pd
 
 from lit_sparse.errors import ConfigurationError, did_you_mean
 from lit_sparse.runs.result_files import read_lines
+from lit_sparse.studies.plan.presentation import SUMMARY
 from lit_sparse.studies.plan.study import Study
 
 __all__ = ["by_age", "check_logged", "directions_of", "kind_and_name", "logged_by_program", "summarized"]
@@ -20,8 +21,6 @@ DIRECTIONS = {
     "minimize": r"loss|nelbo|nll|bits|(?<=/)rate(?!_)|distortion|perplexity|classification|calls|error",
     "maximize": r"success|accuracy|similarity|bleu|rouge",
 }
-#: ``sum(train/NAME)`` and its like.
-SUMMARY = re.compile(r"(first|last|sum|min|max|count|argmax|argmin)\((.+)\)")
 
 
 def logged_by_program(folder: Path, pattern: str = Study.metric_files, within: Path | None = None) -> list[dict[str, float]]:
@@ -55,7 +54,10 @@ def directions_of(metric: str) -> list[str]:
     """Return the directions that the words of a metric's name imply.
 
     Example:
-        >>> [directions_of(f"val/{name}") for name in ("accuracy", "rate", "hit_rate", "recalls")]
+        >>> [
+        ...     directions_of(f"val/{name}")
+        ...     for name in ("accuracy", "rate", "hit_rate", "recalls")
+        ... ]
         [['maximize'], ['minimize'], [], []]
     """
     return [way for way, names in DIRECTIONS.items() if re.search(rf"(?<![a-z])(?:{names})(?![a-z])", metric)]

@@ -15,6 +15,7 @@ from lit_sparse.errors import CheckpointError, ConfigurationError, did_you_mean
 from lit_sparse.ground.stored import read_yaml
 from lit_sparse.runs.builder import plan_arguments
 from lit_sparse.runs.config_files import check_empty
+from lit_sparse.studies.plan.presentation import check_value
 from lit_sparse.studies.plan.study import RESERVED, Study
 
 __all__ = ["check_names", "load_study", "study_of"]
@@ -168,6 +169,7 @@ def _check_values(study: Study) -> None:
         if change.seeds == [] or [] in change.grid.values():
             refuse("`seeds` and lists of a `grid` that have a value", [])
     for name, column in study.columns.items():
+        check_value(f"`value` of column {name!r} in {study.path}", column.value)
         try:
             format(1.0, column.form)
         except ValueError:

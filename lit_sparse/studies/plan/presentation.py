@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-__all__ = ["Column", "Compare", "Figure", "Panel", "Ranks", "Scalar", "Table"]
+from lit_sparse.errors import ConfigurationError
+
+__all__ = ["SUMMARY", "Column", "Compare", "Figure", "Panel", "Ranks", "Scalar", "Table", "check_value"]
 
 Scalar: TypeAlias = str | int | float | bool | None
+#: ``sum(train/NAME)`` and its like.
+SUMMARY = re.compile(r"(first|last|sum|min|max|count|argmax|argmin)\((.+)\)")
+
+
+def check_value(name: str, value: str) -> None:
+    """Check that a text is the name of a logged value, or a summary such as ``max(val/accuracy)``.
+
+    Raises:
+        ConfigurationError: if it is empty, or begins like a summary and is none.
+    """
+    if not value or (re.match(r"[a-z]+\(", value) and not SUMMARY.fullmatch(value)):
+        raise ConfigurationError(f"Expected {name} to be a name, or a summary such as max(val/accuracy), but got {value!r}.")
 
 
 @dataclass(frozen=True)

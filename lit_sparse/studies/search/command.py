@@ -23,6 +23,7 @@ from lit_sparse.studies.jobs.logged import directions_of
 from lit_sparse.studies.pages.figures import draw_front
 from lit_sparse.studies.pages.tables import markdown
 from lit_sparse.studies.plan.load import check_names, study_of
+from lit_sparse.studies.plan.presentation import check_value
 from lit_sparse.studies.plan.study import Study
 from lit_sparse.studies.search.sweep import PROGRAM, Sweep
 from lit_sparse.studies.settings import setting_text, short_names
@@ -31,6 +32,7 @@ __all__ = ["main", "parser"]
 
 
 def _direction(metric: str, mode: str | None) -> str:
+    check_value("--metric", metric)
     found = directions_of(metric) if mode is None else [f"{mode}imize"]
     if len(found) != 1:
         raise ConfigurationError(f"Expected --mode min or --mode max for {metric}, whose direction is not known.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import struct
 import zlib
 from collections.abc import Callable
@@ -198,6 +199,16 @@ def test_no_folder_of_images_is_left_out_in_silence(by_split: Path) -> None:
     twice.unlink()
     write(by_split / "dev" / "dog" / "0.png")
     with pytest.raises(DataError, match=r"folders train, val, valid, validation, test of .* but got some in 'dev'\. Rename it"):
+        made(ImageFolderDataModule(str(by_split)))
+
+
+def test_folders_of_no_class_are_told(by_split: Path) -> None:
+    (by_split / "train" / "zebra").mkdir()
+    for folder in (by_split, by_split / "train"):
+        with pytest.raises(DataError, match=r"images of each class in .* but got none in 'zebra'"):
+            made(ImageFolderDataModule(str(folder)))
+    shutil.rmtree(by_split / "train")
+    with pytest.raises(DataError, match=r"a folder train in .* but got only test"):  # else test would be a class
         made(ImageFolderDataModule(str(by_split)))
 
 

@@ -242,6 +242,8 @@ def test_longer_sentences_are_left_out_or_cut(folder: Path) -> None:
 def test_training_pairs_are_counted_among_those_with_a_label(folder: Path) -> None:
     write(folder, "train", rows(["-", "neutral", "-", "entailment", "neutral"]))
     assert data(folder, train_size=2).texts("train")["label"] == [1, 0]
+    with pytest.raises(ConfigurationError, match=r"`train_size` in 1 \.\. 3 but got 4"):
+        data(folder, train_size=4).texts("train")
 
 
 def test_words_come_from_every_form_of_vectors(tmp_path: Path) -> None:
