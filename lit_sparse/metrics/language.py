@@ -352,7 +352,7 @@ class MessageStructure(ExactMetric):
         """
         rows, features = len(inputs), self.inputs.shape[1]
         check_tensor(inputs, f"inputs (B, {features})", shape=(None, features))
-        known = attributes if attributes is not None else self.attributes.new_zeros(rows, self.attributes.shape[1])
+        known = attributes if attributes is not None else self.attributes.new_zeros(rows, 0)
         columns = (("messages", messages, self.messages.shape[1:]), ("attributes", known, self.attributes.shape[1:]))
         for name, part, widths in (("an index", index, ()), *columns):
             shape = (rows, *widths)

@@ -93,7 +93,7 @@ def sources(texts: Sequence[str]) -> dict[str, list[Source]]:
     """Return the runs given as ``[NAME=]FOLDER``, each the folder of a run, or of a sweep or study with several runs.
 
     Returns:
-        Name of a line in the table -> its runs, which are those of several seeds or folds.
+        Name of a line in the table -> its runs, one for each seed or fold.
 
     Raises:
         ConfigurationError: if two have the same name.

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from itertools import accumulate, product
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import pandas as pd
@@ -26,6 +27,8 @@ __all__ = ["COLORS", "STYLES", "draw", "draw_front", "history_svg", "svg_of", "w
 #: Okabe and Ito's palette, whose colours are distinct for colour-blind readers.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 STYLES = ("-", "--", ":")
+#: Inches of a wide figure, whose text is as large on a page of the documentation as it is drawn.
+WIDEST = 7.3
 #: x -> middle, low and high.
 Points = dict[float, tuple[float, float, float]]
 #: Number of points below which each is marked.
@@ -42,7 +45,8 @@ def draw(study: Study, figure: Figure, rows: Sequence[Row], curves: Sequence[Row
         curves: logged values of its runs, one row per epoch.
         path: path of the file.
     """
-    canvas = canvas_of(study, figure, rows, curves)
+    with rc_context({"font.size": 9, "axes.titlesize": 10}):
+        canvas = canvas_of(study, figure, rows, curves)
     if canvas is not None:
         write_png(canvas, path, description=figure.alt or study.title)
     return canvas is not None
@@ -51,7 +55,7 @@ def draw(study: Study, figure: Figure, rows: Sequence[Row], curves: Sequence[Row
 def write_png(canvas: Any, path: Path, description: str | None = None, **look: Any) -> None:
     """Write a matplotlib figure to a PNG file, which is identical for the same figure."""
     with result_file(path, "wb") as file:
-        canvas.savefig(file, format="png", dpi=110, metadata={"Software": None, "Description": description}, **look)
+        canvas.savefig(file, format="png", dpi=140, metadata={"Software": None, "Description": description}, **look)
 
 
 def svg_of(
@@ -108,14 +112,17 @@ def canvas_of(
         return None
     shape = (1, len(parts)) if len(found) == 1 else (len(parts), len(found))
     legend, looks = looks is None, {} if looks is None else looks
-    canvas, axes = new_figure(*shape, 4.4 * shape[1] + 1.8 * legend, 3.4 * shape[0], constrained=True)
+    width = min(4.4 * shape[1], WIDEST)
+    canvas, axes = new_figure(*shape, width, (3.4 if shape[1] == 1 else 2.6) * shape[0], constrained=True)
     drawn: dict[str, Any] = {}
     for axis, ((place, part), (panel, each)) in zip(axes, product(enumerate(parts), found), strict=True):
         for title, points in each[place].items():
             drawn[title] = _plot(axis, points, panel, looks.setdefault(title, len(looks)))
         _describe(axis, panel, head(str(figure.by), part) if part else "")
     if legend and len(drawn) > 1:
-        canvas.legend([*drawn.values()], map(literal, drawn), loc="outside right center", frameon=False)
+        columns = max(1, int(width / (0.7 + 0.07 * max(map(len, drawn)))))
+        canvas.set_figheight(canvas.get_figheight() + 0.25 * math.ceil(len(drawn) / columns))
+        canvas.legend([*drawn.values()], map(literal, drawn), loc="outside lower center", ncols=columns, frameon=False)
     return canvas
 
 
@@ -203,7 +210,8 @@ def _plot(axis: Any, points: Points, panel: Panel, number: int) -> Any:
 
 
 def _describe(axis: Any, panel: Panel, title: str) -> None:
-    axis.set(xlabel=literal(panel.x_label or panel.x), ylabel=literal(panel.label or panel.value), title=literal(title))
+    across, up = (fill(literal(text), 28) for text in (panel.x_label or panel.x, panel.label or panel.value))
+    axis.set(xlabel=across, ylabel=up, title=literal(title))
     if panel.log in (True, "both"):
         axis.set_yscale("log")
     if panel.log in ("x", "both"):

@@ -172,9 +172,9 @@ def critical_difference_diagram(axis: Any, comparison: Comparison, level: float 
         rank = comparison.ranks[name]
         axis.plot([rank, rank], [0, -1 - place], color="0.5", linewidth=0.8)
         axis.plot(rank, 0, marker="o", color="black", markersize=4)
-        axis.annotate(
-            f"{literal(name)} ({rank:.1f})", (rank, -1 - place), xytext=(4, 0), textcoords="offset points", fontsize=8
-        )
+        label = f"{literal(name)} ({rank:.1f})"
+        white = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # over the lines of later samples
+        axis.annotate(label, (rank, -1 - place), xytext=(4, 0), textcoords="offset points", fontsize=9, bbox=white)
     shown = [group for group in comparison.groups if len(group) > 1]
     for height, group in enumerate(shown):
         ends = [comparison.ranks[group[0]], comparison.ranks[group[-1]]]
