@@ -46,35 +46,35 @@ class _Distribution(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        allowed, structures, sizes, marginals, *potentials = ctx.saved_tensors
-        structures = structures.double()
-        total = None
-        if grads[0] is not None:
-            total = torch.einsum("bsd,bd->bs", structures, torch.where(allowed, grads[0], 0.0))
-        if grads[1] is not None:
-            total = grads[1] if total is None else total + grads[1]
-        pulled: list[Any] = [None, None, None]
-        if total is not None:
-            change = on_support(structures, sizes, total.unsqueeze(-1)).squeeze(-1)
-            change = torch.where(marginals.isnan().any(-1, keepdim=True), torch.nan, change)
-            pulled[0] = constant_in(marginals, torch.where(allowed, torch.einsum("bs,bsd->bd", change, structures), 0.0))
-            if ctx.needs_input_grad[1]:
-                counts = potential_counts(ctx.structure, structures, potentials[0].detach(), change)
-                pulled[1] = constant_in(potentials[0], counts)
-        return tuple(pulled)
+        if grads[0] is None and grads[1] is None:
+            return None, None, None
+        _, structures, _, marginals, *potentials = ctx.saved_tensors
+        pull, probs = _derivative(ctx.saved_tensors, grads[0], grads[1])
+        counts = None
+        if ctx.needs_input_grad[1]:
+            counts = potential_counts(ctx.structure, structures.double(), potentials[0].detach(), probs)
+            counts = constant_in(potentials[0], counts)
+        return constant_in(marginals, pull), counts, None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        allowed, structures, sizes, marginals, *_ = ctx.saved_tensors
-        structures = structures.double()
-        total = structures.new_zeros(structures.shape[:2])
-        if tangents[0] is not None:
-            total = total + torch.einsum("bsd,bd->bs", structures, torch.where(allowed, tangents[0], 0.0))
+        structures, totals = ctx.saved_tensors[1].double(), None
         if tangents[1] is not None:
-            total = total + ctx.structure.potential_scores(structures, tangents[1])
-        change = on_support(structures, sizes, total.unsqueeze(-1)).squeeze(-1)
-        change = torch.where(marginals.isnan().any(-1, keepdim=True), torch.nan, change)
-        return torch.where(allowed, torch.einsum("bs,bsd->bd", change, structures), 0.0), change, None, None, None
+            totals = ctx.structure.potential_scores(structures, tangents[1])
+        return *_derivative(ctx.saved_tensors, tangents[0], totals), None, None, None
+
+
+def _derivative(saved: tuple[Tensor, ...], x: Tensor | None, totals: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return changes of marginals (B, d) and probabilities (B, S) for changed scores (B, d) and totals (B, S) of structures."""
+    allowed, structures, sizes, marginals, *_ = saved
+    structures = structures.double()
+    if x is not None:
+        of_x = torch.einsum("bsd,bd->bs", structures, torch.where(allowed, x, 0.0))
+        totals = of_x if totals is None else of_x + totals
+    assert totals is not None
+    change = on_support(structures, sizes, totals.unsqueeze(-1)).squeeze(-1)
+    change = torch.where(marginals.isnan().any(-1, keepdim=True), torch.nan, change)
+    return torch.where(allowed, torch.einsum("bs,bsd->bd", change, structures), 0.0), change
 
 
 def on_support(structures: Tensor, sizes: Tensor, total: Tensor) -> Tensor:
