@@ -22,17 +22,10 @@ import numpy as np
 from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows
 
 __all__ = [
-    "DEPENDENT",
-    "EXTRA",
     "FOUND",
-    "LISTS",
     "MARGINALS",
-    "ONE",
     "PROBS",
     "RESIDUAL",
-    "ROUNDING",
-    "SCORES",
-    "VECTORS",
     "Workspace",
     "admit",
     "advance",
