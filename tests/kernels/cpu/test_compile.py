@@ -37,7 +37,7 @@ def test_a_copied_source_has_no_flags() -> None:
 
 COMPILED = """
 import torch
-from numba.core import event
+from numba.core import event, types
 from lit_sparse.mappings import Entmax, LearnableEntmax, SparseMAP
 from lit_sparse.structures import Sequence
 
@@ -45,7 +45,8 @@ class Compiled(event.Listener):
     def on_start(self, event):
         dispatcher = event.data["dispatcher"]
         if dispatcher.py_func.__module__.startswith("lit_sparse."):
-            print(dispatcher.py_func.__name__, dispatcher.targetoptions.get("inline"))
+            steep = "steep_" if event.data["args"][-1] == types.boolean else ""
+            print(steep + dispatcher.py_func.__name__, dispatcher.targetoptions.get("inline"))
     def on_end(self, event): pass
 
 event.register("numba:compile", Compiled())
@@ -61,7 +62,7 @@ y.square().sum().backward()
     [
         ("LearnableEntmax()", {"map_powers_block", "root_product_block"}, 20),
         ("LearnableEntmax(start=1.7)", {"map_block", "product_block"}, 28),
-        ("Entmax(2.5)", {"map_block", "settle_steep", "product_block"}, 30),
+        ("Entmax(2.5)", {"steep_map_block", "steep_product_block"}, 30),
         ("SparseMAP(Sequence(5, 3))", {"solve_block"}, 19),
     ],
 )
