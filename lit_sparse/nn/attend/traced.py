@@ -17,7 +17,7 @@ from lit_sparse.nn.attend.operands import Operands, Pairs, attend_to_all
 
 __all__ = ["attend_by_operator"]
 
-#: Arguments of both operators, those of :func:`_attend`.
+#: Arguments of both operators, as :func:`_attend` takes them.
 _ARGUMENTS = (
     "Tensor query, Tensor key, Tensor value, Tensor? alpha, Tensor? mask, Tensor? bias, Tensor? seed, float? number, int? k,"
     " float gamma, float? scale, float? softcap, bool is_causal, float dropout, bool only_few"
