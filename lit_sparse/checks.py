@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lit_sparse.errors import ConfigurationError, full_name
-from lit_sparse.ground.arguments import checked
+from lit_sparse.ground.arguments import checked, interval
 from lit_sparse.ground.torch_internals import can_read_values, is_fake
 
 __all__ = [
@@ -293,18 +293,6 @@ def check_indices(indices: Tensor, size: int) -> Tensor:
     return indices
 
 
-def _interval(low: float, high: float, open_low: bool = False, open_high: bool = False) -> str:
-    """Return a range in words.
-
-    Example:
-        >>> _interval(0, 1, open_low=True), _interval(1, math.inf)
-        ('(0, 1]', '>= 1')
-    """
-    if high == math.inf and low > -math.inf:
-        return f"{'>' if open_low else '>='} {low:g}"
-    return f"{'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
-
-
 def _bounded(check: Callable[..., Any], bounds: dict[str, Any]) -> Callable[[str, Any], Any]:
     def checked_within(name: str, value: Any) -> Any:  # torch.compile knows no partial here
         return check(name, value, **bounds)
@@ -335,7 +323,7 @@ class Count(Range):
     """Integers from ``least`` to ``most``; see :func:`check_count`."""
 
     def __init__(self, least: int = 1, most: int | None = None) -> None:
-        text = _interval(least, math.inf if most is None else most)
+        text = interval(least, math.inf if most is None else most)
         bounds = {"least": least, "most": most}
         super().__init__(_bounded(check_count, bounds), text, bounds)
 
@@ -345,7 +333,7 @@ class Number(Range):
 
     def __init__(self, low: float, high: float, *, open_low: bool = False, open_high: bool = False) -> None:
         bounds: Any = {"low": low, "high": high, "open_low": open_low, "open_high": open_high}
-        super().__init__(_bounded(check_number, bounds), _interval(**bounds), bounds)
+        super().__init__(_bounded(check_number, bounds), interval(**bounds), bounds)
 
 
 class Learnable(Range):
@@ -353,7 +341,7 @@ class Learnable(Range):
 
     def __init__(self, low: float, high: float, *, open_low: bool = False) -> None:
         bounds: Any = {"low": low, "high": high, "open_low": open_low}
-        super().__init__(_bounded(check_learnable, bounds), _interval(**bounds), bounds)
+        super().__init__(_bounded(check_learnable, bounds), interval(**bounds), bounds)
 
 
 #: Ranges of strengths, of integers, and of booleans.
@@ -363,7 +351,7 @@ CLASSES, SEED, DROPOUT = Count(2, MOST_FEATURES), Count(-MOST_SEED, MOST_SEED), 
 #: Ranges of numbers of features, of inputs, and of examples.
 FEATURES, INPUTS, EXAMPLES = Count(most=MOST_FEATURES), Count(most=MOST_INPUTS), Count(most=MOST_EXAMPLES)
 #: Ranges of shapes, and of widths of layers.
-SHAPE, WIDTHS = Range(check_shape), Range(check_widths, f"{_interval(1, MOST_FEATURES)} each")
+SHAPE, WIDTHS = Range(check_shape), Range(check_widths, f"{interval(1, MOST_FEATURES)} each")
 
 
 def ranges(**declared: Range) -> Callable[[Made], Made]:
