@@ -16,7 +16,7 @@ from typing_extensions import Self
 
 from lit_sparse.errors import ConfigurationError, LitSparseError, full_name
 
-__all__ = ["KeepsArguments", "annotations_of", "check_types", "checked", "constructor_parameters", "shown_arguments"]
+__all__ = ["KeepsArguments", "check_types", "checked", "constructor_parameters", "hints_of", "interval", "shown_arguments"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 #: Type of an argument -> what a message calls it.
@@ -160,10 +160,10 @@ def _hints(function: Any) -> tuple[inspect.Signature, dict[str, Any]]:
     """Return the signature of a function and its parameters' types by name; arguments of any number have none."""
     signature = inspect.signature(function)
     single = {name for name, each in signature.parameters.items() if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)}
-    return signature, {name: hint for name, hint in annotations_of(inspect.unwrap(function)).items() if name in single}
+    return signature, {name: hint for name, hint in hints_of(inspect.unwrap(function)).items() if name in single}
 
 
-def annotations_of(function: Any) -> dict[str, Any]:
+def hints_of(function: Any) -> dict[str, Any]:
     """Return the types that a function's annotations name; one that only a type checker imports is left out."""
     found = {}
     for name, hint in inspect.get_annotations(function).items():

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_sparse.errors import CheckpointError, did_you_mean
-from lit_sparse.ground.arguments import annotations_of, constructor_parameters
+from lit_sparse.ground.arguments import constructor_parameters, hints_of
 from lit_sparse.ground.stored import is_file
 from lit_sparse.runs.descriptions import class_path
 from lit_sparse.runs.trust import find_imported, is_allowed, trusted
@@ -343,7 +343,7 @@ def _signature(owner: type) -> tuple[dict[str, inspect.Parameter], dict[str, Any
     for kind in reversed(owner.__mro__):
         constructor = vars(kind).get("__init__")
         if inspect.isfunction(constructor):
-            hints |= annotations_of(constructor)
+            hints |= hints_of(constructor)
     open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     named = {name: one for name, one in parameters.items() if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
     return named, hints, open_ended
