@@ -24,7 +24,7 @@ from lit_sparse.mappings import Sparsemax  # noqa: E402
 from . import tiny  # noqa: E402
 
 SPARSEMAX = {"class_path": "lit_sparse.mappings.Sparsemax", "init_args": {}}
-LARGE = {"class_path": "lit_sparse.mappings.LearnableEntmax", "init_args": {"shape": [10**6, 10**6]}}
+LARGE = {"class_path": "lit_sparse.mappings.LearnableEntmax", "init_args": {"shape": [10**4, 10**4]}}
 KERNELS = "kernels-community/flash-attn"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 #: Changes of a config that are refused, and the message.
@@ -58,7 +58,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "base": ({"lit_sparse": {"model": SPARSEMAX}}, "layers of LlamaForCausalLM but got 'model'"),
     "another layer": ({"lit_sparse": {"model.layers.0.mlp": SPARSEMAX}}, "mlp.lit_sparse.attends.* but it is missing"),
     "text": ({"rope_parameters": {"rope_type": "a\x9b2J"}}, "printable text but got 'a"),
-    "mapping": ({"lit_sparse": {"model.layers.0.self_attn": LARGE}}, "a tensor of 1,000,000,000,000 elements"),
+    "mapping": ({"lit_sparse": {"model.layers.0.self_attn": LARGE}}, "a tensor of 100,000,000 elements"),
 }
 
 

@@ -21,7 +21,7 @@ def check_value(name: str, value: str) -> None:
     Raises:
         ConfigurationError: if it is empty, or begins like a summary and is none.
     """
-    if not value or (re.match(r"[a-z]+\(", value) and not SUMMARY.fullmatch(value)):
+    if not value.strip() or (re.match(r"[a-z]+\(", value) and not SUMMARY.fullmatch(value)):
         raise ConfigurationError(f"Expected {name} to be a name, or a summary such as max(val/accuracy), but got {value!r}.")
 
 
