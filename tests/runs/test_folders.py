@@ -57,20 +57,16 @@ def test_a_folder_is_not_replaced(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["log"]
 
 
-@pytest.mark.parametrize("kind", [None, RuntimeError])
-def test_a_full_disk_is_told_with_the_file(kind: type[Exception] | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_full_disk_is_told_with_the_file(hidden: bool, tmp_path: Path) -> None:
     """The system names no file, and torch puts an error of its own in place of the system's."""
+    full = OSError(errno.ENOSPC, "full")
     with pytest.raises(OSError, match="full") as caught, replaced(tmp_path / "a", "w"):
-        try:
-            raise OSError(errno.ENOSPC, "full")
-        except OSError:
-            if kind is None:
-                raise
-            raise kind("unexpected position")
-    assert (
-        refusal_of_system(caught.value)
-        == f"Expected to use '{tmp_path / 'a'}' but got: full. Choose another place, or free space."
-    )
+        if hidden:
+            raise RuntimeError("unexpected position") from full
+        raise full
+    text = f"Expected to use '{tmp_path / 'a'}' but got: full. Choose another place, or free space."
+    assert refusal_of_system(caught.value) == text
     assert not [*tmp_path.iterdir()]
 
 
