@@ -49,7 +49,7 @@ def make_folder(path: Path) -> None:
     """Make a folder, and those above it, unless it exists.
 
     Raises:
-        ConfigurationError: if a file has its name, or that of a folder above it.
+        ConfigurationError: if it, or a folder above it, is a file.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
