@@ -352,7 +352,7 @@ CLASSES, SEED, DROPOUT = Count(2, MOST_FEATURES), Count(-MOST_SEED, MOST_SEED), 
 #: Ranges of numbers of features, of inputs, and of examples.
 FEATURES, INPUTS, EXAMPLES = Count(most=MOST_FEATURES), Count(most=MOST_INPUTS), Count(most=MOST_EXAMPLES)
 #: Ranges of shapes, and of widths of layers.
-SHAPE, WIDTHS = Range(check_shape), Range(check_widths, f"{interval(1, MOST_FEATURES)} each")
+SHAPE, WIDTHS = Range(check_shape), Range(check_widths, f"{_interval(1, MOST_FEATURES)} each")
 
 
 def ranges(**declared: Range) -> Callable[[Made], Made]:

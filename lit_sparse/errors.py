@@ -31,6 +31,7 @@ __all__ = [
     "install_command",
     "is_terminable",
     "printable",
+    "refusal_of_system",
     "terminable",
 ]
 
@@ -128,6 +129,16 @@ def printable(text: str) -> str:
     return "".join(
         letter if letter.isprintable() or letter in KEPT else letter.encode("unicode_escape").decode() for letter in text
     )
+
+
+def refusal_of_system(error: BaseException) -> str | None:
+    """Return the message for a full or read-only disk or a lack of permissions, or None for another error."""
+    denied = isinstance(error, PermissionError)
+    if not isinstance(error, OSError) or not (denied or error.errno in DISK_IS_FULL):
+        return None
+    place = "the disk" if error.filename is None else repr(os.fsdecode(error.filename))
+    advice = "Check its permissions" if denied else "Choose another place, or free space"
+    return f"Expected to use {place} but got: {error.strerror}. {advice}."
 
 
 def install_command(*extras: str) -> str:

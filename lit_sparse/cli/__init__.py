@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, TextIO
 
-from lit_sparse.errors import DISK_IS_FULL, INTERRUPTED, LitSparseError, did_you_mean
+from lit_sparse.errors import INTERRUPTED, LitSparseError, did_you_mean, refusal_of_system
 from lit_sparse.version import __version__
 
 if TYPE_CHECKING:
@@ -158,10 +158,8 @@ def _run(args: list[str], *, program: bool) -> int:
         print(f"lit-sparse: error: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        if error.filename is None or not (isinstance(error, PermissionError) or error.errno in DISK_IS_FULL):
+        if (reason := refusal_of_system(error)) is None:
             raise
-        advice = "Check its permissions" if isinstance(error, PermissionError) else "Choose another place, or free space"
-        reason = f"Expected to use {os.fsdecode(error.filename)!r} but got: {error.strerror}. {advice}."
         print(f"lit-sparse: error: {reason}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as stop:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import io
 from collections.abc import Sequence
 from pathlib import Path
 
 from lit_sparse.cli.help import command_parser
 from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.ground.files import result_file
 
 __all__ = ["main", "parser"]
 
@@ -56,6 +58,9 @@ def main(arguments: Sequence[str]) -> int:
         else:
             with torch.no_grad():
                 program = torch.export.export(module, args, dynamic_shapes=dynamic)
-            torch.export.save(decompose(program), path)
+            packed = io.BytesIO()  # torch ends the process if it cannot write a file
+            torch.export.save(decompose(program), packed)
+            with result_file(path, "wb") as file:
+                file.write(packed.getbuffer())
         print(path, flush=True)
     return 0

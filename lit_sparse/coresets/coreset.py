@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from dataclasses import dataclass, field
@@ -18,9 +19,19 @@ from lit_sparse.ground.arguments import checked
 from lit_sparse.ground.files import replaced
 from lit_sparse.ground.stored import check_members, largest_unpacked, open_plain
 
-__all__ = ["Coreset"]
+__all__ = ["Coreset", "check_sum"]
 
 FIELDS = ("indices", "weights", "objective", "trace", "size")
+
+
+def check_sum(weights: Tensor) -> None:
+    """Check that weights can be scaled to any mean.
+
+    Raises:
+        DataError: if their sum is zero or infinite.
+    """
+    if not 0 < (total := float(weights.float().sum())) < math.inf:
+        raise DataError(f"Expected weights with a positive, finite sum but got {total}. Select another coreset.")
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from copy import copy
 from functools import cached_property
@@ -27,6 +26,7 @@ from lit_sparse.coresets import (
     VectorSource,
     select_by_group,
 )
+from lit_sparse.coresets.coreset import check_sum
 from lit_sparse.coresets.projections import entry
 from lit_sparse.coresets.selector import squared_distance
 from lit_sparse.coresets.vectors import part_of
@@ -386,6 +386,5 @@ class CoresetDataModule(ResumableDataModule):
                 f"Expected {coreset.size} training examples, from which the coreset was selected, but got {len(self._source)}."
                 " Use the data of the coreset, or select another coreset."
             )
-        if not 0 < (total := float(coreset.weights.float().sum())) < math.inf:
-            raise DataError(f"Expected weights with a positive, finite sum but got {total}. Select another coreset.")
+        check_sum(coreset.weights)
         return coreset

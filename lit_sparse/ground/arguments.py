@@ -16,7 +16,7 @@ from typing_extensions import Self
 
 from lit_sparse.errors import ConfigurationError, LitSparseError, full_name
 
-__all__ = ["KeepsArguments", "check_types", "checked", "constructor_parameters", "hints_of", "interval", "shown_arguments"]
+__all__ = ["KeepsArguments", "check_types", "checked", "constructor_parameters", "hints_of", "shown_arguments"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 #: Type of an argument -> what a message calls it.

@@ -7,13 +7,13 @@ import os
 import secrets
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from lit_sparse.errors import ConfigurationError
+from lit_sparse.errors import DISK_IS_FULL, ConfigurationError, cause_of
 
-__all__ = ["PART", "not_plain", "open_to_append", "replaced", "result_file"]
+__all__ = ["PART", "make_folder", "not_plain", "open_to_append", "replaced", "result_file"]
 
 #: Ending of the temporary files that :func:`replaced` writes.
 PART = ".part"
@@ -45,6 +45,20 @@ def not_plain(path: Path, expected: str = "plain file with one name") -> Configu
     return ConfigurationError(f"Expected {str(path)!r} to be a {expected} but it is {found}. Remove it.")
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it, unless it exists.
+
+    Raises:
+        ConfigurationError: if it, or a folder above it, is a file.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ConfigurationError(
+            f"Expected {str(path)!r} to be a folder but it, or a folder above it, is a file. Choose another."
+        ) from error
+
+
 @contextmanager
 def replaced(path: Path, mode: str) -> Iterator[IO[Any]]:
     """Provide, within a context, a temporary file that replaces ``path`` once it is complete and on disk.
@@ -59,12 +73,7 @@ def replaced(path: Path, mode: str) -> Iterator[IO[Any]]:
         ConfigurationError: if a folder has the name of the file, or a file the name of a folder above it.
     """
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}{PART}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise ConfigurationError(
-            f"Expected {str(path.parent)!r} to be a folder but it, or a folder above it, is a file. Choose another."
-        ) from error
+    make_folder(path.parent)
     text = {} if "b" in mode else {"newline": "", "encoding": "utf-8"}
     try:
         with part.open(mode.replace("w", "x"), **text) as file:  # type: ignore[call-overload]
@@ -75,9 +84,15 @@ def replaced(path: Path, mode: str) -> Iterator[IO[Any]]:
             part.replace(path)
         except IsADirectoryError as error:
             raise not_plain(path) from error
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+    except BaseException as error:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        full = cause_of(error, OSError) if isinstance(error, OSError) or type(error) is RuntimeError else None  # as torch's
+        if full is None or full.errno not in DISK_IS_FULL:
+            raise
+        if full.filename in (None, str(part)):  # the system names no file when the disk is full
+            full.filename = str(path)
+        raise full from (None if full is error else error)
     if os.name == "posix":  # also synchronize the new name to the disk
         folder = os.open(path.parent, os.O_RDONLY)
         try:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from lit_sparse.checks import check_count
 from lit_sparse.coresets import Coreset
+from lit_sparse.coresets.coreset import check_sum
 from lit_sparse.errors import ConfigurationError, DataError, full_name
 from lit_sparse.ground.arguments import checked
 from lit_sparse.ground.distributed import world_size
@@ -273,6 +274,7 @@ def weighted_dataset(dataset: Any, coreset: Coreset) -> Any:
     Raises:
         ConfigurationError: for another kind of data set, one with such a column, or a coreset from a different number
             of examples.
+        DataError: if all weights are zero.
     """
     if not hasattr(dataset, "add_column"):
         raise ConfigurationError(f"Expected a datasets.Dataset but got {full_name(dataset)}. Make one with Dataset.from_list.")
@@ -280,6 +282,7 @@ def weighted_dataset(dataset: Any, coreset: Coreset) -> Any:
         raise ConfigurationError(f"Expected a coreset of {len(dataset)} examples but got one of {coreset.size}. Select again.")
     if WEIGHT in dataset.column_names:
         raise ConfigurationError(f"Expected a data set without a column {WEIGHT!r} but it has one. Rename or remove it.")
+    check_sum(coreset.weights)
     weights = coreset.weights.double() / coreset.weights.double().mean()
     return dataset.select(coreset.indices.tolist()).add_column(WEIGHT, weights.tolist())
 

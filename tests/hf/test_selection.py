@@ -120,3 +120,5 @@ def test_weights_of_a_coreset_reach_the_loss(tmp_path: Path) -> None:
         assert trainer.evaluate()["eval_loss"] == pytest.approx(float(plain), rel=1e-5)
     with pytest.raises(ConfigurationError, match="Select again"):
         weighted_dataset(chosen, Coreset(indices, weights, 0.0, size=8))
+    with pytest.raises(DataError, match="positive, finite sum"):
+        weighted_dataset(data, Coreset(indices, 0 * weights, 0.0, size=8))

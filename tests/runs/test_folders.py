@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
-from lit_sparse.errors import CheckpointError, ConfigurationError
+from lit_sparse.errors import CheckpointError, ConfigurationError, refusal_of_system
 from lit_sparse.ground.files import open_to_append, replaced
 from lit_sparse.runs.folders import claim_folder, differences, find_checkpoint, numbered
 from lit_sparse.runs.status import check_plain
@@ -54,6 +55,19 @@ def test_a_folder_is_not_replaced(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="but it is a folder"), replaced(tmp_path / "log", "w"):
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["log"]
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_full_disk_is_told_with_the_file(hidden: bool, tmp_path: Path) -> None:
+    """The system names no file, and torch puts an error of its own in place of the system's."""
+    full = OSError(errno.ENOSPC, "full")
+    with pytest.raises(OSError, match="full") as caught, replaced(tmp_path / "a", "w"):
+        if hidden:
+            raise RuntimeError("unexpected position") from full
+        raise full
+    text = f"Expected to use '{tmp_path / 'a'}' but got: full. Choose another place, or free space."
+    assert refusal_of_system(caught.value) == text
+    assert not [*tmp_path.iterdir()]
 
 
 def test_numbered_folders_have_names_of_decimal_digits(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import json
 import os
 import re
@@ -28,7 +29,7 @@ from lit_sparse.runs.result_files import read_metrics
 from lit_sparse.studies.jobs import cell_run
 from lit_sparse.studies.jobs.engine import Runner, call_in_process
 from lit_sparse.studies.jobs.logged import summarized
-from lit_sparse.studies.jobs.processes import JobFailedError, call, locked
+from lit_sparse.studies.jobs.processes import JobFailedError, call, locked, run_all
 from lit_sparse.studies.jobs.rows import Row, Rows, provenance
 from lit_sparse.studies.pages.tables import page
 from lit_sparse.studies.plan.load import load_study
@@ -582,6 +583,17 @@ except KeyboardInterrupt as stop:
         assert study.wait(timeout=50) == 143
     assert time.monotonic() - asked < 50
     assert not begun.exists()
+
+
+def test_nothing_more_is_begun_on_a_read_only_disk() -> None:
+    def task(threads: int) -> None:
+        begun.append(threads)
+        raise OSError(errno.EROFS, "Read-only file system", "runs/a.lock")
+
+    begun: list[int] = []
+    text = "Expected to use 'runs/a.lock' but got: Read-only file system. Choose another place, or free space."
+    assert run_all([task] * 3, 1) == [text]
+    assert len(begun) == 1
 
 
 def test_the_end_of_a_long_log_is_shown(tmp_path: Path) -> None:

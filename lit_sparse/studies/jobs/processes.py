@@ -14,8 +14,8 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, Protocol, TextIO
 
-from lit_sparse.errors import LitSparseError, Terminated, terminable
-from lit_sparse.ground.files import open_to_append
+from lit_sparse.errors import LitSparseError, Terminated, refusal_of_system, terminable
+from lit_sparse.ground.files import make_folder, open_to_append
 
 try:
     import fcntl
@@ -75,7 +75,7 @@ def try_lock(path: Path) -> IO[str] | None:
     A command that inherits the file keeps the lock when this process is killed, so no second command works on the same
     cell.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     file = open_to_append(path)
     if fcntl is not None:
         try:
@@ -141,7 +141,7 @@ def call(
     Raises:
         JobFailedError: if the command fails.
     """
-    log.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(log.parent)
     with open_to_append(log) as output:
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
         if start is not None:
@@ -200,14 +200,17 @@ def run_all(tasks: Sequence[Callable[[int], None]], at_once: int) -> list[str]:
     asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
     threads = int(asked) if asked.isdigit() and int(asked) else max(1, (os.cpu_count() or 1) // at_once)
     failed: list[str] = []
+    lost: list[str] = []
 
     def attempt(task: Callable[[int], None]) -> None:
         try:
-            task(threads)
+            if not lost:
+                task(threads)
         except LitSparseError as error:
             failed.append(str(error))
-        except Exception as error:  # the others go on
-            failed.append(f"{type(error).__name__}: {error}")
+        except Exception as error:  # the others go on, unless nothing can be written
+            reason = refusal_of_system(error)
+            (lost if reason else failed).append(reason or f"{type(error).__name__}: {error}")
 
     _INTERRUPTED.clear()
     pool = ThreadPoolExecutor(at_once)
@@ -230,4 +233,4 @@ def run_all(tasks: Sequence[Callable[[int], None]], at_once: int) -> list[str]:
         raise
     finally:
         pool.shutdown(cancel_futures=True)
-    return failed
+    return [*dict.fromkeys(failed), *lost[:1]]

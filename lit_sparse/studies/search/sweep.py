@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.ground.files import make_folder
 from lit_sparse.ground.stored import read_yaml
 from lit_sparse.runs.folders import experiment_name
 from lit_sparse.runs.status import check_plain
@@ -129,7 +130,7 @@ class Sweep:
             "study_name": self.folder.name if self.base.program else experiment_name(self.configs[0], ""),
         }
         _ = self.distributions  # a space that is wrong is refused before anything is made
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         check_plain(self.folder)
         try:
             try:
