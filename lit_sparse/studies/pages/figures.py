@@ -210,7 +210,7 @@ def _plot(axis: Any, points: Points, panel: Panel, number: int) -> Any:
 
 
 def _describe(axis: Any, panel: Panel, title: str) -> None:
-    across, up = (fill(literal(text), 28) for text in (panel.x_label or panel.x, panel.label or panel.value))
+    across, up = (fill(literal(text), 24) for text in (panel.x_label or panel.x, panel.label or panel.value))
     axis.set(xlabel=across, ylabel=up, title=literal(title))
     if panel.log in (True, "both"):
         axis.set_yscale("log")
