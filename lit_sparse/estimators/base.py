@@ -208,7 +208,7 @@ class Estimator(nn.Module, ABC):
         """
         losses, shape = loss_fn(batch), batch.example_index.shape
         if not isinstance(losses, Tensor) or losses.shape != shape or losses.is_complex():
-            what = f"loss_fn to return one real loss per row, of shape {tuple(shape)},"
+            what = f"loss_fn to return one loss per row, real and of shape {tuple(shape)},"
             raise ConfigurationError(f"Expected {what} but got {shown(losses)}.")
         return losses if losses.is_floating_point() else losses.to(batch.values.dtype)
 

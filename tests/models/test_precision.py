@@ -14,8 +14,8 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.plugins.precision import MixedPrecision
 
-from lit_sparse.callbacks import LanguageLogger
-from lit_sparse.cli.callbacks import measures, pictures
+from lit_sparse.callbacks import CountLogger, LanguageLogger, SecondsLogger
+from lit_sparse.cli.callbacks import pictures
 from lit_sparse.coresets import LogisticLikelihood
 from lit_sparse.data import (
     DigitsDataModule,
@@ -193,7 +193,9 @@ def test_a_model_takes_a_precision(name: str, precision: str, tmp_path: Path) ->
     if precision == "16-mixed":
         model.optimizer = functools.partial(torch.optim.Adam, lr=1e-3)
     clip = None if "Kernel" in name else 1.0
-    used = trainer(precision, callbacks=[*measures(), LanguageLogger(folder=str(tmp_path))], gradient_clip_val=clip)
+    used = trainer(
+        precision, callbacks=[CountLogger(), SecondsLogger(), LanguageLogger(folder=str(tmp_path))], gradient_clip_val=clip
+    )
     used.fit(model, data)
     logged = set(used.callback_metrics)
     for stage in (used.validate, used.test):
@@ -218,7 +220,7 @@ def test_a_model_takes_a_precision(name: str, precision: str, tmp_path: Path) ->
 )
 def test_pictures_are_drawn_in_a_precision(name: str, precision: str, tmp_path: Path) -> None:
     model, data = MADE[name](tmp_path)
-    used = trainer(precision, callbacks=[*measures(), *pictures(str(tmp_path / "run"))])
+    used = trainer(precision, callbacks=[CountLogger(), SecondsLogger(), *pictures(str(tmp_path / "run"))])
     used.fit(model, data)
     used.test(model, data, verbose=False)
     used.predict(model, data)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -178,9 +177,10 @@ def test_networks_train_on_two_processes(lit_sparse: Command, tmp_path: Path, mo
     assert one["val/examples"] == [101.0]
 
 
-def test_kernels_are_trained_by_one_process() -> None:
+def test_kernels_are_trained_by_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pl.Trainer, "world_size", 2)
     model = by_kernels()
-    model._trainer = SimpleNamespace(world_size=2, ckpt_path=None, loggers=[])  # type: ignore[assignment]
+    model._trainer = trainer(max_epochs=1)
     with pytest.raises(ConfigurationError, match=r"but got 2\. Use --trainer\.devices 1, or MLP"):
         model.setup("fit")
     model.setup("test")
