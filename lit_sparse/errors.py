@@ -134,7 +134,7 @@ def printable(text: str) -> str:
 def refusal_of_system(error: BaseException) -> str | None:
     """Return the message for a full or read-only disk or a lack of permissions, or None for another error."""
     denied = isinstance(error, PermissionError)
-    if not isinstance(error, OSError) or not (denied or error.errno in DISK_IS_FULL):
+    if not isinstance(error, OSError) or not (denied or error.errno in DISK_IS_FULL) or (denied and error.filename is None):
         return None
     place = "the disk" if error.filename is None else repr(os.fsdecode(error.filename))
     advice = "Check its permissions" if denied else "Choose another place, or free space"

@@ -22,9 +22,16 @@ def _hooks(stage: Stage) -> tuple[Callable[..., None], Callable[..., None], Call
     def start(self: StageCallback, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.on_stage_start(trainer, pl_module, stage)
 
-    def batch_end(self: StageCallback, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *rest: Any) -> None:
-        _batch, _batch_idx, *loader = rest  # training has no index of a loader
-        self.on_stage_batch_end(trainer, pl_module, outputs, stage, *loader)
+    def batch_end(
+        self: StageCallback,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self.on_stage_batch_end(trainer, pl_module, outputs, stage, dataloader_idx)
 
     def end(self: StageCallback, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.on_stage_end(trainer, pl_module, stage)
@@ -62,7 +69,7 @@ class StageCallback(pl.Callback):
         if batch_idx == 0:  # Lightning calls `on_train_epoch_start` again when a run resumes within an epoch
             self.on_stage_start(trainer, pl_module, "train")
 
-    _, on_train_batch_end, on_train_epoch_end = _hooks("train")
+    on_train_batch_end, on_train_epoch_end = _hooks("train")[1:]
     on_validation_epoch_start, on_validation_batch_end, on_validation_epoch_end = _hooks("val")
     on_test_epoch_start, on_test_batch_end, on_test_epoch_end = _hooks("test")
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, TextIO
 
-from lit_sparse.errors import INTERRUPTED, LitSparseError, did_you_mean, refusal_of_system
+from lit_sparse.errors import INTERRUPTED, ConfigurationError, LitSparseError, did_you_mean, refusal_of_system
 from lit_sparse.version import __version__
 
 if TYPE_CHECKING:
@@ -217,13 +217,14 @@ def build_cli(args: Sequence[str], *, run: bool = False) -> LitSparseCLI:
         An object with ``model``, ``datamodule`` and ``trainer``.
 
     Raises:
+        ConfigurationError: if it is no list that begins with a command.
         LitSparseError: if an argument is invalid; the message says what to change.
         MissingExtraError: without the extra ``train``.
     """
     from lit_sparse.ground import train_extra  # noqa: F401
     from lit_sparse.cli.app import LitSparseCLI
 
-    known, words = [name for name in COMMANDS if name not in MODULES], [] if isinstance(args, str) else [*args]
+    known, words = [name for name in COMMANDS if name not in MODULES], [*args] if isinstance(args, list | tuple) else []
     if not words or words[0] not in known or not all(isinstance(word, str) for word in words):
-        raise LitSparseError(f"Expected a list of words, the first one of {', '.join(known)}, but got {args!r}.")
+        raise ConfigurationError(f"Expected a list of words, the first one of {', '.join(known)}, but got {args!r}.")
     return LitSparseCLI(words, execute=run)

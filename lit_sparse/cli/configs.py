@@ -152,9 +152,8 @@ def with_full_name(arg: str) -> str:
     """Return a command-line argument with full names of options and classes in place of ambiguous short ones.
 
     Example:
-        >>> with_full_name("--lr_scheduler=ReduceLROnPlateau").removesuffix(
-        ...     ".cli.ReduceLROnPlateau"
-        ... )
+        >>> arg = with_full_name("--lr_scheduler=ReduceLROnPlateau")
+        >>> arg.removesuffix(".cli.ReduceLROnPlateau")
         '--model.lr_scheduler=pytorch_lightning'
     """
     option, sign, value = OF_MODEL_OPTION.sub("--model.", arg).rpartition("=")

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lit_sparse.errors import LitSparseError
+from lit_sparse.errors import LitSparseError, cause_of
 from lit_sparse.ground.files import replaced
 from lit_sparse.lightning.choice import TorchCheckpointIO
 from lit_sparse.runs.checkpoint_files import check_written, read_checkpoint
@@ -38,7 +38,8 @@ class WholeFiles(TorchCheckpointIO):
             with replaced(target, "wb") as file:
                 torch.save(checkpoint, file)
         except (OSError, RuntimeError) as error:
-            reason = getattr(error, "strerror", None) or " ".join(str(error).split()).rstrip(".")
+            cause = cause_of(error, OSError) or error  # torch's error hides the system's
+            reason = getattr(cause, "strerror", None) or " ".join(str(cause).split()).rstrip(".")
             earlier = " The earlier file of that name is unchanged." if target.is_file() else ""
             raise DiskError(
                 f"Expected to write the checkpoint {str(target)!r} but got: {reason}.{earlier} Free space on the disk."

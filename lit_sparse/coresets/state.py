@@ -118,7 +118,7 @@ def indices(size: int, like: list[int] | Tensor, most: int | None = None) -> Kin
 
     Args:
         size: number of vectors.
-        like: a list or a tensor, whichever the indices are in: a tensor (n,) int64 or a list.
+        like: an object of the type that the indices have: a list, or a tensor (n,) int64.
         most: largest number of indices.
     """
 

@@ -65,9 +65,11 @@ class Column(_Values):
             rows = range(len(self))[place]
             if rows.step != 1:
                 return _Chosen(self, rows)
-            starts = zip([0, *self._ends], self.chunks, strict=False)
-            kept = (chunk[max(0, rows.start - start) : max(0, rows.stop - start)] for start, chunk in starts)
-            return type(self)(kept, self.decode)
+            starts = [0, *self._ends]
+            first = bisect_right(self._ends, rows.start)
+            last = bisect_right(self._ends, rows.stop - 1) if rows else first - 1
+            kept = ((starts[number], self.chunks[number]) for number in range(first, last + 1))
+            return type(self)([chunk[max(0, rows.start - start) : rows.stop - start] for start, chunk in kept], self.decode)
         place = range(len(self))[place]
         number = bisect_right(self._ends, place)
         value = self.chunks[number][place - self._ends[number]].as_py()

@@ -203,7 +203,7 @@ class ReferentialGameDataModule(ResumableDataModule):
         if parts is None:
             kinds[order[: held_out("test_size", self.test_size, size, size)]] = 2
         elif parts.dtype.kind == "U":
-            kinds = numbers_of(parts, f"{self.parts or 'split'!r} of {str(path)!r}")
+            kinds = numbers_of(parts, f"{self.parts or 'split'!r} of {str(path)!r}", ", or 0 for training and 1 for the test,")
         else:
             kinds[torch.from_numpy(parts != 0)] = 2
         indices = [order[kinds[order] == number] for number in range(len(SPLITS))]

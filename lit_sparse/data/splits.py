@@ -66,21 +66,21 @@ def splits_of(stage: str | None) -> tuple[Split, ...]:
     return needed.get(stage, SPLITS)
 
 
-def numbers_of(words: Iterable[str], where: str) -> Tensor:
+def numbers_of(words: Iterable[str], where: str, other: str = "") -> Tensor:
     """Return the position of each word in ``SPLITS``.
 
     Args:
         words: names of splits, one for each example of a file.
         where: name of the array, for the message.
+        other: what else it may hold, for the message.
 
     Raises:
         DataError: if a word is not the name of a split.
     """
     names = [str(word) for word in words]
     if unknown := sorted({*names} - {*SPLITS}):
-        raise DataError(
-            f"Expected the words {', '.join(SPLITS)} in {where} but got {', '.join(map(repr, unknown[:5]))}. Correct them."
-        )
+        got = ", ".join(map(repr, unknown[:5]))
+        raise DataError(f"Expected the words {', '.join(SPLITS)}{other} in {where} but got {got}. Correct them.")
     return torch.tensor([SPLITS.index(name) for name in names], dtype=torch.int64)
 
 

@@ -13,9 +13,8 @@ def directions(rows: Tensor) -> Tensor:
     """Return rows (..., d) scaled to length 1, also those whose squares overflow or underflow; zeros stay.
 
     Example:
-        >>> directions(torch.tensor([[3.0, 4.0], [3e30, 4e30], [3e-30, 4e-30]])).mul(
-        ...     5
-        ... ).round().tolist()
+        >>> rows = torch.tensor([[3.0, 4.0], [3e30, 4e30], [3e-30, 4e-30]])
+        >>> directions(rows).mul(5).round().tolist()
         [[3.0, 4.0], [3.0, 4.0], [3.0, 4.0]]
     """
     lengths = rows.norm(dim=-1, keepdim=True)

@@ -15,7 +15,7 @@ __all__ = ["FLOATS", "INTEGERS", "REALS", "check_tensor", "is_dense", "shown"]
 #: Dtypes of scores.
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 #: Dtypes of whole numbers, and of all numbers that can be summed.
-INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.uint64)
 REALS = (*FLOATS, *INTEGERS, torch.bool)
 
 

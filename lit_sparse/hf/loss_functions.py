@@ -18,6 +18,7 @@ from lit_sparse.coresets.coreset import check_sum
 from lit_sparse.errors import ConfigurationError, DataError, full_name
 from lit_sparse.ground.arguments import checked
 from lit_sparse.ground.distributed import world_size
+from lit_sparse.ground.evaluation import evaluating
 from lit_sparse.mappings import FenchelYoungLoss, SparseMapping
 from lit_sparse.risks import Risk
 
@@ -94,9 +95,8 @@ def risk_loss_func(
         >>> from lit_sparse.risks import CVaR
         >>> loss = risk_loss_func(CVaR(0.5))
         >>> logits, labels = torch.tensor([[0.0, 0.0], [90.0, 0.0]]), torch.tensor([0, 0])
-        >>> bool(
-        ...     loss({"logits": logits}, labels) == torch.tensor(2.0).log()
-        ... )  # the worse half
+        >>> worse_half = loss({"logits": logits}, labels)
+        >>> bool(worse_half == torch.tensor(2.0).log())
         True
     """
     if not isinstance(risk, Risk):
@@ -208,9 +208,8 @@ def example_gradients(
         >>> import torch
         >>> def loss(output, example):
         ...     return output.sum()
-        >>> example_gradients(
-        ...     torch.nn.Linear(2, 1), [{"input": torch.ones(1, 2)}], loss=loss
-        ... ).tolist()
+        >>> model, examples = torch.nn.Linear(2, 1), [{"input": torch.ones(1, 2)}]
+        >>> example_gradients(model, examples, loss=loss).tolist()
         [[1.0, 1.0, 1.0]]
     """
     starts = None if parameters is None else (parameters,) if isinstance(parameters, str) else tuple(parameters)
@@ -224,9 +223,8 @@ def example_gradients(
             f" {names}"
         )
     projected = _projection(sum(p.numel() for p in chosen.values()), features, seed)
-    training, device, rows = model.training, next(iter(chosen.values())).device, []
-    model.eval()
-    try:
+    device, rows = next(iter(chosen.values())).device, []
+    with evaluating(model):
         for number, example in enumerate(examples):
             if not isinstance(example, Mapping):
                 raise ConfigurationError(
@@ -246,8 +244,6 @@ def example_gradients(
             if not bool(row.isfinite().all()):
                 raise DataError(f"Expected finite gradients but got NaN or infinity for example {number}. Leave it out.")
             rows.append(projected(row))
-    finally:
-        model.train(training)
     if not rows:
         raise DataError("Expected at least one example but got none.")
     return torch.stack(rows)

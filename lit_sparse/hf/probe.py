@@ -14,6 +14,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.overrides import TorchFunctionMode
 
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.ground.evaluation import evaluating
 from lit_sparse.hf.adapter import attend, is_torch_layer
 from lit_sparse.hf.registry import register_function
 from lit_sparse.mappings import Softmax
@@ -124,10 +125,9 @@ def run(model: nn.Module, examples: Sequence[Mapping[str, Any]]) -> None:
     Raises:
         ConfigurationError: if all passes fail, or the mapping is not usable.
     """
-    training, device = model.training, next(model.parameters()).device
-    model.eval()
+    device = next(model.parameters()).device
     errors: list[Exception] = []
-    try:
+    with evaluating(model):
         for inputs in examples:
             placed = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in inputs.items()}
             try:
@@ -138,8 +138,6 @@ def run(model: nn.Module, examples: Sequence[Mapping[str, Any]]) -> None:
                 raise
             except Exception as error:
                 errors.append(error)
-    finally:
-        model.train(training)
     tried = " or ".join(", ".join(inputs) for inputs in examples)
     reason = f"{type(errors[0]).__name__}: {errors[0]}" if errors else "no arguments"
     raise ConfigurationError(

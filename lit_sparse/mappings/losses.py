@@ -50,9 +50,8 @@ class FenchelYoungLoss(nn.Module):
         >>> import torch
         >>> from lit_sparse.mappings import Sparsemax
         >>> scores, target = torch.tensor([[5.0, 1.0, 0.0]]), torch.tensor([0])
-        >>> float(
-        ...     FenchelYoungLoss(Sparsemax())(scores, target)
-        ... )  # the margin of 1 is met: no loss at all
+        >>> # The margin of 1 is met, so there is no loss.
+        >>> float(FenchelYoungLoss(Sparsemax())(scores, target))
         0.0
     """
 

@@ -350,8 +350,8 @@ class MessageStructure(ExactMetric):
         Raises:
             ConfigurationError: for other shapes, or an index, messages or attributes that are not integers.
         """
-        rows, features = len(inputs), self.inputs.shape[1]
-        check_tensor(inputs, f"inputs (B, {features})", shape=(None, features))
+        features = self.inputs.shape[1]
+        rows = len(check_tensor(inputs, f"inputs (B, {features})", shape=(None, features)))
         known = attributes if attributes is not None else self.attributes.new_zeros(rows, 0)
         columns = (("messages", messages, self.messages.shape[1:]), ("attributes", known, self.attributes.shape[1:]))
         for name, part, widths in (("an index", index, ()), *columns):

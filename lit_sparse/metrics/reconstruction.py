@@ -12,7 +12,6 @@ from lit_sparse.checks import INPUTS, INTEGER, check_dim, check_tensor, ranges
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.arguments import checked
 from lit_sparse.metrics.exact_metric import ExactMetric
-from lit_sparse.metrics.means import MeanOverExamples
 
 __all__ = ["DeadFraction", "ExplainedVariance", "HoyerSparseness", "hoyer_sparseness"]
 
@@ -154,7 +153,7 @@ def hoyer_sparseness(x: Tensor, dim: int | tuple[int, ...] = -1) -> Tensor:
 
 
 @ranges(dim=INTEGER)
-class HoyerSparseness(MeanOverExamples):
+class HoyerSparseness(ExactMetric):
     """Metric: mean Hoyer sparseness of vectors, see :func:`hoyer_sparseness`; undefined values are left out.
 
     The sparseness is undefined for zero vectors and for vectors of size 0 or 1.
@@ -174,9 +173,14 @@ class HoyerSparseness(MeanOverExamples):
         0.5
     """
 
+    total: Tensor
+    count: Tensor
+
     def __init__(self, dim: int = -1, **options: Any) -> None:
         super().__init__(**options)
         self.dim = dim
+        self.add_state("total", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("count", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, x: Tensor) -> None:
         """Add vectors (..., d, ...)."""
@@ -184,3 +188,7 @@ class HoyerSparseness(MeanOverExamples):
         undefined = x.detach().eq(0).all(self.dim) | (x.shape[self.dim] < 2)
         self.total += found.masked_fill(undefined, 0.0).double().sum()
         self.count += (~undefined).sum()
+
+    def compute(self) -> Tensor:
+        """Return the mean sparseness, NaN without vectors."""
+        return self.total / self.count

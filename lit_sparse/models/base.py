@@ -258,7 +258,6 @@ class LitSparseModule(ObjectiveModule):
 
     def setup(self, stage: str) -> None:
         """Log the hyperparameters, and prepare the initial weights of a new run."""
-        self._loader = 0  # also after a run that an exception ended
         if self._trainer is not None:
             guard_restoring(self._trainer)
         if stage == "fit":
@@ -371,14 +370,16 @@ class LitSparseModule(ObjectiveModule):
     def _measured(self, batch: Batch, batch_idx: int, stage: Stage, loader: int) -> dict[str, Any]:
         """Run the step and update the means; a process without examples has one batch, and this batch is empty."""
         self._loader = loader
-        metrics = self.stage_metrics(stage)
-        if batch_idx == 0:
-            metrics.reset()
-        output = self.run_step(batch, batch_idx, stage) if batch else {}
-        if output:
-            metrics.measure(output["per_example"], column_of(self.risk.group_key or GROUP, batch, output["example_index"]))
-        self._loader = 0
-        return output
+        try:
+            metrics = self.stage_metrics(stage)
+            if batch_idx == 0:
+                metrics.reset()
+            output = self.run_step(batch, batch_idx, stage) if batch else {}
+            if output:
+                metrics.measure(output["per_example"], column_of(self.risk.group_key or GROUP, batch, output["example_index"]))
+            return output
+        finally:
+            self._loader = 0
 
     def _log_loaders(self, stage: Literal["val", "test"]) -> None:
         for loader in range(number_of_loaders(self.trainer, stage)):

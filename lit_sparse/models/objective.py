@@ -78,7 +78,7 @@ def checked_batch(model: object, batch: Any) -> Iterator[None]:
             raise
         raise ConfigurationError(
             f"Expected the entry {error.args[0]!r} in a batch for {type(model).__name__} but got"
-            f" {', '.join(map(str, batch))}. Use a data module that provides it."
+            f" {', '.join(map(str, batch)) or 'none'}. Use a data module that provides it."
         ) from error
 
 

@@ -153,7 +153,7 @@ class SparseAutoencoder(LitSparseModule):
 
     def scores(self, features: Tensor) -> Tensor:
         """Return the scores u (B, width) of activations (B, D)."""
-        check_input("features", features, ("...", self.in_features), self.encoder.weight)
+        check_input("features", features, ("...", self.in_features), None)  # other dtypes are promoted
         scores: Tensor = self.encoder((features - self.bias) / self.scale)
         return scores
 

@@ -14,6 +14,7 @@ from typing_extensions import Self, override
 
 from lit_sparse.checks import check_count
 from lit_sparse.errors import CheckpointError, ConfigurationError, full_name
+from lit_sparse.ground.evaluation import evaluating
 from lit_sparse.lightning.internals import after_restore, copy_averages
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.metrics import group_counts, tied_groups
@@ -135,10 +136,9 @@ class TextModule(LitSparseModule):
             ConfigurationError: for a batch size below 1.
         """
         check_count("batch_size", batch_size)
-        results, training = [""] * len(sides[0]), self.training
+        results = [""] * len(sides[0])
         order = sorted(range(len(results)), key=lambda i: -sum(len(side[i]) for side in sides))
-        self.eval()
-        try:
+        with evaluating(self):
             for start in range(0, len(order), batch_size):
                 rows = order[start : start + batch_size]
                 inputs: list[Tensor] = []
@@ -148,8 +148,6 @@ class TextModule(LitSparseModule):
                     inputs += [tokens.to(self.device), lengths]
                 for i, result in zip(rows, call(rows, *inputs), strict=True):
                     results[i] = result
-        finally:
-            self.train(training)
         return results
 
     def tokens_in(self, name: str, rows: Tensor, lengths: Tensor) -> list[list[str]]:

@@ -123,9 +123,8 @@ def beam_search(
                 finished[int(open_rows[row])] = _stopped(list(so_far), ((4 + length) / 6) ** length_penalty)
 
         last = length >= limits[open_rows]
-        ends = ((chosen == eos) | last.unsqueeze(-1)) & (
-            best > -torch.inf
-        )  # at the limit what is best is finished as it stands
+        # At the limit what is best is finished as it stands.
+        ends = ((chosen == eos) | last.unsqueeze(-1)) & (best > -torch.inf)
         ends[:, beam_size:] = False
         divisor = ((5 + length) / 6) ** length_penalty
         for row, rank in ends.nonzero().tolist():

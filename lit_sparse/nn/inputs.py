@@ -30,7 +30,8 @@ def check_input(name: str, given: Tensor, shape: tuple[int | str, ...], weight: 
         name: name of the argument in the message.
         given: tensor to check.
         shape: sizes, and letters for those that may be any; a first ``"..."`` stands for any dimensions.
-        weight: weight that the tensor is multiplied by; if it is quantized or None, any floating dtype will do.
+        weight: weight that the tensor is multiplied by; if it is quantized or None, any floating or quantized
+            dtype will do.
 
     Raises:
         ConfigurationError: if it is no such tensor.
@@ -47,7 +48,7 @@ def check_input(name: str, given: Tensor, shape: tuple[int | str, ...], weight: 
             raise ConfigurationError(
                 f"Expected {name} of {weight.dtype}, as the weights are, but got {given.dtype}. Convert one."
             )
-    elif given.dtype not in FLOATS:
+    elif given.dtype not in FLOATS and not given.is_quantized:
         raise ConfigurationError(f"Expected {name} in a floating tensor but got {given.dtype}.")
 
 

@@ -91,10 +91,8 @@ class Receiver(nn.Module):
 
     Example:
         >>> receiver = Receiver(20, vocabulary=8)
-        >>> messages, rows = (
-        ...     torch.eye(8)[[3, 5, 1]],
-        ...     torch.tensor([0, 0, 1]),
-        ... )  # two for the first game, one for the second
+        >>> messages = torch.eye(8)[[3, 5, 1]]
+        >>> rows = torch.tensor([0, 0, 1])  # two for the first game, one for the second
         >>> receiver(torch.rand(2, 4, 20), messages, rows).shape
         torch.Size([3, 4])
     """

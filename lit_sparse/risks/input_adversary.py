@@ -40,10 +40,8 @@ class InputAdversary:
     Example:
         >>> import torch
         >>> adversary = InputAdversary(2.0, steps=200)
-        >>> inputs, cost = adversary(
-        ...     lambda x: x.sum(1), torch.zeros(1, 3)
-        ... )  # the best x is 1 / (2 kappa)
-        >>> inputs
+        >>> inputs, cost = adversary(lambda x: x.sum(1), torch.zeros(1, 3))
+        >>> inputs  # 1 / (2 kappa)
         tensor([[0.2500, 0.2500, 0.2500]])
         >>> cost
         tensor([0.3750])

@@ -150,7 +150,8 @@ def take(folder: Path) -> RunStatus:
             return RunStatus(path, former)
     except OSError as error:
         raise ConfigurationError(
-            f"Expected to write {str(path)!r} but got: {error.strerror}. Free space on the disk, or check the permissions."
+            f"Expected to write {str(path)!r} but got: {error.strerror or error}. Free space on the disk, or check the"
+            " permissions."
         ) from error
 
 

@@ -62,7 +62,10 @@ def trusting(names: Collection[str]) -> Iterator[None]:
     with mentioned(names):
         for name in names:
             if find_imported(name) is None:
-                raise CheckpointError(f"Expected import paths to trust, such as my_package.my_function, but found no {name!r}.")
+                raise CheckpointError(
+                    f"Expected import paths to trust, such as my_package.my_function, but found no {name!r}. Give the path of"
+                    " the module that defines it."
+                )
         yield
 
 

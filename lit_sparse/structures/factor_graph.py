@@ -32,9 +32,8 @@ class Factor:
 
     Example:
         >>> from lit_sparse.structures import Or
-        >>> implication = Factor(
-        ...     Or(), [[0, 1], [0, 2]], negated=[0]
-        ... )  # if variable 0 is on, so are 1 and 2
+        >>> # If variable 0 is on, so are 1 and 2.
+        >>> implication = Factor(Or(), [[0, 1], [0, 2]], negated=[0])
     """
 
     structure: Structure
@@ -133,12 +132,10 @@ class FactorGraph:
 
     Example:
         >>> from lit_sparse.structures import Budget, Pair
-        >>> graph = FactorGraph(
-        ...     5, [Factor(Pair(), "neighbours"), Factor(Budget(None, 2))]
-        ... )  # a chain, and at most 2 ones
-        >>> graph.potential_counts(
-        ...     5
-        ... )  # the scores of pairs: one for each, or a single one for all of them
+        >>> # A chain, and at most 2 ones.
+        >>> factors = [Factor(Pair(), "neighbours"), Factor(Budget(None, 2))]
+        >>> graph = FactorGraph(5, factors)
+        >>> graph.potential_counts(5)  # one score for each pair, or one for all
         (4, 1)
     """
 

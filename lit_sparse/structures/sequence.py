@@ -183,7 +183,7 @@ class Sequence(OnePerRow):
                 there are too many sequences.
         """
         d = self.size if d is None else d
-        if not isinstance(d, int) or d % self.tags or self.size not in (None, d):
+        if not isinstance(d, int) or d < 0 or d % self.tags or self.size not in (None, d):
             raise ConfigurationError(f"Expected the number of entries `d` for {self!r}, positions times tags, but got {d!r}.")
         length = d // self.tags
         return self.marked(itertools.product(range(self.tags), repeat=length), self.tags**length, self.tags)

@@ -230,12 +230,10 @@ class Tree(OnePerRow):
 
     Example:
         >>> import torch
-        >>> scores = torch.tensor(
-        ...     [[0.0, 2.0, 0.0], [2.0, 1.0, 0.0], [0.0, 1.0, 0.0]]
-        ... )  # 0 and 1 would be each other's head
-        >>> Tree(3).maximize(scores.reshape(1, -1)).reshape(3, 3).argmax(
-        ...     -1
-        ... ).tolist()  # 0 and 2 hang on 1, the root
+        >>> # The best heads of 0 and 1 would be each other.
+        >>> rows = [[0.0, 2.0, 0.0], [2.0, 1.0, 0.0], [0.0, 1.0, 0.0]]
+        >>> tree = Tree(3).maximize(torch.tensor(rows).reshape(1, -1))
+        >>> tree.reshape(3, 3).argmax(-1).tolist()  # 1 is the root
         [1, 1, 1]
     """
 

@@ -83,8 +83,6 @@ def _run(estimator: Estimator, scores: Tensor, loss_fn: LossFunction, seed: int 
     with torch.random.fork_rng(devices=[], enabled=seed is not None):
         if seed is not None:
             torch.manual_seed(seed)
-        if seed is not None:
-            torch.manual_seed(seed)
         context = torch.linspace(-1.0, 1.0, 3 * len(scores), dtype=torch.float64).reshape(-1, 3).float()  # of a baseline
         out = estimator(scores, loss_fn, context=context)
     assert isinstance(out, Expectation), "an Expectation comes back"

@@ -132,9 +132,8 @@ class KernelPotentials(Potentials):
     Example:
         >>> potentials = KernelPotentials(width=0.7).build(1)
         >>> x, y = torch.zeros(1, 1), torch.zeros(1, 1)
-        >>> _ = potentials.ascend(
-        ...     x, y, eps=0.1, rho=0.1, objective="dual"
-        ... )  # exp(0) = 1: the density is right already
+        >>> # The density is right already: exp(0) = 1.
+        >>> _ = potentials.ascend(x, y, eps=0.1, rho=0.1, objective="dual")
         >>> float(potentials.source_potential(x)), int(potentials.count)
         (0.0, 1)
     """

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.optimize import nnls
 from torch import Tensor
 
-from lit_sparse.coresets import pursuit as exchange
+from lit_sparse.coresets import pursuit
 from lit_sparse.coresets.pursuit import NonnegativeFit, nonnegative_least_squares
 from lit_sparse.coresets.vectors import DenseVectors
 
@@ -43,13 +43,13 @@ def test_a_table_after_sweeps_is_the_table_of_the_new_support() -> None:
     units, weights, residual = problem(0, 12, 9, 5)
     target = residual + weights @ units
     inside = weights > 0
-    table = exchange._table(units, inside, weights, residual)
+    table = pursuit._table(units, inside, weights, residual)
     for which in (8, 1, 10, 8, 3, 11):
-        exchange._sweep(table, inside, which)
+        pursuit._sweep(table, inside, which)
         support = inside.nonzero().squeeze(-1).tolist()
         there = best_weights(units, target, support)
         again = torch.zeros_like(weights).index_put((inside,), there)
-        expected = exchange._table(units, inside, again, target - there @ units[support])
+        expected = pursuit._table(units, inside, again, target - there @ units[support])
         torch.testing.assert_close(table, expected, atol=1e-10, rtol=1e-9)
 
 
@@ -61,7 +61,7 @@ def test_the_exchange_is_the_best_of_all(k: int) -> None:
         target = residual + weights @ units
         inside = weights > 0
         support = inside.nonzero().squeeze(-1).tolist()
-        found = exchange._best(exchange._table(units, inside, weights, residual), inside, torch.zeros_like(inside), k)
+        found = pursuit._best(pursuit._table(units, inside, weights, residual), inside, torch.zeros_like(inside), k)
         leaving = support if len(support) == k else [None]
         least, best = float(residual.square().sum()), []
         for out, into in itertools.product(leaving, set(range(11)) - set(support)):
@@ -80,7 +80,7 @@ def test_exchanges_bring_the_sum_nearer(seed: int, size: int, draws: int, k: int
     if doubled:
         units, weights = units.repeat(2, 1), torch.cat([weights, 0 * weights])
     before = float(residual.square().sum())
-    found = exchange.exchanged(units, weights, residual, k)
+    found = pursuit.exchanged(units, weights, residual, k)
     assert bool((found >= 0).all())
     assert int((found > 0).sum()) <= k
     assert float((target - found @ units).square().sum()) <= before + 1e-9 * float(target.square().sum())
@@ -89,12 +89,12 @@ def test_exchanges_bring_the_sum_nearer(seed: int, size: int, draws: int, k: int
 def test_vectors_of_negative_weight_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some exchanges alone would leave negative weights; the weights are always the best of their support."""
     left: list[int] = []
-    settled = exchange._settled
-    monkeypatch.setattr(exchange, "_settled", lambda *given: left.extend(gone := settled(*given)) or gone)
+    settled = pursuit._settled
+    monkeypatch.setattr(pursuit, "_settled", lambda *given: left.extend(gone := settled(*given)) or gone)
     for seed in range(20):
         units, weights, residual = problem(seed, 40, 30, 12)
         target = residual + weights @ units
-        found = exchange.exchanged(units, weights, residual, 12)
+        found = pursuit.exchanged(units, weights, residual, 12)
         support = found.nonzero().squeeze(-1).tolist()
         torch.testing.assert_close(found[support], best_weights(units, target, support), atol=1e-8, rtol=1e-6)
         assert bool((found[support] > 0).all())
@@ -104,21 +104,21 @@ def test_vectors_of_negative_weight_leave(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_step_that_does_not_help_is_undone_and_not_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[tuple[float, list[int]]] = []
-    best = exchange._best
+    best = pursuit._best
 
     def watched(table: Tensor, *given: object) -> list[int]:
         steps.append((float(table[-1, -1]), list(swept := best(table, *given))))  # type: ignore[arg-type]
         return swept
 
-    monkeypatch.setattr(exchange, "_best", watched)
+    monkeypatch.setattr(pursuit, "_best", watched)
     undone = 0
     for seed in range(20):
         steps.clear()
         units, weights, residual = problem(seed, 60, 20, 18, decay=3.0)
-        exchange.exchanged(units, weights, residual, 18)
+        pursuit.exchanged(units, weights, residual, 18)
         for (before, first), (after, second) in itertools.pairwise(steps):
             assert after <= before * (1 + 1e-9)
-            if after > before * (1 - exchange.SIGNIFICANT):
+            if after > before * (1 - pursuit.SIGNIFICANT):
                 assert first[-1:] != second[-1:]
                 undone += 1
     assert undone

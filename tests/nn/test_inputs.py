@@ -134,3 +134,23 @@ def test_quantized_weights_take_floating_inputs(layer: torch.nn.Module) -> None:
     network[0] = layer
     x = torch.rand(3, 4)
     assert torch.equal(network(x), layer(x))
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
+def test_quantized_inputs_pass_to_quantized_layers() -> None:
+    network = MLP([4, 2])
+    network[0] = torch.nn.Identity()
+    x = torch.quantize_per_tensor(torch.rand(3, 4), 0.1, 0, torch.quint8)
+    assert network(x) is x
+
+
+def test_activations_in_half_precision_are_promoted() -> None:
+    x = torch.rand(3, 4)
+    assert torch.equal(ACTIVATIONS.encode(x.bfloat16()), ACTIVATIONS.encode(x.bfloat16().float()))
+
+
+def test_a_network_of_the_user_takes_integers() -> None:
+    model = RobustRegressor(
+        in_features=4, network=torch.nn.Sequential(torch.nn.Embedding(5, 1), torch.nn.Flatten(), torch.nn.Linear(4, 1))
+    )
+    assert model(torch.tensor([[0, 1, 2, 4]])).shape == (1,)

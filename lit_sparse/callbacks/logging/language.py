@@ -97,7 +97,8 @@ class LanguageLogger(Picture):
             return
         messages, targets, index = (artifacts[name].detach() for name in NEEDED)
         self._counts.update(messages, artifacts.get("labels", torch.zeros_like(messages)))
-        self._structure.update(index, targets, messages.unsqueeze(-1), artifacts.get("attributes"))
+        unknown = index.new_zeros(len(index), self._structure.attributes.shape[1])
+        self._structure.update(index, targets, messages.unsqueeze(-1), artifacts.get("attributes", unknown))
 
     @override
     def on_stage_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: Stage) -> None:

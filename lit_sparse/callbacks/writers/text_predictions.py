@@ -94,7 +94,7 @@ def _predictions(outputs: dict[str, Any], attention: bool) -> Iterator[dict[str,
     indices = torch.as_tensor(outputs["index"]).tolist()
     given = [name for name in ("candidates", "source") if outputs.get(name) is not None]
     for place, (index, line) in enumerate(zip(indices, lines, strict=True)):
-        row = {"index": index, "line": line} | {name: outputs[name][place] for name in given}
+        row = {"index": index, "line": line} | {name: one for name in given if (one := outputs[name][place]) is not None}
         yield row | ({"attention": Attention.cut(outputs, place)} if attention else {})
 
 

@@ -71,6 +71,8 @@ class MNISTDataModule(ImageDataModule):
         **options: Any,
     ) -> None:
         super().__init__(labelled=labelled, **options)
+        if name not in [*HUB_NAMES]:
+            raise ConfigurationError(f"Expected argument `name` to be one of {sorted(HUB_NAMES)} but got {name!r}.")
         if source == "folder" and folder is None:
             raise ConfigurationError(
                 "Expected argument `folder` with the four idx files but got none. Give --data.init_args.folder=PATH. Without"

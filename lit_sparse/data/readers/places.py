@@ -130,11 +130,11 @@ def reading(what: str, remedy: str, *, named: bool = False) -> Iterator[None]:
         named: whether the message has the error's class, as for errors of a network.
 
     Raises:
-        DataError: in place of any error from outside this package.
+        DataError: in place of any error from outside this package, but for missing packages and a lack of memory.
     """
     try:
         yield
-    except LitSparseError:
+    except (LitSparseError, ImportError, MemoryError, AssertionError):
         raise
     except Exception as error:
         reason = f" ({type(error).__name__}: {brief(error)})" if named else f": {brief(error)}"

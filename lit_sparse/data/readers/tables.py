@@ -21,7 +21,18 @@ from lit_sparse.data.columns import Column, stored
 from lit_sparse.data.readers.arrow_files import arrow_batches, parquet_batches
 from lit_sparse.data.readers.places import Place
 from lit_sparse.data.readers.text_files import ending_of
-from lit_sparse.data.readers.text_tables import Chunk, Row, cell_chunks, cell_rows, chunks_of_rows, decoded, json_rows, value_at
+from lit_sparse.data.readers.text_tables import (
+    LONGEST,
+    Chunk,
+    Row,
+    cell_chunks,
+    cell_rows,
+    chunks_of_rows,
+    decoded,
+    json_rows,
+    too_long,
+    value_at,
+)
 from lit_sparse.errors import DataError, did_you_mean
 
 __all__ = [
@@ -36,8 +47,6 @@ __all__ = [
     "rows_of",
 ]
 
-#: Digits of the longest integer that a float can hold.
-LONGEST = 308
 NUMBER = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?"
 #: Largest number of columns that an error lists.
 LISTED = 100
@@ -76,10 +85,9 @@ def from_chunks(
         decode: Callable[[Any], Any] | None = None
         if ending in (".csv", ".tsv") and all(map(_are_numbers, arrays)):  # these formats have no types
             decode = _number
+            _check_digits(arrays, columns[role], first)
         elif first is not None and any(map(_is_binary, arrays)):
             decode = TABLES[ending].decode
-        if decode is not None:
-            _check_digits(arrays, columns[role], first)
         read[role] = Column(arrays, decode)
     return read
 
@@ -245,13 +253,10 @@ def _check_digits(arrays: Iterable[Any], column: str, path: Place | None, row: i
 
     for cells in arrays:
         cells = cells.dictionary_decode() if types.is_dictionary(cells.type) else cells
-        if _is_binary(cells) or types.is_string(cells.type) or types.is_large_string(cells.type):
+        if types.is_string(cells.type) or types.is_large_string(cells.type):
             place = compute.index(compute.match_substring_regex(cells, rf"^-?[0-9]{{{LONGEST + 1},}}$"), True).as_py()
             if place >= 0:
-                raise DataError(
-                    f"Expected integers of at most {LONGEST} digits in column {column!r} of {str(path)!r} but got a longer"
-                    f" integer in row {row + place + 1}. Shorten it, or leave the row out."
-                )
+                raise too_long(column, path, f"row {row + place + 1}")
         row += len(cells)
 
 
@@ -293,7 +298,7 @@ def _of_arrow(batches: Callable[[Place, Mapping[str, str]], Iterable[Any]]) -> _
     )
 
 
-_JSON = _Format(lambda path, columns: chunks_of_rows(json_rows(path, columns), columns), json_rows, decoded)
+_JSON = _Format(lambda path, columns: chunks_of_rows(path, json_rows(path, columns), columns), json_rows, decoded)
 #: Endings of tables, and how they are read.
 TABLES = {
     ".jsonl": _JSON,

@@ -6,6 +6,7 @@ import csv
 import io
 import itertools
 import json
+import sys
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing, suppress
 from typing import Any
@@ -16,8 +17,21 @@ from lit_sparse.data.readers.text_files import BOM, ending_of, numbered_lines, o
 from lit_sparse.errors import DataError
 from lit_sparse.ground.stored import unique_keys
 
-__all__ = ["Chunk", "Row", "cell_chunks", "cell_rows", "chunks_of_rows", "decoded", "json_rows", "value_at"]
+__all__ = [
+    "LONGEST",
+    "Chunk",
+    "Row",
+    "cell_chunks",
+    "cell_rows",
+    "chunks_of_rows",
+    "decoded",
+    "json_rows",
+    "too_long",
+    "value_at",
+]
 
+#: Digits of the longest integer that a float can hold.
+LONGEST = 308
 #: Number of rows that are read at once: more are slower, by the garbage collection.
 AT_ONCE = 256
 #: Number of bytes of a table of text that are read at once.
@@ -38,8 +52,12 @@ def value_at(row: Mapping[str, Any], column: str) -> Any:
     return value_at(inside, inner) if inner and isinstance(inside, Mapping) else None
 
 
-def chunks_of_rows(rows: Iterator[Row], columns: Mapping[str, str]) -> Iterator[Chunk]:
-    """Yield rows in chunks: a column's values as text, or all as JSON in bytes from the first chunk that holds others."""
+def chunks_of_rows(path: Place, rows: Iterator[Row], columns: Mapping[str, str]) -> Iterator[Chunk]:
+    """Yield rows in chunks: a column's values as text, or all as JSON in bytes from the first chunk that holds others.
+
+    Raises:
+        DataError: if an integer has too many digits for a float.
+    """
     import pyarrow
 
     others: set[str] = set()  # roles of values that are not text, or have half of a character, which UTF-8 cannot encode
@@ -52,9 +70,20 @@ def chunks_of_rows(rows: Iterator[Row], columns: Mapping[str, str]) -> Iterator[
                     chunk[role] = pyarrow.array(values, pyarrow.large_string())
             if role not in chunk:
                 others.add(role)
+                for (place, _), value in zip(some, values, strict=True):
+                    if type(value) is int and abs(value) > sys.float_info.max:
+                        raise too_long(column, path, place)
                 cells = [None if value is None else json.dumps(value).encode() for value in values]
                 chunk[role] = pyarrow.array(cells, pyarrow.large_binary())
         yield chunk
+
+
+def too_long(column: str, path: Place | None, place: str) -> DataError:
+    """Return the error for an integer with too many digits."""
+    return DataError(
+        f"Expected integers of at most {LONGEST} digits in column {column!r} of {str(path)!r} but got a longer integer in"
+        f" {place}. Shorten it, or leave the row out."
+    )
 
 
 def decoded(cell: str | bytes) -> Any:
@@ -111,7 +140,7 @@ def cell_chunks(path: Place, columns: Mapping[str, str]) -> Iterator[Chunk]:
             yield chunk
         else:
             return
-    yield from chunks_of_rows(itertools.islice(cell_rows(path, columns), done, None), columns)
+    yield from chunks_of_rows(path, itertools.islice(cell_rows(path, columns), done, None), columns)
 
 
 def _plain_chunk(block: bytes, delimiter: str, header: bytes, columns: Mapping[str, str]) -> Chunk:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from lit_sparse.data.readers.hub import load_all, table_chunks
-from lit_sparse.data.readers.places import brief
+from lit_sparse.data.readers.places import brief, reading
 from lit_sparse.data.readers.sizes import check_unpacked
 from lit_sparse.data.readers.tables import TABLES, chunks_of, float_of, from_chunks
 from lit_sparse.data.readers.text_files import ending_of
@@ -147,7 +147,9 @@ class CaliforniaHousingDataModule(RegressionDataModule):
         from datasets import concatenate_datasets
 
         other = "Without a network, use a file: --data.init_args.source=csv --data.init_args.path=FILE."
-        table = concatenate_datasets([*load_all(self.hub_name, other).values()])
+        splits = load_all(self.hub_name, other)
+        with reading(f"The splits of {self.hub_name!r} cannot be joined", other):
+            table = concatenate_datasets([*splits.values()])
         names, where = _naming(table.column_names), repr(self.hub_name)
         columns = {name: name for name in names}
         return _prepared(from_chunks(table_chunks(table, columns, where), columns, mapped=True), names, where)

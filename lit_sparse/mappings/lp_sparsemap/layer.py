@@ -175,12 +175,9 @@ class LPSparseMAP(PotentialMapping):
     Example:
         >>> import torch
         >>> from lit_sparse.structures import Xor
-        >>> graph = FactorGraph(
-        ...     4, [Factor(Xor(), [[0, 1], [2, 3]]), Factor(Budget(None, 1), [0, 2])]
-        ... )
-        >>> LPSparseMAP(graph)(
-        ...     torch.tensor([2.0, 0.0, 2.0, 0.0])
-        ... ).tolist()  # at most one of 0 and 2: they share it
+        >>> pairs, share = Factor(Xor(), [[0, 1], [2, 3]]), Factor(Budget(None, 1), [0, 2])
+        >>> layer = LPSparseMAP(FactorGraph(4, [pairs, share]))
+        >>> layer(torch.tensor([2.0, 0.0, 2.0, 0.0])).tolist()  # 0 and 2 share a one
         [0.5, 0.5, 0.5, 0.5]
     """
 

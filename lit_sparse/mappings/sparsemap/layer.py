@@ -162,9 +162,8 @@ class SparseMAP(PotentialMapping):
         >>> import torch
         >>> from lit_sparse.structures import Assignment
         >>> scores = torch.tensor([[1.2, 1.0], [0.9, 0.1]])  # two queries, two keys
-        >>> weights = SparseMAP(Assignment())(scores.flatten()).reshape(
-        ...     2, 2
-        ... )  # rows and columns sum to one
+        >>> weights = SparseMAP(Assignment())(scores.flatten()).reshape(2, 2)
+        >>> # Rows and columns sum to one.
         >>> [[round(w, 2) for w in row] for row in weights.tolist()]
         [[0.35, 0.65], [0.65, 0.35]]
     """

@@ -136,9 +136,11 @@ def attend_to_listed(
 def _listed_bias(bias: Tensor, places: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Return the bias (..., L, C) at the listed places (R, C), of scores of a shape (..., L, S)."""
     listed = (*shape[:-1], places.shape[-1])
-    numbers = torch.arange(bias.numel(), device=places.device).view(bias.shape).expand(*shape[:-1], -1)
-    numbers = numbers.gather(-1, places.clamp_min(0).long().view(listed)) if bias.shape[-1] > 1 else numbers.expand(listed)
-    return bias.reshape(-1).index_select(0, numbers.flatten()).view(listed)
+    first = torch.arange(bias.shape[:-1].numel(), device=places.device).view(*bias.shape[:-1], 1) * bias.shape[-1]
+    index = first.expand(listed)
+    if bias.shape[-1] > 1:
+        index = index + places.clamp_min(0).long().view(listed)
+    return bias.reshape(-1).index_select(0, index.flatten()).view(listed)
 
 
 def _attend_long(operands: Operands, mapping: SparseMapping, long: Tensor) -> _LongRows:

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib import import_module
 from numbers import Real
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any
 
 from lit_sparse.errors import ConfigurationError, did_you_mean
@@ -312,7 +312,10 @@ class RunOf:
         if self.cell.function is None:
             study, numbers = self.workspace.study, dict(tested or {})
             for score, path in study.scores.items():
-                for key, value in _function(path)(self.checkpoint(study.checkpoint)).items():
+                found = _function(path)(self.checkpoint(study.checkpoint))
+                if not isinstance(found, Mapping):
+                    raise ConfigurationError(f"Expected {path} to return a dict of numbers but got {reprlib.repr(found)}.")
+                for key, value in found.items():
                     values = value if isinstance(value, list) else [value]
                     if any(isinstance(one, bool) or not isinstance(one, int | float) for one in values):
                         raise ConfigurationError(f"Expected {path} to return numbers but got {key!r}: {reprlib.repr(value)}.")
@@ -344,8 +347,9 @@ class RunOf:
 
 
 def _function(path: str) -> Callable[..., Any]:
+    module, _, name = path.rpartition(".")
     try:
-        function: Callable[..., Any] = resolve_name(path)
+        function: Callable[..., Any] = getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigurationError(f"Expected `function` to be the path of a function but got {path!r}: {error}") from error
     if not callable(function):

@@ -8,7 +8,7 @@ import os
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -57,16 +57,18 @@ class JournalLock:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path, self._held = path, ExitStack()
+        self._path = path
 
     def acquire(self) -> bool:
         """Wait for the lock, and acquire it."""
-        self._held.enter_context(locked(self._path))
+        held = locked(self._path)
+        held.__enter__()
+        self._held = held
         return True
 
     def release(self) -> None:
         """Release the lock."""
-        self._held.close()
+        self._held.__exit__(None, None, None)
 
 
 def read_journal(journal: Path) -> Iterator[dict[str, Any]]:

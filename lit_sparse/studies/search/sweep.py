@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
-from lit_sparse.errors import ConfigurationError
+from lit_sparse.errors import ConfigurationError, LitSparseError
 from lit_sparse.ground.files import make_folder
 from lit_sparse.ground.stored import read_yaml
 from lit_sparse.runs.folders import experiment_name
@@ -291,6 +291,8 @@ class Sweep:
                 if sum(trial.state != optuna.trial.TrialState.WAITING for trial in known) >= trials:
                     return None
                 number = self.study.ask(self.distributions).number
+            except LitSparseError:
+                raise
             except ValueError as error:
                 if lock is not None:
                     lock.close()

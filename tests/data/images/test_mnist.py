@@ -191,3 +191,8 @@ def test_bad_arguments(call: object, words: str) -> None:
 
 def test_every_message_is_one_the_command_line_prints() -> None:
     assert issubclass(DataError, LitSparseError)
+
+
+def test_an_unknown_name_is_named() -> None:
+    with pytest.raises(ConfigurationError, match=r"`name` to be one of \['fashion_mnist', 'mnist'\] but got 'kmnist'"):
+        MNISTDataModule("kmnist")  # type: ignore[arg-type]

@@ -30,6 +30,7 @@ from lit_sparse.data import (
 )
 from lit_sparse.data.readers.arrays import read_npy
 from lit_sparse.data.readers.splits import read_split
+from lit_sparse.data.readers.tables import chunks_of, from_chunks
 from lit_sparse.data.readers.word_vectors import read_vectors
 from lit_sparse.errors import DataError, LitSparseError
 from tests.data.images.test_mnist import idx
@@ -317,3 +318,11 @@ def test_no_loader_unpickles(tmp_path: Path, case: str) -> None:
 def test_the_payload_would_run(tmp_path: Path) -> None:
     pickle.loads(as_pickle(Payload(tmp_path / "made")))
     assert (tmp_path / "made").exists()
+
+
+def test_a_long_integer_is_named_by_its_file_and_line(tmp_path: Path) -> None:
+    (tmp_path / "train-0.jsonl").write_text('{"a": 1}\n\n')
+    (tmp_path / "train-1.jsonl").write_text('{"a": 2}\n\n{"a": 1' + "0" * 309 + "}\n")
+    paths = sorted(tmp_path.iterdir())
+    with pytest.raises(DataError, match=r"column 'a' of '.*train-1\.jsonl' but got a longer integer in line 3"):
+        from_chunks(chunks_of(paths, {"a": "a"}), {"a": "a"}, paths[0])

@@ -70,6 +70,6 @@ def test_only_what_is_used_is_compiled(mapping: str, blocks: set[str], most: int
     """In an empty cache. A copied source is never compiled by itself, others once for each combination of argument types."""
     lines = run(COMPILED.format(mapping=mapping), tmp_path).stdout.splitlines()
     compiled = [line.split()[0] for line in lines]
-    assert {name for name in compiled if name.endswith(("_block", "_steep"))} == blocks
+    assert {name for name in compiled if name.endswith("_block")} == blocks
     assert not [line for line in lines if line.endswith(" always")]
     assert len(compiled) <= most, sorted(compiled)
