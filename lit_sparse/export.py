@@ -19,6 +19,7 @@ from lit_sparse.checks import check_count
 from lit_sparse.errors import ConfigurationError, MissingExtraError, full_name
 from lit_sparse.ground.arguments import checked
 from lit_sparse.ground.evaluation import evaluating
+from lit_sparse.ground.files import not_plain
 from lit_sparse.kernels.row_kernel import ROW_KERNELS
 from lit_sparse.mappings import SparseMapping
 
@@ -102,8 +103,11 @@ def export_onnx(
         raise ConfigurationError(
             f"Expected argument `dynamic_shapes` to be a dict, a tuple or None but got {dynamic_shapes!r}."
         )
-    if not Path(path).parent.is_dir() or Path(path).is_dir():
+    place = Path(path)
+    if not place.parent.is_dir() or place.is_dir():
         raise ConfigurationError(f"Expected the path of a file in an existing folder but got {str(path)!r}. Create the folder.")
+    if place.is_symlink() or (place.exists() and not place.is_file()):
+        raise not_plain(place)
     _check_exact(module)
     with evaluating(module), torch.no_grad():
         program = torch.export.export(module, tuple(args), dynamic_shapes=dynamic_shapes)

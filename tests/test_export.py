@@ -185,6 +185,9 @@ def test_a_missing_folder_is_told_before_the_export(tmp_path: Path) -> None:
     for path in (tmp_path / "none" / "model.onnx", tmp_path):
         with pytest.raises(ConfigurationError, match="path of a file in an existing folder"):
             export_onnx(Sparsemax(), (torch.randn(3, 5),), path)
+    (tmp_path / "link.onnx").symlink_to(tmp_path / "other")
+    with pytest.raises(ConfigurationError, match="to be a plain file with one name but it is a folder, a link"):
+        export_onnx(Sparsemax(), (torch.randn(3, 5),), tmp_path / "link.onnx")
 
 
 def test_an_argument_outside_a_tuple_is_refused(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ class _Continued(ExperimentWriter):
         if not self.path.is_file():
             return
         rows = self._read()
-        self.metrics_keys = list(rows[0]) if rows else []
+        self.metrics_keys = sorted(rows[0]) if rows else []  # the order in which Lightning appends
         if len(rows) < (kept or 0):
             raise ConfigurationError(
                 f"Expected {kept} rows in {str(self.path)!r}, as when the checkpoint was written, but got {len(rows)}. Restore"

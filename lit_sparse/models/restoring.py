@@ -200,10 +200,10 @@ def _score_from(worst: Tensor) -> Kind:
 def _check_saver(source: str, place: str, trainer: pl.Trainer, saver: Any, state: State, checkpoint: State) -> None:
     check_state(source, f"{place}.monitor", state["monitor"], equal_to(saver.monitor))
     templates = _templates(source, trainer, saver, checkpoint)
+    if state["dirpath"] != saver.dirpath:
+        _follow(source, state, saver)
     if state["dirpath"] != saver.dirpath:  # then Lightning restores one path alone, and removes no file elsewhere
-        latest = state["best_model_path"]
-        if "://" in latest or "::" in latest or Path(saver.dirpath) in Path(latest).absolute().parents:
-            _check_files(source, {"best_model_path": latest}, saver, templates)
+        _check_files(source, {"best_model_path": state["best_model_path"]}, saver, templates)
         return
     _check_files(source, state, saver, templates)
     best, kth = state["best_k_models"], state["kth_best_model_path"]
@@ -216,6 +216,29 @@ def _check_saver(source: str, place: str, trainer: pl.Trainer, saver: Any, state
     if best:
         check_state(source, f"{place}.best_model_path", state["best_model_path"], one_of("`best_k_models`", best))
         check_state(source, f"{place}.best_model_score", state["best_model_score"], equal_to(best[state["best_model_path"]]))
+
+
+def _follow(source: str, state: State, saver: Any) -> None:
+    """Change the state of a saver of another folder: to the saver's, if that has the best checkpoint, else to one without.
+
+    Lightning would keep the path of the other folder alone, forget the score, and replace a better checkpoint.
+    """
+    former = state["dirpath"]
+    check_removable(source, state, former)
+    here = {
+        path: str(Path(saver.dirpath, Path(path).relative_to(former)))
+        for path in (*state["best_k_models"], *map(state.__getitem__, WRITTEN))
+        if path and former and Path(former) in Path(path).parents
+    }
+    best = state["best_model_path"]
+    if "://" in best or "::" in best:
+        return
+    if best in here and Path(here[best]).exists():
+        state |= {key: here.get(state[key], state[key]) for key in WRITTEN}
+        state["best_k_models"] = {here.get(path, path): score for path, score in state["best_k_models"].items()}
+        state["dirpath"] = saver.dirpath
+    else:
+        state["best_model_path"] = ""
 
 
 def _templates(source: str, trainer: pl.Trainer, saver: Any, checkpoint: State) -> list[str]:

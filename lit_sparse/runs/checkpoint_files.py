@@ -257,9 +257,9 @@ def _check_counters(source: str, checkpoint: dict[str, Any]) -> None:
     counters = {key: checkpoint[key] for key in ("epoch", "global_step") if key in checkpoint}
     for place, value in [*counters.items(), *leaves(source, checkpoint.get("loops"), "loops")]:
         counts = place in counters or place.rpartition(".")[2] in COUNTERS
-        if counts and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+        if counts and not COUNT.holds(value):
             raise CheckpointError(
-                f"Expected `{place}` in {source} to be a number >= 0 but got {reprlib.repr(value)}. {SUGGESTION}"
+                f"Expected `{place}` in {source} to be a number from 0 to 2**53 but got {reprlib.repr(value)}. {SUGGESTION}"
             )
 
 

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from lit_sparse.errors import ConfigurationError, did_you_mean, printable
@@ -61,6 +62,8 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str]) -> int:
     """Run the command ``lit-sparse compare``: print and write a table and curves of several runs."""
     options = parser().parse_args(list(arguments))
+    if not options.output.name:
+        raise ConfigurationError(f"Expected --output to be the path of files but got {str(options.output)!r}. Give a name.")
     found = sources(options.runs)
     study, figure, rows, curves = comparison(found, options.metric)
     table = table_of(study, rows, settings_of(configs_of(found)))
@@ -235,10 +238,11 @@ def _metric(keys: set[str], asked: str | None) -> str:
 
 
 def _columns(rows: Sequence[Row]) -> dict[str, Column]:
-    """Return the columns of the table: epochs, mean decoder calls, and what the tests or else the validations gave."""
+    """Return the columns of the table: epochs, decoder calls, and results of tests; of validations if some have no test."""
     keys = list(dict.fromkeys(key for row in rows for key in row))
-    stage = next((stage for stage in ("test", "val") if any(key.startswith(stage) for key in keys)), "")
-    kept = [key for key in keys if key.startswith(stage) and not key.endswith((*COUNTS, *PLACES))]
+    tested = all(any(key.startswith("test") and row[key] for key in row) for row in rows)
+    stages = ("test",) if tested else ("val", "test") if any(key.startswith(("val", "test")) for key in keys) else ("",)
+    kept = [key for stage in stages for key in keys if key.startswith(stage) and not key.endswith((*COUNTS, *PLACES))]
     calls = ["train/decoder_calls_mean"] if "train/decoder_calls_mean" in keys else []
     epochs = {"epochs": Column("epoch", offset=1.0, form="g")}
     return epochs | {key: Column(key, form=".4g") for key in (*calls, *kept)}
@@ -254,11 +258,12 @@ def _panels(metric: str, calls: bool) -> list[Panel]:
 
 
 def _lines(curves: Sequence[Row], metric: str) -> list[str]:
-    """Return a line of blocks for the values of each run, on one scale and within 80 columns."""
-    values: dict[str, list[float]] = {}
+    """Return a line of blocks for the values of each run, means over its seeds, on one scale and within 80 columns."""
+    points: dict[str, dict[float, list[float]]] = {}
     for row in curves:
         if row.get(metric):
-            values.setdefault(row["cell"], []).append(float(row[metric]))
+            points.setdefault(row["cell"], {}).setdefault(float(row["epoch"]), []).append(float(row[metric]))
+    values = {name: [fmean(some) for _, some in sorted(epochs.items())] for name, epochs in points.items()}
     finite = [value for some in values.values() for value in some if math.isfinite(value)]
     low, high = min(finite, default=0.0), max(finite, default=1.0)
     ends = [f"{some[0]:.4g} to {some[-1]:.4g}" for some in values.values()]

@@ -47,6 +47,13 @@ CELL = 50
 VALUES = 10**6
 #: Dashes of the lines in the legend, as in the figures.
 DASHES = ("none", "6 3", "2 2")
+#: Parts of the names of columns, and what they mean.
+GLOSSARY = {
+    "nelbo": "negative evidence lower bound (ELBO) in nats per example, smaller is better",
+    "decoder_calls": "evaluations of the decoder per example",
+    "support_size": "values with a probability above zero",
+    "classification": "loss of the class on labelled examples, smaller is better",
+}
 #: In place of the settings of rows that neither the study nor a run folder has.
 UNKNOWN = "Not known: the rows have other settings than the study has now, or none, and their run folders are gone."
 
@@ -151,12 +158,16 @@ def main(arguments: Sequence[str]) -> int:
         if run.pictures or run.maps:
             looks.setdefault(run.name, len(looks))
     _, best, reason = _best(study, rows)
+    table = table_of(study, rows, {name: run.settings for name, run in runs.items()})
     template = Environment(autoescape=True).from_string((files("lit_sparse.studies") / "report.html").read_text("utf-8"))
     text = template.render(
         title=options.title or study.title,
         source=study.source,
         notes=study.notes,
-        table=table_of(study, rows, {name: run.settings for name, run in runs.items()}),
+        table=table,
+        unit="run" if not alone or is_folder(alone) else "cell",
+        spread=any("\u00b1" in cell for line in table for cell in line),
+        glossary={word: text for word, text in GLOSSARY.items() if any(word in head for head in table[0])},
         figures=[figure for figure in drawn if figure["panels"]],
         looks=looks,
         lines=[(name, COLORS[i % len(COLORS)], DASHES[i // len(COLORS) % len(DASHES)]) for name, i in looks.items()],
@@ -190,7 +201,9 @@ def _of_study(name: str, schedule: str | None, results: Path) -> Content:
         settings = {key: value for key, value in runner.settings_of(cell, own).items() if value}
         text = yaml.safe_dump(settings, sort_keys=False) if settings else UNKNOWN
         runs[cell] = Run(runner.study.title_of(cell), f"{len(own)} rows, {seconds:.0f} s. {'; '.join(made)}", text)
-    return runner.study, runner.study.figures, rows, curves, runs
+    order = list(dict.fromkeys([*_best(runner.study, rows)[0], *runner.study.cells]))  # the best cell first
+    study = replace(runner.study, cells={cell: runner.study.cells[cell] for cell in order})
+    return study, study.figures, rows, curves, {cell: runs[cell] for cell in order if cell in runs}
 
 
 def _of_runs(found: Mapping[str, Sequence[Source]], metric: str | None, search: Search | None) -> Content:
@@ -223,9 +236,13 @@ def _best(study: Study, rows: Sequence[Row]) -> tuple[list[str], str, str]:
     end, title = "largest" if column.best == "max" else "smallest", column.title or key
     if tied := sum(score == scores[ranked[0]] for score in scores.values()) - 1:
         return ranked, "", f"{tied + 1} of {len(scores)} tie for the {end} {title}, in bold below"
-    texts = [cell_text(found[name], column) for name in ranked[:2]]
-    second = f"{study.title_of(ranked[1])} with {texts[1]}"
-    return ranked, ranked[0], f"{title} is {texts[0]}, the {end} of {len(scores)}; next is {second}"
+    what, percent, _ = title.partition(", %")
+    texts = [cell_text(found[name], column) + percent[1:] for name in ranked[:2]]
+    one, two = (found[name] for name in ranked[:2])
+    doubt = "The ranges over their seeds overlap" if max(min(one), min(two)) <= min(max(one), max(two)) else ""
+    doubt = "Each has one seed, so a small difference may be chance" if max(len(one), len(two)) == 1 else doubt
+    reason = f"{what} is {texts[0]}, the {end} of {len(scores)}; next is {study.title_of(ranked[1])} with {texts[1]}"
+    return ranked, ranked[0], f"{reason}. {doubt}" if doubt else reason
 
 
 def _monitor(

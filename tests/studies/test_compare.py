@@ -44,14 +44,16 @@ def test_runs_are_tabulated_and_drawn(
         "|",
         "train/decoder_calls_mean",
         "|",
+        "val/nelbo",
+        "|",
         "test/nelbo",
         "|",
         "test/bits_per_dim",
         "|",
     ]
     assert [line.split() for line in printed[2:4]] == [
-        ["|", "ours", "|", "2", "|", "2.25", "|", "85", "|", "3.5", "|"],
-        ["|", "b", "|", "1", "|", "-", "|", "-", "|", "-", "|"],
+        ["|", "ours", "|", "2", "|", "2.25", "|", "80", "|", "85", "|", "3.5", "|"],
+        ["|", "b", "|", "1", "|", "-", "|", "90", "|", "-", "|", "-", "|"],
     ]
     assert len({len(line) for line in printed[:4]}) == 1, "columns are aligned"
     assert printed[5:8] == [
@@ -60,7 +62,7 @@ def test_runs_are_tabulated_and_drawn(
         f"b     {BLOCKS[-1]}  90 to 90",
     ]
     table = list(csv.reader((tmp_path / "out" / "both.csv").read_text().splitlines()))
-    assert table[1] == ["ours", "2", "2.25", "85", "3.5"]
+    assert table[1] == ["ours", "2", "2.25", "80", "85", "3.5"]
     assert (tmp_path / "out" / "both.md").read_text().splitlines() == printed[:4]
     assert (tmp_path / "out" / "both.png").stat().st_size > 10_000
     for run, rate in (("a", 0.1), ("b", 0.2)):
@@ -142,3 +144,17 @@ def test_a_curve_of_a_long_run_fits_in_80_columns(
     (line,) = (line for line in capsys.readouterr().out.splitlines() if " to " in line)
     assert line.endswith("  28.66 to 23.68")
     assert len(line) <= 80
+
+
+def test_curves_are_means_over_the_seeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for seed, values in enumerate([(90.0, 80.0), (70.0, 40.0)]):
+        folder = tmp_path / f"s/cell/seed_{seed}"
+        folder.mkdir(parents=True)
+        write_run(folder / "0", "epoch,step,val/nelbo\n" + "\n".join(f"{i},{i},{value}" for i, value in enumerate(values)))
+    assert main(["compare", "s"]) == 0
+    assert f"cell  {BLOCKS[-1]}{BLOCKS[0]}  80 to 60" in capsys.readouterr().out
+    assert main(["compare", "s", "--output", ""]) == 2
+    assert "Expected --output to be the path of files but got" in capsys.readouterr().err

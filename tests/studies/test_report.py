@@ -52,7 +52,7 @@ def test_the_page_of_runs(page: Path, tmp_path: Path) -> None:
     assert "<h1>Some runs</h1>" in text
     assert '<td><a href="#config1" title="config of sparse">sparse</a></td><td>0.1</td>' in text, "settings come first"
     assert "Best run: <strong>dense</strong> (lr 0.2)" in text
-    assert "Its best val/nelbo is 7, the smallest of 3; next is sparse with 8." in text
+    assert "Its best val/nelbo is 7, the smallest of 3; next is sparse with 8. Each has one seed" in text
     row = text[text.index('<tr><th scope="rowgroup" colspan="3"><span>cats</span>') :]
     assert [cell.count("<table") for cell in row.split("<td data-run=")[1:4]] == [1, 1, 0], "beside each other"
     assert "<li><code>model.lr: 0.2, now 0.1</code></li>" in text
@@ -143,6 +143,7 @@ def test_the_folder_of_a_study(tmp_path: Path, capsys: pytest.CaptureFixture[str
     text = page.read_text()
     assert "Best run: <strong>fast</strong> (lr 0.2)" in text
     assert "is 7 ± 0, the smallest of 2; next is slow with 9 ± 1.414." in text
+    assert "± is the standard deviation over seeds. <em>nelbo</em>: negative evidence lower bound" in text
     assert main(["report", f"x={folder}", f"y={folder / 'fast'}", "-o", str(page)]) == 0
     assert all(f">{name}</a>" in page.read_text() for name in ("x/slow", "x/fast", "y/y"))
     (folder / "slow/seed_1/0/pictures/x.png").symlink_to(ROOT / "pictures" / "mappings_2d.png")
@@ -158,7 +159,7 @@ def test_a_model_names_the_metric_that_is_best_in_its_best_epoch(tmp_path: Path)
         (tmp_path / name / "config.yaml").write_text("model: {class_path: lit_sparse.models.SemiSupervisedVAE}\n")
     words = [f"{name}={tmp_path / name}" for name in "ab"]
     for more, reason in (
-        ([], "a</strong>. Its best val/accuracy is 0.9, the largest of 2; next is b with 0.85."),
+        ([], "a</strong>. Its best val/accuracy is 0.9, the largest of 2; next is b with 0.85. Each has one seed"),
         (["--metric", "nelbo"], "No single best run: 2 of 2 tie for the smallest best val/nelbo, in bold below."),
     ):
         assert main(["report", *words, *more, "-o", str(tmp_path / "page.html")]) == 0

@@ -19,7 +19,7 @@ from lit_sparse.ground.stored import read_yaml
 from lit_sparse.runs.config_files import find_config
 from lit_sparse.runs.folders import experiment_name, next_command
 from lit_sparse.studies.jobs.cluster import Cluster
-from lit_sparse.studies.jobs.logged import directions_of
+from lit_sparse.studies.jobs.logged import directions_of, kind_and_name
 from lit_sparse.studies.pages.figures import draw_front
 from lit_sparse.studies.pages.tables import markdown
 from lit_sparse.studies.plan.load import check_names, study_of
@@ -126,7 +126,8 @@ def _write(sweep: Sweep) -> list[Path]:
     else:
         print("in bold: trials that no other trial beats in both")
     run = sweep.folder / f"trial_{first}/seed_0/0"
-    if not sweep.base.program and (line := next_command(run, "test", ("best", "last"))):
+    summary = kind_and_name(sweep.metrics[0])[0]  # a plain metric is the one of the last epoch
+    if not sweep.base.program and (line := next_command(run, "test", ("last",) if summary == "last" else ("best", "last"))):
         print(printable(line))
     return files
 
