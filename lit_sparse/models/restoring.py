@@ -237,7 +237,7 @@ def _follow(source: str, state: State, saver: Any) -> None:
         state |= {key: here.get(state[key], state[key]) for key in WRITTEN}
         state["best_k_models"] = {here.get(path, path): score for path, score in state["best_k_models"].items()}
         state["dirpath"] = saver.dirpath
-    else:
+    elif Path(saver.dirpath) not in Path(best).absolute().parents:  # else it is checked as the saver's own
         state["best_model_path"] = ""
 
 
