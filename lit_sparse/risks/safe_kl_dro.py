@@ -25,7 +25,7 @@ def link_value(s: Tensor, rho: float, link: str) -> Tensor:
 
     Args:
         s: ``(loss - a) / temperature``, a being the dual variable.
-        rho: inverse of the largest weight of an example, in (0, 1).
+        rho: inverse of the largest weight of an example, in [1e-30, 1).
         link: ``"softplus"`` for ``ln(1 + rho e^s) / rho``, or ``"capped_exp"`` for e^s, continued linearly for
             ``s > -ln rho``.
     """
@@ -121,7 +121,7 @@ class SafeDualRisk(DualRisk):
     """Base class of risks with a safe exponential, whose derivative is at most 1 / rho.
 
     Args:
-        rho: inverse of the largest weight of an example, in (0, 1).
+        rho: inverse of the largest weight of an example, in [1e-30, 1).
         options: options of :class:`DualRisk`, ``dual_lr`` and ``initial_dual``.
     """
 
@@ -158,7 +158,7 @@ class SafeKLDRO(SafeDualRisk):
     Args:
         lam: cost per unit of divergence, > 0, in units of the loss. Large values give the mean, small ones the largest
             losses.
-        rho: inverse of the largest weight of an example, in (0, 1).
+        rho: inverse of the largest weight of an example, in [1e-30, 1).
         link: ``"softplus"``, or ``"capped_exp"``: e^s in place of ``ln(1 + rho e^s) / rho``, linear for ``s > -ln rho``.
             The latter is closer to KLDRO at the same bound on weights, but has only one derivative.
         options: options of :class:`DualRisk`, ``dual_lr`` and ``initial_dual``.
@@ -241,7 +241,7 @@ class UnbalancedOTDRO(SafeDualRisk):
     Args:
         transport_cost: kappa, the cost of a unit of squared distance, in units of the loss, > 0.
         beta: cost of a unit of reweighting, in units of kappa, > 0.
-        rho: inverse of the largest weight of an example, in (0, 1).
+        rho: inverse of the largest weight of an example, in [1e-30, 1).
         inner_steps: steps of :class:`InputAdversary`; 0 leaves the inputs unchanged.
         inner_lr: step size; None for ``0.1 / transport_cost``.
         inner_momentum: momentum, in [0, 1).
@@ -338,6 +338,11 @@ class ExponentialOTDRO(Risk):
         #: Number of training batches whose exponentials had no finite mean; a parameter, because buffers are broadcast.
         self.overflows = nn.Parameter(torch.zeros((), dtype=torch.float64), requires_grad=False)
 
+    @property
+    def temperature(self) -> float:
+        """Number by which losses are divided in the exponent, kappa beta."""
+        return self.transport_cost * self.beta
+
     @classmethod
     def examples(cls) -> list[Self]:
         """Return an instance for the shared tests, with the paper's settings."""
@@ -345,7 +350,7 @@ class ExponentialOTDRO(Risk):
 
     @override
     def measure(self, losses: Tensor, weights: Tensor | None) -> Tensor:
-        found = mean_of((losses / (self.transport_cost * self.beta)).exp(), weights)
+        found = mean_of((losses / self.temperature).exp(), weights)
         if self.training and can_read_values():
             with torch.no_grad():
                 self.overflows.add_(reduce(found.isinf().double()))
