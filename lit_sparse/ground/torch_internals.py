@@ -19,6 +19,7 @@ from torch.autograd import forward_ad
 from lit_sparse.errors import ConfigurationError
 
 __all__ = [
+    "HAS_CUSTOM_OPS",
     "archived",
     "autocast_enabled",
     "autograd_in_operator",
@@ -41,6 +42,7 @@ __all__ = [
     "refuse_vmap",
     "scan",
     "softmax_backward",
+    "traces_operators",
     "transforms_active",
     "unbound_apply",
     "unwrap_if_dead",
@@ -50,6 +52,8 @@ __all__ = [
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+#: Whether torch has custom operators, since 2.4; without them, traced calls break the graph and run eagerly.
+HAS_CUSTOM_OPS = hasattr(torch.library, "custom_op")
 #: Return whether ``torch.jit.trace``, or an exporter that uses it, records operations.
 is_jit_tracing: Callable[[], bool] = torch._C._is_tracing
 #: Return whether a functorch transform is active.
@@ -147,6 +151,13 @@ def no_autograd() -> bool:
 def is_exporting() -> bool:
     """Return whether ``torch.export`` traces in its default mode, which runs Python."""
     return torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
+
+
+def traces_operators() -> bool:
+    """Return whether ``torch.compile`` or ``torch.jit.trace`` traces custom operators, and no exporter or transform does."""
+    exporting = getattr(torch.compiler, "is_exporting", bool)()  # from torch 2.7
+    traced = torch.compiler.is_dynamo_compiling() or is_jit_tracing()
+    return HAS_CUSTOM_OPS and not exporting and traced and not transforms_active()
 
 
 def while_loop(condition: Callable[..., Tensor], body: Callable[..., Any], carried: Any, constants: Any) -> tuple[Tensor, ...]:

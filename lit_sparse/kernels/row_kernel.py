@@ -17,6 +17,7 @@ from torch.nn import Parameter
 
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.torch_internals import (
+    HAS_CUSTOM_OPS,
     call_operator,
     count_dispatch_modes,
     is_exporting,
@@ -30,9 +31,6 @@ from lit_sparse.kernels.cpu.threads import over_rows
 __all__ = ["HALVES", "ROW_KERNELS", "RowKernel", "batch_first", "row_kernel"]
 
 HALVES = (torch.float16, torch.bfloat16)
-
-# torch.library.custom_op came with torch 2.4; before it, traced calls break the graph and run eagerly.
-HAS_CUSTOM_OPS = hasattr(torch.library, "custom_op")
 
 
 #: All kernels by name. A module may be loaded again.

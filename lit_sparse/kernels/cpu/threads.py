@@ -154,6 +154,7 @@ def over_rows(block: Callable[..., None], shape: tuple[int, ...], cost: float, *
         args: arrays and scalars passed to every call.
     """
     rows, d = shape
+    block = getattr(block, "called", None) or block  # without a look-up for each range, once it is compiled
     seconds = rows * (d * cost + ROW_SECONDS)
     threads = 1 if seconds < SERIAL_SECONDS else min(torch.get_num_threads(), rows)
     if threads <= 1 or getattr(_here, "in_blocks", False):

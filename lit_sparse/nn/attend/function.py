@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 from typing import Literal, NamedTuple, get_args
 
-import torch
 from torch import Tensor
 
 from lit_sparse.checks import check_choice, check_flag, check_mask, check_number, check_positive
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.ground.torch_internals import can_read_values, forward_mode_active, transforms_active
-from lit_sparse.kernels.row_kernel import HAS_CUSTOM_OPS
+from lit_sparse.ground.torch_internals import can_read_values, forward_mode_active, traces_operators
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.mappings.base import Threshold, check_mapping, warn_off_simplex
 from lit_sparse.mappings.masking import align_parameter
@@ -192,7 +190,7 @@ def choose(operands: Operands, mapping: SparseMapping, method: Method, need_weig
     has_any = programs or way == "blocks"
     if auto and not (query.is_cpu or (has_any and saves(operands))):
         return Plan("dense", "the device has no faster way")
-    traced = not need_weights and (has_any or query.is_cpu) and not query.is_nested and _takes_operators()
+    traced = not need_weights and (has_any or query.is_cpu) and not query.is_nested and traces_operators()
     if not traced:
         if not can_read_values():
             return Plan("dense", "a graph is traced, a transform of torch.func is active, or a mode records operations")
@@ -208,13 +206,6 @@ def choose(operands: Operands, mapping: SparseMapping, method: Method, need_weig
         return Plan("traced", "a graph is traced", threshold)
     reason = "the device has programs" if way == "blocks" else "few keys have weight"
     return Plan(way, reason, threshold, otherwise, programs)
-
-
-def _takes_operators() -> bool:
-    """Return whether ``torch.compile`` or ``torch.jit.trace`` traces, and no exporter or transform does."""
-    exporting = getattr(torch.compiler, "is_exporting", bool)()  # from torch 2.7
-    traced = torch.compiler.is_dynamo_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call, unused-ignore]
-    return not exporting and HAS_CUSTOM_OPS and traced and not transforms_active()
 
 
 def _is_one_per_head(alpha: Tensor, operands: Operands, may_read: bool) -> bool:

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_sparse.ground.torch_internals import autograd_in_operator, call_operator
-from lit_sparse.kernels.row_kernel import HAS_CUSTOM_OPS
+from lit_sparse.ground.torch_internals import HAS_CUSTOM_OPS, autograd_in_operator, call_operator
 from lit_sparse.mappings import Entmax, TopKSparsemax
 from lit_sparse.mappings.base import Threshold
 from lit_sparse.nn.attend.blocks import attend_in_blocks
