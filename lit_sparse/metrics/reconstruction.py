@@ -41,16 +41,14 @@ class ExplainedVariance(ExactMetric):
 
     higher_is_better = True
     error: Tensor
-    squares: Tensor
-    total: Tensor
-    count: Tensor
+    moments: Tensor
 
     def __init__(self, features: int, **options: Any) -> None:
         super().__init__(**options)
         self.features = features
-        for name, size in (("error", ()), ("squares", ()), ("total", (features,))):
-            self.add_state(name, torch.zeros(size, dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("count", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
+        self.add_state("error", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        # Number of vectors, sum of their squared distances from their mean, and the mean.
+        self.add_state("moments", torch.zeros(2 + features, dtype=torch.float64), dist_reduce_fx=_merged)
 
     def update(self, vectors: Tensor, made: Tensor) -> None:
         """Add vectors (B, D) and their reconstructions (B, D).
@@ -62,13 +60,30 @@ class ExplainedVariance(ExactMetric):
         check_tensor(made, f"a reconstruction for each vector {tuple(shape)}", shape=shape)
         vectors = vectors.detach().double()
         self.error += (vectors - made.detach()).square().sum()
-        self.squares += vectors.square().sum()
-        self.total += vectors.sum(0)
-        self.count += len(vectors)
+        if len(vectors):
+            mean = vectors[0] + (vectors - vectors[0]).mean(0)  # exactly the vector, if all are equal
+            own = [mean.new_tensor([len(vectors)]), (vectors - mean).square().sum().reshape(1), mean]
+            self.moments = _merged(torch.stack([self.moments, torch.cat(own)]))
 
     def compute(self) -> Tensor:
         """Return the explained fraction of the variance; NaN if the vectors do not vary."""
-        return 1 - self.error / (self.squares - self.total.square().sum() / self.count)
+        variation = self.moments[1]
+        return 1 - self.error / torch.where(variation > 0, variation, torch.nan)
+
+
+def _merged(parts: Tensor) -> Tensor:
+    """Return the moments (2 + D,) of the vectors of several parts (P, 2 + D).
+
+    Differences of means take the place of squares, which would cancel for vectors that vary little around a large mean.
+
+    Source: Chan, Golub & LeVeque (1983), Algorithms for Computing the Sample Variance, doi:10.1080/00031305.1983.10483115.
+    """
+    counts, variations, means = parts[:, 0], parts[:, 1], parts[:, 2:]
+    shares = (counts / counts.sum().clamp_min(1)).unsqueeze(-1)
+    first = means[counts.argmax()]  # of a part with vectors; the mean is exactly it, if all are equal
+    mean = first + (shares * (means - first)).sum(0)
+    between = (counts.unsqueeze(-1) * (means - mean).square()).sum()
+    return torch.cat([torch.stack([counts.sum(), variations.sum() + between]), mean])
 
 
 @ranges(width=INPUTS)

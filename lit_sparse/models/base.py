@@ -376,7 +376,8 @@ class LitSparseModule(ObjectiveModule):
                 metrics.reset()
             output = self.run_step(batch, batch_idx, stage) if batch else {}
             if output:
-                metrics.measure(output["per_example"], column_of(self.risk.group_key or GROUP, batch, output["example_index"]))
+                groups = column_of(self.risk.group_key or GROUP, batch, output["example_index"])
+                metrics.measure(output["per_example"], groups, batch.get("label"))
             return output
         finally:
             self._loader = 0

@@ -159,8 +159,12 @@ class SemiSupervisedVAE(LitSparseModule):
             return self._training_output(batch, scores)
         noise = seeded_normal(self.sample_seed, batch["index"], (self.classes, self.style_features)).to(pixels.dtype)
         nelbo, counts, _ = self._unlabelled(pixels, scores, noise)
-        accuracy = (scores.argmax(-1) == label).to(pixels.dtype)
-        per_example = {"nelbo": nelbo, "accuracy": accuracy, "classification": self.classification_loss(scores, label)}
+        s, y = scores[label >= 0], label[label >= 0]
+        classified = {
+            "accuracy": (s.argmax(-1) == y).to(pixels.dtype),
+            "classification": self.classification_loss.of_labels(s, y),
+        }
+        per_example = {"nelbo": nelbo} | classified
         artifacts = self._drawn(pixels[:DRAWN], scores[:DRAWN]) if batch_idx == 0 else {}
         return StepOutput(nelbo, per_example=per_example, artifacts=artifacts, **counts)
 

@@ -49,21 +49,25 @@ class StageMetrics(nn.ModuleDict):
         for metric in self.values():
             cast(Metric, metric).reset()
 
-    def measure(self, per_example: Mapping[str, Tensor], groups: Tensor | None = None) -> None:
+    def measure(self, per_example: Mapping[str, Tensor], groups: Tensor | None = None, labels: Any = None) -> None:
         """Update the means over examples, and the means by group, with the values of a batch.
 
         Args:
             per_example: name -> (M,) values; names without a mean are ignored.
-            groups: (M,) group of each value; only names with M values are averaged by group.
+            groups: (B,) group of each example; names with B values, or one per labelled example, are averaged by group.
+            labels: (B,) label of each example, negative if it has none.
         """
+        of_labelled = groups[labels >= 0] if groups is not None and getattr(labels, "shape", None) == groups.shape else None
         for name, metric in self.items():
             values = per_example.get(metric.value if isinstance(metric, GroupMeans) else name)
             if values is None:
                 continue
             if isinstance(metric, MeanOverExamples):
                 metric.update(values)
-            elif isinstance(metric, GroupMeans) and groups is not None and groups.shape == values.shape:
-                metric.update(values, groups)
+            elif isinstance(metric, GroupMeans):
+                own = next((some for some in (groups, of_labelled) if some is not None and some.shape == values.shape), None)
+                if own is not None:
+                    metric.update(values, own)
 
     def log(self, model: pl.LightningModule, stage: str, count_name: str) -> None:
         """Log the metrics of an epoch, except means without values.

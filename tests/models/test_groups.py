@@ -12,7 +12,7 @@ import torch
 from lit_sparse.data import ColoredDigitsDataModule, DigitsDataModule
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.hf import risk_loss_func
-from lit_sparse.models import RobustClassifier
+from lit_sparse.models import RobustClassifier, SupervisedOnlineAutoencoder
 from lit_sparse.nn import ConvNet
 from lit_sparse.risks import CVaR, GroupDRO, MultilevelCVaR, Risk
 
@@ -75,6 +75,22 @@ def test_scores_by_group_are_logged(risk: Risk | None) -> None:
     assert float(found["val/worst_group_accuracy"]) == min(float(found[f"val/accuracy_group_{group}"]) for group in range(4))
     assert float(found["val/worst_group_loss"]) == max(float(found[f"val/loss_group_{group}"]) for group in range(4))
     assert ("train/group_weight_3" in found) == (risk is not None)
+
+
+def test_scores_by_group_are_of_all_labelled_examples() -> None:
+    """Also of those in a batch with unlabelled examples, whose accuracies are fewer than its groups."""
+    model = SupervisedOnlineAutoencoder(None, in_features=128, width=4, classes=2)
+    model.start_from(torch.rand(4, 128))
+    batch = batch_of(20)
+    batch["label"] = model(batch["pixels"]).argmax(1)
+    batch["label"][:5] = -100
+    batch["label"][8:] ^= 1  # all wrong, after a batch whose labelled examples are right
+    for number, rows in enumerate((slice(0, 8), slice(8, 20))):
+        model.validation_step({name: values[rows] for name, values in batch.items()}, number)
+    found = model.stage_metrics("val")["group_accuracy"].compute()
+    right = (model(batch["pixels"]).argmax(1) == batch["label"])[5:].double()
+    for group in range(4):
+        assert float(found[f"accuracy_group_{group}"]) == float(right[batch["group"][5:] == group].mean())
 
 
 def test_no_scores_by_group_without_groups() -> None:

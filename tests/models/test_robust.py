@@ -134,11 +134,20 @@ def test_wrong_labels_and_true_ones() -> None:
             assert run.callback_metrics["train/clean_accuracy"] > run.callback_metrics["train/accuracy"]
 
 
+class Elsewhere(torch.Tensor):
+    """A tensor that says that it is on a GPU."""
+
+    device = torch.device("cuda")  # type: ignore[assignment]
+    __torch_function__ = torch._C._disabled_torch_function_impl  # results are plain tensors
+
+
 def test_images_without_labels_do_not_count() -> None:
     model = RobustClassifier(network=ConvNet(8, 8, channels=[4]), in_features=64)
     batch = {"pixels": torch.rand(6, 64), "label": torch.tensor([-100, 3, 1, -100, -100, 2]), "index": torch.arange(6)}
     labelled = {name: value[[1, 2, 5]] for name, value in batch.items()}
     torch.testing.assert_close(model.run_step(batch, 0, "train")["loss"], model.run_step(labelled, 0, "train")["loss"])
+    rows = model._labelled({**batch, "label": batch["label"].as_subclass(Elsewhere)})
+    assert rows is not None and rows.tolist() == [1, 2, 5]
     with pytest.raises(ConfigurationError, match=r"labelled: 1\.0"):
         model.run_step({**batch, "label": torch.full((6,), -100)}, 0, "train")
     with pytest.raises(

@@ -87,6 +87,20 @@ def test_scores_do_not_depend_on_the_batch() -> None:
     torch.testing.assert_close(torch.cat(parts), whole)
 
 
+def test_images_without_labels_are_not_scored() -> None:
+    """Their classes are unknown, so they are neither wrong nor of zero loss; nothing is logged if none has a label."""
+    model, images = small(Sparsemax()), batch(size=12)
+    images["label"] = model(images["pixels"]).argmax(-1)
+    images["label"][[1, 4]] = -100
+    labelled = {name: values[[0, 2, 3, *range(5, 12)]] for name, values in images.items()}
+    some, found = (model.run_step(each, 0, "val")["per_example"] for each in (images, labelled))
+    assert some["accuracy"].tolist() == [1.0] * 10
+    torch.testing.assert_close(some["classification"], found["classification"])
+    assert len(some["nelbo"]) == 12
+    images["label"][:] = -100
+    assert not len(model.run_step(images, 0, "val")["per_example"]["accuracy"])
+
+
 def test_training_loss_weighs_its_parts() -> None:
     model = small(Sparsemax(), unlabelled_weight=3.0)
     images = batch("train", 40)

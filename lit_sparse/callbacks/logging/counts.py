@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from typing_extensions import override
 
 from lit_sparse.callbacks.base import Stage, StageCallback
@@ -92,7 +93,9 @@ class CountLogger(StageCallback):
         """Restore the counts; the first process gets the counts of all processes."""
         for name, saved in state_dict.items():
             metric = self._of("train").get(name)
-            if metric is not None and is_first() and len(saved["counts"]) == len(metric.counts):
+            if metric is not None and is_first():
                 metric.reset()
-                metric.counts += saved["counts"].to(metric.device)
+                counts = saved["counts"].to(metric.device)
+                bins = torch.arange(len(counts), device=metric.device).clamp(max=metric.max_count)  # of another max_count
+                metric.counts.index_add_(0, bins, counts)
                 metric.total += saved["total"].to(metric.device)
