@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lit_sparse.checks import FLOATS
+from lit_sparse.checks import FLOATS, check_mask
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.ground.torch_internals import autocast_enabled, can_read_values
 
-__all__ = ["check_floating", "check_ids", "check_input", "check_sentences"]
+__all__ = ["check_floating", "check_ids", "check_input", "check_sentences", "check_state"]
 
 
 def check_floating(name: str, given: object) -> None:
@@ -36,13 +36,7 @@ def check_input(name: str, given: Tensor, shape: tuple[int | str, ...], weight: 
     Raises:
         ConfigurationError: if it is no such tensor.
     """
-    if not isinstance(given, Tensor):
-        raise ConfigurationError(f"Expected {name} in a torch tensor but got {full_name(given)}.")
-    sizes = shape[1:] if shape[0] == "..." else shape
-    got = given.shape[given.dim() - len(sizes) :] if shape[0] == "..." else given.shape
-    fits = given.dim() >= len(sizes) and len(got) == len(sizes)
-    if not fits or any(isinstance(size, int) and size != found for size, found in zip(sizes, got, strict=True)):
-        raise ConfigurationError(f"Expected {name} ({', '.join(map(str, shape))}) but got shape {tuple(given.shape)}.")
+    _check_shape(name, given, shape)
     if isinstance(weight, Tensor) and weight.dtype in FLOATS:  # quantized layers pack it, or store it in bytes
         if given.dtype != weight.dtype and not (given.dtype in FLOATS and autocast_enabled(given.device)):
             raise ConfigurationError(
@@ -50,6 +44,42 @@ def check_input(name: str, given: Tensor, shape: tuple[int | str, ...], weight: 
             )
     elif given.dtype not in FLOATS and not given.is_quantized:
         raise ConfigurationError(f"Expected {name} in a floating tensor but got {given.dtype}.")
+
+
+def _check_shape(name: str, given: Tensor, shape: tuple[int | str, ...]) -> None:
+    if not isinstance(given, Tensor):
+        raise ConfigurationError(f"Expected {name} in a torch tensor but got {full_name(given)}.")
+    sizes = shape[1:] if shape[0] == "..." else shape
+    got = given.shape[given.dim() - len(sizes) :] if shape[0] == "..." else given.shape
+    fits = given.dim() >= len(sizes) and len(got) == len(sizes)
+    if not fits or any(isinstance(size, int) and size != found for size, found in zip(sizes, got, strict=True)):
+        raise ConfigurationError(f"Expected {name} ({', '.join(map(str, shape))}) but got shape {tuple(given.shape)}.")
+
+
+def check_state(what: str, given: dict[str, Tensor], shapes: dict[str, tuple[int | str, ...]], weight: Tensor) -> None:
+    """Raise an error unless a dict of tensors, such as a memory, has the entries of one model and batch, and no others.
+
+    Args:
+        what: name of the dict in the message.
+        given: dict to check.
+        shapes: name -> shape; each letter stands for one size. ``mask`` is boolean, others are as for :func:`check_input`.
+        weight: a weight of the model.
+
+    Raises:
+        ConfigurationError: naming what is wrong.
+    """
+    if not isinstance(given, dict) or given.keys() != shapes.keys():
+        got = f"one with {', '.join(map(str, given))}" if isinstance(given, dict) else full_name(given)
+        raise ConfigurationError(f"Expected the {what} of this model, with {', '.join(shapes)}, but got {got}.")
+    sizes: dict[int | str, int | str] = {}
+    for name, letters in shapes.items():
+        entry, shape = f"{name!r} of the {what}", tuple(sizes.get(size, size) for size in letters)
+        if name == "mask":
+            _check_shape(entry, given[name], shape)
+            check_mask(given[name], "a position is allowed")
+        else:
+            check_input(entry, given[name], shape, weight)
+        sizes |= {size: length for size, length in zip(letters, given[name].shape, strict=True) if isinstance(size, str)}
 
 
 def check_sentences(name: str, given: Tensor, lengths: Tensor, width: int, weight: Tensor) -> None:

@@ -12,6 +12,7 @@ from lit_sparse.mappings import Softmax, SparseMapping
 from lit_sparse.mappings.base import check_mapping, warn_off_simplex
 from lit_sparse.nn.attend.function import Method, attend
 from lit_sparse.nn.attend.operands import Operands, Pairs, any_along, attend_to_all, check_tensors
+from lit_sparse.nn.inputs import check_input
 
 __all__ = ["MultiheadAttention"]
 
@@ -208,6 +209,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         Returns:
             The output, of the query's shape, and the weights (N, num_heads, L, S).
         """
+        n, weight = query.shape[0 if self.batch_first else 1], self.out_proj.weight
+        check_input("key", key, (n, self.num_heads, "S", self.head_dim), weight)
+        check_input("value", value, (n, self.num_heads, key.shape[2], self.head_dim), weight)
         operands = self._operands(self._heads(self._project(query, 0)), key, value, Pairs(mask))
         output, weights = attend_to_all(operands, self.mapping)
         return self._merged(output), weights
@@ -227,7 +231,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         else:
             weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
         biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
-        return F.linear(x, weights[place], biases[place])
+        weight = weights[place]
+        check_input(("query", "key", "value")[place], x, ("...", weight.shape[1]), weight)
+        return F.linear(x, weight, biases[place])
 
     def _heads(self, x: Tensor) -> Tensor:
         """Split a batched sequence into heads: (N, num_heads, S, head_dim)."""
