@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lit_sparse.checks import FLOATS, check_mask
 from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.ground.tensors import is_dense, shown
 from lit_sparse.ground.torch_internals import autocast_enabled, can_read_values
 
-__all__ = ["check_floating", "check_ids", "check_input", "check_sentences", "check_state"]
+__all__ = ["check_floating", "check_ids", "check_input", "check_sentences", "check_state", "embedded"]
 
 
 def check_floating(name: str, given: object) -> None:
@@ -18,8 +19,8 @@ def check_floating(name: str, given: object) -> None:
     Raises:
         ConfigurationError: if it is not.
     """
-    if not isinstance(given, Tensor) or given.dtype not in FLOATS:
-        got = given.dtype if isinstance(given, Tensor) else full_name(given)
+    if not isinstance(given, Tensor) or given.dtype not in FLOATS or not is_dense(given):
+        got = given.dtype if isinstance(given, Tensor) and is_dense(given) else shown(given)
         raise ConfigurationError(f"Expected floating {name} but got {got}. Convert them.")
 
 
@@ -49,6 +50,8 @@ def check_input(name: str, given: Tensor, shape: tuple[int | str, ...], weight: 
 def _check_shape(name: str, given: Tensor, shape: tuple[int | str, ...]) -> None:
     if not isinstance(given, Tensor):
         raise ConfigurationError(f"Expected {name} in a torch tensor but got {full_name(given)}.")
+    if not is_dense(given):
+        raise ConfigurationError(f"Expected {name} in a dense tensor but got {shown(given)}.")
     sizes = shape[1:] if shape[0] == "..." else shape
     got = given.shape[given.dim() - len(sizes) :] if shape[0] == "..." else given.shape
     fits = given.dim() >= len(sizes) and len(got) == len(sizes)
@@ -89,8 +92,8 @@ def check_sentences(name: str, given: Tensor, lengths: Tensor, width: int, weigh
         ConfigurationError: naming what is wrong.
     """
     check_input(name, given, ("B", "L", width), weight)
-    if not isinstance(lengths, Tensor) or lengths.shape != given.shape[:1]:
-        got = tuple(lengths.shape) if isinstance(lengths, Tensor) else full_name(lengths)
+    if not isinstance(lengths, Tensor) or not is_dense(lengths) or lengths.shape != given.shape[:1]:
+        got = tuple(lengths.shape) if isinstance(lengths, Tensor) and is_dense(lengths) else shown(lengths)
         raise ConfigurationError(f"Expected lengths ({len(given)},), one for each of the {name}, but got {got}.")
 
 
@@ -100,11 +103,19 @@ def check_ids(name: str, given: Tensor, size: int) -> None:
     Raises:
         ConfigurationError: naming the least and the largest one.
     """
-    if not isinstance(given, Tensor) or given.dtype not in (torch.int64, torch.int32):
-        got = given.dtype if isinstance(given, Tensor) else full_name(given)
+    if not isinstance(given, Tensor) or given.dtype not in (torch.int64, torch.int32) or not is_dense(given):
+        got = given.dtype if isinstance(given, Tensor) and is_dense(given) else shown(given)
         raise ConfigurationError(f"Expected {name} in a tensor of torch.int64 but got {got}.")
     if not (given.device.type == "cpu" and can_read_values() and given.numel()):
         return
     least, most = int(given.min()), int(given.max())
     if least < 0 or most >= size:
         raise ConfigurationError(f"Expected {name} in 0 .. {size - 1} but got {least} .. {most}.")
+
+
+def embedded(name: str, given: Tensor, embedding: nn.Module) -> Tensor:
+    """Return the vectors of ids, which are checked if the embedding is torch's; see :func:`check_ids`."""
+    if isinstance(embedding, nn.Embedding):
+        check_ids(name, given, embedding.num_embeddings)
+    vectors: Tensor = embedding(given)
+    return vectors

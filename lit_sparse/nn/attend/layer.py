@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from lit_sparse.checks import FEATURES, Number, check_flag, ranges
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.ground.tensors import is_dense, shown
 from lit_sparse.mappings import Softmax, SparseMapping
 from lit_sparse.mappings.base import check_mapping, warn_off_simplex
 from lit_sparse.nn.attend.function import Method, attend
@@ -293,6 +294,8 @@ class MultiheadAttention(nn.MultiheadAttention):
             ("attn_mask", attn_mask, [(length, source), (n * self.num_heads, length, source)]),
         ]
         for name, tensor, shapes in expected:
+            if tensor is not None and not (isinstance(tensor, Tensor) and is_dense(tensor)):
+                raise ConfigurationError(f"Expected `{name}` to be a dense tensor but got {shown(tensor)}.")
             if tensor is not None and tuple(tensor.shape) not in shapes:
                 order = f" with batch_first={self.batch_first}" if batched else ""
                 allowed = " or ".join(map(str, shapes))
