@@ -31,7 +31,7 @@ from lit_sparse.ground.directions import directions
 from lit_sparse.mappings import JumpReLU, LearnableEntmax, RegularizedArgmax, Sparsemax
 from lit_sparse.mappings.functional import fusedmax, jump_relu
 from lit_sparse.metrics import Bleu, DeadFraction, ExplainedVariance, MeanOverExamples, MessageStructure, topographic_similarity
-from lit_sparse.models import Seq2Seq, mean_metrics
+from lit_sparse.models import BayesianRegression, Seq2Seq, mean_metrics
 from lit_sparse.nn import (
     MLP,
     EntailmentNetwork,
@@ -165,11 +165,13 @@ CASES = {
     "complex counts": lambda: PoissonLikelihood().check(torch.ones(2).cfloat()),
     "sparse classes": lambda: LogisticLikelihood().check(torch.ones(2).to_sparse()),
     "sparse inputs": lambda: MLP([5, 2])(X.to_sparse()),
+    "sparse features": lambda: BayesianRegression(LogisticLikelihood(), in_features=5)(X.to_sparse()),
     "sparse queries": lambda: attention(X.to_sparse(), X, X, Sparsemax()),
     "sparse ids": lambda: WordVectors(4, 2, 0)(torch.tensor([[1]]).to_sparse()),
     "sparse lengths": lambda: BODY.encode(torch.rand(1, 2, 4), ONE.to_sparse()),
     "sparse hidden vectors": lambda: LinearFenchelYoungLoss(Sparsemax(), 5, 4)(X.to_sparse(), torch.tensor([0, 1, 2])),
     "sparse scores": lambda: TopKMarginalize(k=2)(X.to_sparse(), lambda latent: latent.values.sum(-1)),
+    "mask of tokens in a list": lambda: hf.SparseAttentionPooling(5).pool(X[None], [[1, 1, 0]]),
     "mask in a list": lambda: MultiheadAttention(5, 1)(X, X, X, attn_mask=[[0.0]]),
     "values of eight bits": lambda: MeanOverExamples().update(X.to(torch.float8_e4m3fn)),
     "source beyond the vocabulary": lambda: SourceEncoder(torch.nn.Embedding(3, 4), BODY)(torch.tensor([[3]]), ONE),
