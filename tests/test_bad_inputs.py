@@ -8,25 +8,57 @@ import torch
 from lit_sparse import hf, random, runs, text
 from lit_sparse.callbacks import BasesPlot, CountLogger, draw_attention
 from lit_sparse.cli import build_cli
-from lit_sparse.coresets import Coreset, Examples
-from lit_sparse.data import DigitsDataModule, ImageFolderDataModule, Ragged
+from lit_sparse.coresets import (
+    Coreset,
+    Examples,
+    GaussianPosterior,
+    LogisticLikelihood,
+    NormalLikelihood,
+    PoissonLikelihood,
+)
+from lit_sparse.data import (
+    DigitsDataModule,
+    FeatureDependentNoise,
+    ImageFolderDataModule,
+    RadialBases,
+    Ragged,
+    SymmetricNoise,
+)
 from lit_sparse.errors import LitSparseError
-from lit_sparse.estimators import Marginalize
+from lit_sparse.estimators import Marginalize, TopKMarginalize
 from lit_sparse.export import decompose, export_onnx
 from lit_sparse.ground.directions import directions
 from lit_sparse.mappings import JumpReLU, LearnableEntmax, RegularizedArgmax, Sparsemax
 from lit_sparse.mappings.functional import fusedmax, jump_relu
-from lit_sparse.metrics import Bleu, DeadFraction, ExplainedVariance, MessageStructure, topographic_similarity
-from lit_sparse.models import Seq2Seq, mean_metrics
-from lit_sparse.nn import sparse_decode, sparse_encode
+from lit_sparse.metrics import Bleu, DeadFraction, ExplainedVariance, MeanOverExamples, MessageStructure, topographic_similarity
+from lit_sparse.models import BayesianRegression, Seq2Seq, mean_metrics
+from lit_sparse.nn import (
+    MLP,
+    EntailmentNetwork,
+    EntailmentPredictor,
+    LinearFenchelYoungLoss,
+    MultiheadAttention,
+    NoiseBases,
+    RecurrentBody,
+    SampleBases,
+    SourceEncoder,
+    WordVectors,
+    attention,
+    beam_search,
+    sparse_decode,
+    sparse_encode,
+)
 from lit_sparse.risks import CVaR, UnbalancedOTDRO
 from lit_sparse.runs.config_files import check_empty
 from lit_sparse.structures import Assignment, Or, Sequence, ShortestPath, Tree, Xor
 from lit_sparse.testing import concrete_subclasses
 from lit_sparse.text import Vocabulary
+from lit_sparse.transport import GaussianMixture, dual_value
 
 X, CORESET = torch.randn(3, 5), Coreset(torch.tensor([0]), torch.ones(1), 0.0, size=2)
 WORDS = Vocabulary.from_tokens(["a", "b"])
+BODY, PAIRS = RecurrentBody(4, 1).bind(Sparsemax()), EntailmentNetwork(Sparsemax(), 4, 2)
+ID, ONE = torch.tensor([[1]]), torch.tensor([1])
 
 
 class Model(torch.nn.Module):
@@ -121,6 +153,38 @@ CASES = {
     "a command of numbers": lambda: build_cli([1]),
     "no command": lambda: build_cli([]),
     "tokenizer without its package": lambda: Bleu("flores200").update(["a"], [["a"]]),
+    "token of bytes": lambda: WORDS([b"a"]),
+    "tokens of lists": lambda: WORDS.lookup_indices([[1]]),
+    "no tokens": lambda: WORDS.lookup_tokens(None),
+    "text of numbers": lambda: WORDS.join([1]),
+    "text of a text": lambda: WORDS.join("ab"),
+    "bases, width -1": lambda: SampleBases()(X, -1, torch.Generator()),
+    "bases of a list": lambda: NoiseBases()([[1.0]], 2, torch.Generator()),
+    "bases, generator": lambda: SampleBases()(X, 2, 3),
+    "targets in a list": lambda: NormalLikelihood().check([0.0]),
+    "complex counts": lambda: PoissonLikelihood().check(torch.ones(2).cfloat()),
+    "sparse classes": lambda: LogisticLikelihood().check(torch.ones(2).to_sparse()),
+    "sparse inputs": lambda: MLP([5, 2])(X.to_sparse()),
+    "sparse features": lambda: BayesianRegression(LogisticLikelihood(), in_features=5)(X.to_sparse()),
+    "sparse queries": lambda: attention(X.to_sparse(), X, X, Sparsemax()),
+    "sparse ids": lambda: WordVectors(4, 2, 0)(torch.tensor([[1]]).to_sparse()),
+    "sparse lengths": lambda: BODY.encode(torch.rand(1, 2, 4), ONE.to_sparse()),
+    "sparse hidden vectors": lambda: LinearFenchelYoungLoss(Sparsemax(), 5, 4)(X.to_sparse(), torch.tensor([0, 1, 2])),
+    "sparse scores": lambda: TopKMarginalize(k=2)(X.to_sparse(), lambda latent: latent.values.sum(-1)),
+    "mask of tokens in a list": lambda: hf.SparseAttentionPooling(5).pool(X[None], [[1, 1, 0]]),
+    "mask in a list": lambda: MultiheadAttention(5, 1)(X, X, X, attn_mask=[[0.0]]),
+    "values of eight bits": lambda: MeanOverExamples().update(X.to(torch.float8_e4m3fn)),
+    "source beyond the vocabulary": lambda: SourceEncoder(torch.nn.Embedding(3, 4), BODY)(torch.tensor([[3]]), ONE),
+    "premise below zero": lambda: EntailmentPredictor(torch.nn.Embedding(3, 4), PAIRS)(-ID, ONE, ID, ONE),
+    "noise of bytes": lambda: SymmetricNoise(0.5)(X, torch.tensor([0, 1, 2], dtype=torch.uint8), 3),
+    "noise, label too large": lambda: FeatureDependentNoise(0.5)(X, torch.tensor([0, 1, 7]), 3),
+    "noise, classes": lambda: SymmetricNoise(0.5)(X, torch.tensor([0, 1, 1]), "2"),
+    "centres of another number": lambda: RadialBases(per_scale=2)(X, X),
+    "points of no index": lambda: GaussianMixture([0.0], [1.0]).sample(0, None),
+    "draws by 3": lambda: GaussianPosterior(torch.zeros(2), torch.eye(2)).sample(2, 3),
+    "inputs in a list": lambda: UnbalancedOTDRO(1.0, 1.0, 0.1).perturb(lambda x: x.sum(-1), [1.0]),
+    "trusting a number": lambda: runs.trusting([3]).__enter__(),
+    "memory of numbers": lambda: beam_search(print, {"a": 1}, {}, bos=0, eos=1, limits=ONE),
 }
 
 
@@ -167,3 +231,9 @@ def test_unknown_empty_keys(given):
 def test_known_empty_keys():
     check_empty({"a": {"class_path": "m.A", "init_args": {}}, "k": {}}, {"a": {"class_path": "m.A"}, "k": None})
     check_empty({"a": {"class_path": "m.A", "init_args": {"x": {}}}}, {"a": {"class_path": "m.B", "init_args": {"y": 1}}})
+
+
+def test_a_large_whole_number_is_a_number():
+    points, potential = torch.zeros(2, 1), torch.zeros(2)
+    whole, number = (dual_value(potential, potential, points, points, eps=eps) for eps in (10**25, 1e25))
+    assert whole == number

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_sparse.checks import Count, check_count, check_indices, ranges
+from lit_sparse.checks import FLOATS, Count, check_count, check_indices, check_tensor, ranges
 from lit_sparse.coresets.vectors import MOST_GATHERED, BlockVectors, DenseVectors, Vectors
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.ground.files import replaced
@@ -48,7 +48,7 @@ class _RowWise(Vectors):
 
     @override
     def correlate(self, direction: Tensor) -> Tensor:
-        products = direction.new_empty(self.shape[0])
+        products = self._direction(direction).new_empty(self.shape[0])
         for start, block in self.blocks():
             products[start : start + len(block)] = row_products(block, None, direction)
         return products
@@ -62,6 +62,7 @@ class _RowWise(Vectors):
 
     @override
     def combine(self, indices: Tensor, weights: Tensor) -> Tensor:
+        check_tensor(weights, f"floating weights ({len(indices)},)", shape=(len(indices),), dtypes=FLOATS)
         total = torch.zeros(self.shape[1], dtype=torch.float64)
         for start, rows in self._some(indices):
             total += row_sum(rows, torch.arange(len(rows)), weights[start : start + len(rows)])

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as nnf
 from typing_extensions import override
 
-from lit_sparse.checks import POSITIVE, ranges
+from lit_sparse.checks import POSITIVE, check_tensor, ranges
 from lit_sparse.errors import DataError
 from lit_sparse.ground.arguments import shown_arguments
 
@@ -36,9 +36,9 @@ class Likelihood(nn.Module, ABC):
         """Return targets (N,) in the form that the other methods expect, after a check of their values.
 
         Raises:
-            DataError: if the distribution does not allow these targets.
+            DataError: if they are no real numbers in a dense tensor, or the distribution does not allow them.
         """
-        return target
+        return check_tensor(target, "targets (N,), real numbers in a dense tensor,", error=DataError)
 
     @override
     def extra_repr(self) -> str:
@@ -101,6 +101,7 @@ class LogisticLikelihood(Likelihood):
 
     @override
     def check(self, target: Tensor) -> Tensor:
+        target = super().check(target)
         for lower in (0, -1):
             if bool(((target == lower) | (target == 1)).all()):
                 return (target > 0).to(target.dtype)
@@ -139,7 +140,8 @@ class PoissonLikelihood(Likelihood):
 
     @override
     def check(self, target: Tensor) -> Tensor:
-        wrong = target[(target < 0) | (target != target.round()) | target.isinf()]
+        counts = super().check(target).double()
+        wrong = counts[(counts < 0) | (counts % 1 != 0)]
         if len(wrong):
             raise DataError(f"Expected targets to be counts >= 0 but got {float(wrong[0]):g}.")
         return target

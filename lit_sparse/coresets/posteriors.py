@@ -18,6 +18,7 @@ from typing_extensions import Self
 from lit_sparse.checks import FLOATS, check_count, check_positive, check_result, check_tensor
 from lit_sparse.coresets.likelihoods import Likelihood, NormalLikelihood
 from lit_sparse.errors import ConfigurationError, DataError, full_name
+from lit_sparse.ground.arguments import checked
 
 __all__ = [
     "GaussianPosterior",
@@ -88,6 +89,7 @@ class GaussianPosterior:
         """The inverse (D, D) of the covariance."""
         return torch.cholesky_inverse(self.factor)
 
+    @checked
     def sample(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
         """Return samples (num_samples, D), drawn on the CPU so that they are the same on every device."""
         noise = torch.randn(

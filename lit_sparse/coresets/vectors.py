@@ -70,9 +70,13 @@ class Vectors(VectorSource, ABC):
         The sum may also be parts (p, S), which are added without rounding between them.
         """
 
+    def _direction(self, direction: Tensor) -> Tensor:
+        """Return a direction after checking that it is (S,); a product with a matrix would have another shape."""
+        return check_tensor(direction, f"a floating direction ({self.shape[1]},)", shape=self.shape[1:], dtypes=FLOATS)
+
     def correlate_some(self, indices: Tensor, direction: Tensor) -> Tensor:
         """Return the inner products (n,) of the vectors at indices (n,) with a direction (S,)."""
-        return self.rows(indices) @ direction
+        return self.rows(indices) @ self._direction(direction)
 
     def correlate_roughly(self, direction: Tensor) -> tuple[Tensor, float]:
         """Return approximate inner products (N,) with a unit vector, and an error bound relative to the vectors' norms."""
@@ -80,7 +84,8 @@ class Vectors(VectorSource, ABC):
 
     def combine(self, indices: Tensor, weights: Tensor) -> Tensor:
         """Return the weighted sum (S,) of the vectors at indices (n,), with weights (n,)."""
-        return weights @ self.rows(indices)
+        rows = self.rows(indices)
+        return check_tensor(weights, f"floating weights ({len(rows)},)", shape=rows.shape[:1], dtypes=FLOATS) @ rows
 
     @abstractmethod
     def divided(self, unit: float) -> Vectors:
@@ -152,11 +157,11 @@ class DenseVectors(Vectors):
 
     @override
     def correlate(self, direction: Tensor) -> Tensor:
-        return self.vectors @ direction
+        return self.vectors @ self._direction(direction)
 
     @override
     def rows(self, indices: Tensor) -> Tensor:
-        return self.vectors.index_select(0, indices)
+        return self.vectors.index_select(0, check_indices(indices, self.shape[0]))
 
     @override
     def correlate_roughly(self, direction: Tensor) -> tuple[Tensor, float]:
@@ -164,13 +169,13 @@ class DenseVectors(Vectors):
             return super().correlate_roughly(direction)
         if self._single is None:
             self._single = self.vectors.float()
-        return self._single @ direction.float(), ROUGH
+        return self._single @ self._direction(direction).float(), ROUGH
 
     @override
     def correlate_some(self, indices: Tensor, direction: Tensor) -> Tensor:
         if self.device.type == "cpu":
             return row_products(self.vectors, indices, direction).to(self.dtype)
-        return self.rows(indices) @ direction
+        return super().correlate_some(indices, direction)
 
     @override
     def combine(self, indices: Tensor, weights: Tensor) -> Tensor:
@@ -256,7 +261,7 @@ class BlockVectors(Vectors):
 
     @override
     def correlate(self, direction: Tensor) -> Tensor:
-        products = direction.new_empty(self.shape[0])
+        products = self._direction(direction).new_empty(self.shape[0])
         for start, block in self.blocks():
             products[start : start + len(block)] = block @ direction
         return products

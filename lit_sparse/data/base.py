@@ -14,8 +14,8 @@ from torch.utils.data import DistributedSampler, Sampler
 from typing_extensions import Self
 
 from lit_sparse.checks import SEED, Count, check_indices, check_integer, ranges
-from lit_sparse.data.fetched import batches_of, fetched, seeded
-from lit_sparse.data.loader import Batch, EpochLoader
+from lit_sparse.data.fetched import batches_of, checks_indices, fetched, seeded
+from lit_sparse.data.loader import MOST_WORKERS, Batch, EpochLoader
 from lit_sparse.data.splits import Split, in_batches, share_of, shuffled
 from lit_sparse.errors import CheckpointError, ConfigurationError, DataError, full_name
 from lit_sparse.ground.state_checks import COUNT, ListOf, equal_to
@@ -29,7 +29,7 @@ __all__ = ["ResumableDataModule"]
 ROWS_PER_FETCH = 1024
 
 
-@ranges(batch_size=Count(), eval_batch_size=Count(), num_workers=Count(0), seed=SEED, updates_per_batch=Count())
+@ranges(batch_size=Count(), eval_batch_size=Count(), num_workers=Count(0, MOST_WORKERS), seed=SEED, updates_per_batch=Count())
 class ResumableDataModule(pl.LightningDataModule, ABC):
     """Base class of data modules whose training resumes exactly: a subclass makes batches from the indices of examples.
 
@@ -67,6 +67,11 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
     independent_rows: ClassVar[bool] = False
     #: Whether training and validation examples may be divided into folds.
     has_folds: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "fetch" in vars(cls):
+            cls.fetch = checks_indices(cls.fetch)  # type: ignore[method-assign,assignment]
 
     def __init__(
         self,
@@ -155,6 +160,10 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
         """Return a batch of the examples at ``indices`` (B,) of a split.
 
         All randomness must be a function of (seed, index), and of the epoch in training.
+
+        Raises:
+            ConfigurationError: for an unknown split, or an epoch that is no integer.
+            IndexError: unless ``indices`` are integers (B,) of int64 in 0 .. ``size(split)`` - 1.
         """
 
     def train_batches(self, epoch: int, rank: int, processes: int) -> Sequence[Tensor]:

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import wraps
+from typing import Any, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from lit_sparse.checks import check_choice, check_indices, check_integer
 from lit_sparse.data.loader import Batch
 from lit_sparse.data.splits import Split
 from lit_sparse.errors import ConfigurationError, full_name
 
-__all__ = ["batches_of", "fetched", "seeded"]
+__all__ = ["batches_of", "checks_indices", "fetched", "seeded"]
+
+
+def checks_indices(fetch: Callable[[Any, Split, int, Tensor], Batch]) -> Callable[[Any, Split, int, Tensor], Batch]:
+    """Return the ``fetch`` of a data module with a check of its arguments: a negative index would count from the end."""
+
+    @wraps(fetch)
+    def checked(self: Any, split: Split, epoch: int, indices: Tensor) -> Batch:
+        size = self.size(check_choice("split", split, get_args(Split)))
+        return fetch(self, split, check_integer("epoch", epoch), check_indices(indices, size))
+
+    return checked
 
 
 def fetched(data: Any, split: Split, epoch: int, indices: Tensor) -> Batch:

@@ -18,6 +18,8 @@ from lit_sparse.ground.state_checks import COUNT
 
 __all__ = ["Batch", "BatchIndices", "EpochLoader", "Fetch"]
 
+#: Largest number of worker processes; more than processors have cores would freeze the machine.
+MOST_WORKERS = 512
 #: Bytes of which the address of a new tensor is a multiple.
 ALIGNMENT = 64
 #: Tensors and lists of text by name.
@@ -38,7 +40,7 @@ class _Epoch(NamedTuple):
     batches: Sequence[Tensor]
 
 
-@ranges(num_workers=Count(0), prefetch_factor=Count(), rows_per_fetch=Count(0))
+@ranges(num_workers=Count(0, MOST_WORKERS), prefetch_factor=Count(), rows_per_fetch=Count(0))
 class EpochLoader:
     """Loader of batches whose order is a function of the epoch, with a position that can be saved; each ``iter`` is an epoch.
 

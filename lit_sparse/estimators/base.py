@@ -14,6 +14,7 @@ from typing_extensions import Self
 
 from lit_sparse.checks import shown
 from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.ground.tensors import is_dense
 from lit_sparse.ground.torch_internals import refuse_vmap
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.mappings.base import check_mapping
@@ -153,7 +154,8 @@ class Estimator(nn.Module, ABC):
             ConfigurationError: if a required mapping is missing, the scores are not (B, K) or (B, D), or the losses are
                 not (R,).
         """
-        if not isinstance(scores, Tensor) or scores.dim() != 2 or not scores.is_floating_point() or not scores.shape[1]:
+        dense = isinstance(scores, Tensor) and is_dense(scores)
+        if not dense or scores.dim() != 2 or not scores.is_floating_point() or not scores.shape[1]:
             second = "values" if self.latent == "categorical" else "bits"
             raise ConfigurationError(f"Expected floating scores of shape (batch, {second}) but got {shown(scores)}.")
         if not callable(loss_fn):

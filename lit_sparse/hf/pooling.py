@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from lit_sparse.checks import FEATURES, ranges
+from lit_sparse.checks import FEATURES, check_tensor, ranges
 from lit_sparse.errors import CheckpointError, ConfigurationError
 from lit_sparse.ground.files import replaced
 from lit_sparse.ground.stored import read_json
@@ -88,10 +88,9 @@ class SparseAttentionPooling(nn.Module):
             ConfigurationError: if the shapes or dtypes do not match.
         """
         check_input("tokens", tokens, ("B", "L", self.dim), self.score.weight)
-        if mask is not None and mask.shape != tokens.shape[:2]:
-            raise ConfigurationError(f"Expected a mask of shape {tuple(tokens.shape[:2])} but got {tuple(mask.shape)}.")
         if mask is not None:
-            mask = mask.bool()
+            what = f"a mask of shape {tuple(tokens.shape[:2])}"
+            mask = check_tensor(mask, what, shape=tokens.shape[:2]).bool()
             tokens = torch.where(mask.unsqueeze(-1), tokens, 0.0)  # a NaN in padding would reach the gradient
         weights = self.mapping.map(self.score(tokens).squeeze(-1), mask, -1)
         return (weights.unsqueeze(-2) @ tokens).squeeze(-2), weights

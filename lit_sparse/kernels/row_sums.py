@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_sparse.checks import check_indices
+from lit_sparse.checks import check_indices, check_tensor
 from lit_sparse.ground.torch_internals import on_values
 from lit_sparse.kernels.cpu.compile import compile_rows
 from lit_sparse.kernels.cpu.threads import over_rows
@@ -78,9 +78,11 @@ def row_sum(matrix: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
         weights: (n,).
 
     Raises:
+        ConfigurationError: for weights of another shape.
         IndexError: for an index outside 0 .. N - 1.
     """
     check_indices(indices, len(matrix))
+    check_tensor(weights, f"real weights ({len(indices)},), one per index,", shape=indices.shape)
     parts = torch.zeros(PARTS, matrix.shape[1], dtype=torch.float64)
     arrays = (parts.numpy(), matrix.numpy(), indices.numpy(), weights.double().numpy())
     over_rows(_sum_parts, (PARTS, len(indices) * matrix.shape[1] // PARTS), COST, *arrays)
@@ -97,8 +99,10 @@ def row_products(matrix: Tensor, indices: Tensor | None, direction: Tensor) -> T
         direction: (S,).
 
     Raises:
+        ConfigurationError: for a direction of another shape.
         IndexError: for an index outside 0 .. N - 1.
     """
+    check_tensor(direction, f"a real direction ({matrix.shape[1]},)", shape=matrix.shape[1:])
     chosen = None if indices is None else check_indices(indices, len(matrix)).numpy()
     out = torch.empty(len(matrix) if chosen is None else len(chosen), dtype=torch.float64)
     arrays = (out.numpy(), matrix.numpy(), chosen, direction.double().numpy())

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchmetrics import Metric
 from typing_extensions import Self, override
 
-from lit_sparse.checks import check_tensor
+from lit_sparse.checks import REALS, check_tensor
 from lit_sparse.errors import ConfigurationError, DataError, full_name
 from lit_sparse.ground.arguments import KeepsArguments, checked
 from lit_sparse.kernels.row_sums import add_exactly
@@ -101,7 +101,7 @@ def _of_numbers(update: Callable[..., None]) -> Callable[..., None]:
         values = (*args, *options.values())
         tensors = [value for value in values if isinstance(value, Tensor)]
         for value in tensors:
-            if value.layout != torch.strided or value.is_nested or value.is_meta or value.is_complex():
+            if value.layout != torch.strided or value.is_nested or value.is_meta or value.dtype not in REALS:
                 raise ConfigurationError(
                     f"Expected {type(self).__name__} to get real numbers in dense tensors but got {value.dtype} {value.layout}"
                     f" on {value.device}. Convert them."

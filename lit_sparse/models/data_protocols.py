@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.ground.tensors import is_dense, shown
 
 __all__ = [
     "Batch",
@@ -137,8 +138,8 @@ def check_features(pixels: Tensor, in_features: int) -> None:
 
 
 def _check_floating(name: str, rows: Tensor) -> None:
-    if not isinstance(rows, Tensor) or not rows.is_floating_point() or not rows.dim():
-        got = f"{rows.dtype} {tuple(rows.shape)}" if isinstance(rows, Tensor) else full_name(rows)
+    if not isinstance(rows, Tensor) or not is_dense(rows) or not rows.is_floating_point() or not rows.dim():
+        got = f"{rows.dtype} {tuple(rows.shape)}" if isinstance(rows, Tensor) and is_dense(rows) else shown(rows)
         raise ConfigurationError(f"Expected {name} in a floating tensor (B, D) but got {got}.")
 
 

@@ -20,6 +20,7 @@ from lit_sparse.models.base import Batch, Stage, StepOutput, mean_metrics
 from lit_sparse.models.generation import GeneratingModule, check_keys
 from lit_sparse.models.text import check_lines, count_groups, two_texts
 from lit_sparse.nn import EncoderDecoder, Hypothesis, RecurrentBody, Seq2SeqPredictor, State, beam_search, length_mask
+from lit_sparse.nn.inputs import embedded
 from lit_sparse.nn.output_layer.losses import layer_losses
 
 __all__ = ["Seq2Seq"]
@@ -146,7 +147,7 @@ class Seq2Seq(GeneratingModule):
     def encode(self, source: Tensor, lengths: Tensor) -> State:
         """Return the encoder's memory, a tuple of tensors (B, ...), of sources (B, S) of int64 token ids with lengths (B,)."""
         self._check_built()
-        return self.body.encode(self.source_embedding(source), lengths)
+        return self.body.encode(embedded("ids of sources", source, self.source_embedding), lengths)
 
     def _memory(self, source: Tensor, lengths: Tensor) -> State:
         """Return the memory from :meth:`encode`, after a check of it."""
@@ -161,7 +162,7 @@ class Seq2Seq(GeneratingModule):
 
     def _decoded(self, target: Tensor, memory: State) -> tuple[Tensor, Tensor]:
         """Return hidden vectors (B, T, E) and attention weights (B, heads, T, S) for target tokens (B, T)."""
-        found: Any = self.body.decode(self.target_embedding(target), memory)
+        found: Any = self.body.decode(embedded("ids of targets", target, self.target_embedding), memory)
         hidden, weights = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
         check_result(self.body, "decode", hidden, (*target.shape, self.body.width))
         if not isinstance(weights, Tensor) or weights.ndim != 4 or weights.shape[::2] != target.shape:

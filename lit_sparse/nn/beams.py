@@ -12,6 +12,7 @@ from torch import Tensor
 from lit_sparse.checks import MOST_FEATURES, check_count, check_number
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.arguments import checked
+from lit_sparse.ground.tensors import shown
 from lit_sparse.nn.encoder_decoder.base import State
 
 __all__ = ["Hypothesis", "Step", "beam_search"]
@@ -88,8 +89,8 @@ def beam_search(
             f"Expected the limit of each row, whole numbers (B,), but got {limits.dtype} {tuple(limits.shape)}."
         )
     for name, tensor in {**memory, **state}.items():
-        if len(tensor) != len(limits):
-            raise ConfigurationError(f"Expected {len(limits)} rows of {name!r}, one per limit, but got {tuple(tensor.shape)}.")
+        if not isinstance(tensor, Tensor) or tensor.shape[:1] != limits.shape:
+            raise ConfigurationError(f"Expected {len(limits)} rows of {name!r}, one per limit, but got {shown(tensor)}.")
     if not 1 <= check_count("n_best", n_best) <= beam_size:
         raise ConfigurationError(f"Expected `n_best` to be at most `beam_size`={beam_size} but got {n_best}.")
     device, rows = limits.device, len(limits)

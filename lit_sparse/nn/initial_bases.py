@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lit_sparse.checks import POSITIVE, Count, Number, ranges
-from lit_sparse.errors import DataError
+from lit_sparse.checks import MOST_FEATURES, POSITIVE, Count, Number, check_count, ranges
+from lit_sparse.errors import ConfigurationError, DataError, full_name
 from lit_sparse.mappings.functional import hoyer_projection
+from lit_sparse.nn.inputs import check_floating, check_input
 
 __all__ = ["InitialBases", "NoiseBases", "SampleBases", "SparseCodingBases"]
 
@@ -30,6 +31,9 @@ class InitialBases(nn.Module, ABC):
             examples: (N, D) distinct training examples in random order, where N is the result of :meth:`examples`.
             width: number of bases.
             generator: random generator.
+
+        Raises:
+            ConfigurationError: unless the examples are floating (N, D), and the width is an integer of at least 1.
         """
 
 
@@ -47,6 +51,7 @@ class NoiseBases(InitialBases):
 
     @override
     def forward(self, examples: Tensor, width: int, generator: torch.Generator) -> Tensor:
+        _check(examples, width, generator)
         return self.std * torch.randn(width, examples.shape[1], generator=generator, dtype=examples.dtype)
 
 
@@ -68,6 +73,7 @@ class SampleBases(InitialBases):
 
     @override
     def forward(self, examples: Tensor, width: int, generator: torch.Generator) -> Tensor:
+        _check(examples, width, generator)
         norms = examples.norm(dim=1, keepdim=True)
         chosen = (norms.squeeze(1) > 0).nonzero().squeeze(1)[:width]
         if len(chosen) < width:
@@ -137,6 +143,14 @@ class SparseCodingBases(InitialBases):
         units = codes.T.contiguous()
         found: Tensor = (hoyer_projection(units, self.activity) * units.norm(dim=1, keepdim=True)).T.contiguous()
         return found
+
+
+def _check(examples: Tensor, width: int, generator: torch.Generator) -> None:
+    if not isinstance(generator, torch.Generator):
+        raise ConfigurationError(f"Expected a torch.Generator but got {full_name(generator)}.")
+    check_count("width", width, most=MOST_FEATURES)
+    check_input("examples", examples, ("N", "D"), None)
+    check_floating("examples", examples)
 
 
 def largest_eigenvalue(gram: Tensor, steps: int = 20) -> Tensor:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from lit_sparse.checks import FLOATS
+from lit_sparse.checks import FLOATS, check_mask
 from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.ground.tensors import is_dense, shown
 from lit_sparse.ground.torch_internals import autocast_enabled, can_read_values
 
-__all__ = ["check_floating", "check_ids", "check_input", "check_sentences"]
+__all__ = ["check_floating", "check_ids", "check_input", "check_sentences", "check_state", "embedded"]
 
 
 def check_floating(name: str, given: object) -> None:
@@ -18,8 +19,8 @@ def check_floating(name: str, given: object) -> None:
     Raises:
         ConfigurationError: if it is not.
     """
-    if not isinstance(given, Tensor) or given.dtype not in FLOATS:
-        got = given.dtype if isinstance(given, Tensor) else full_name(given)
+    if not isinstance(given, Tensor) or given.dtype not in FLOATS or not is_dense(given):
+        got = given.dtype if isinstance(given, Tensor) and is_dense(given) else shown(given)
         raise ConfigurationError(f"Expected floating {name} but got {got}. Convert them.")
 
 
@@ -36,13 +37,7 @@ def check_input(name: str, given: Tensor, shape: tuple[int | str, ...], weight: 
     Raises:
         ConfigurationError: if it is no such tensor.
     """
-    if not isinstance(given, Tensor):
-        raise ConfigurationError(f"Expected {name} in a torch tensor but got {full_name(given)}.")
-    sizes = shape[1:] if shape[0] == "..." else shape
-    got = given.shape[given.dim() - len(sizes) :] if shape[0] == "..." else given.shape
-    fits = given.dim() >= len(sizes) and len(got) == len(sizes)
-    if not fits or any(isinstance(size, int) and size != found for size, found in zip(sizes, got, strict=True)):
-        raise ConfigurationError(f"Expected {name} ({', '.join(map(str, shape))}) but got shape {tuple(given.shape)}.")
+    _check_shape(name, given, shape)
     if isinstance(weight, Tensor) and weight.dtype in FLOATS:  # quantized layers pack it, or store it in bytes
         if given.dtype != weight.dtype and not (given.dtype in FLOATS and autocast_enabled(given.device)):
             raise ConfigurationError(
@@ -52,6 +47,44 @@ def check_input(name: str, given: Tensor, shape: tuple[int | str, ...], weight: 
         raise ConfigurationError(f"Expected {name} in a floating tensor but got {given.dtype}.")
 
 
+def _check_shape(name: str, given: Tensor, shape: tuple[int | str, ...]) -> None:
+    if not isinstance(given, Tensor):
+        raise ConfigurationError(f"Expected {name} in a torch tensor but got {full_name(given)}.")
+    if not is_dense(given):
+        raise ConfigurationError(f"Expected {name} in a dense tensor but got {shown(given)}.")
+    sizes = shape[1:] if shape[0] == "..." else shape
+    got = given.shape[given.dim() - len(sizes) :] if shape[0] == "..." else given.shape
+    fits = given.dim() >= len(sizes) and len(got) == len(sizes)
+    if not fits or any(isinstance(size, int) and size != found for size, found in zip(sizes, got, strict=True)):
+        raise ConfigurationError(f"Expected {name} ({', '.join(map(str, shape))}) but got shape {tuple(given.shape)}.")
+
+
+def check_state(what: str, given: dict[str, Tensor], shapes: dict[str, tuple[int | str, ...]], weight: Tensor) -> None:
+    """Raise an error unless a dict of tensors, such as a memory, has the entries of one model and batch, and no others.
+
+    Args:
+        what: name of the dict in the message.
+        given: dict to check.
+        shapes: name -> shape; each letter stands for one size. ``mask`` is boolean, others are as for :func:`check_input`.
+        weight: a weight of the model.
+
+    Raises:
+        ConfigurationError: naming what is wrong.
+    """
+    if not isinstance(given, dict) or given.keys() != shapes.keys():
+        got = f"one with {', '.join(map(str, given))}" if isinstance(given, dict) else full_name(given)
+        raise ConfigurationError(f"Expected the {what} of this model, with {', '.join(shapes)}, but got {got}.")
+    sizes: dict[int | str, int | str] = {}
+    for name, letters in shapes.items():
+        entry, shape = f"{name!r} of the {what}", tuple(sizes.get(size, size) for size in letters)
+        if name == "mask":
+            _check_shape(entry, given[name], shape)
+            check_mask(given[name], "a position is allowed")
+        else:
+            check_input(entry, given[name], shape, weight)
+        sizes |= {size: length for size, length in zip(letters, given[name].shape, strict=True) if isinstance(size, str)}
+
+
 def check_sentences(name: str, given: Tensor, lengths: Tensor, width: int, weight: Tensor) -> None:
     """Raise an error unless vectors (B, L, width) fit a weight and have a length (B,) each; see :func:`check_input`.
 
@@ -59,8 +92,8 @@ def check_sentences(name: str, given: Tensor, lengths: Tensor, width: int, weigh
         ConfigurationError: naming what is wrong.
     """
     check_input(name, given, ("B", "L", width), weight)
-    if not isinstance(lengths, Tensor) or lengths.shape != given.shape[:1]:
-        got = tuple(lengths.shape) if isinstance(lengths, Tensor) else full_name(lengths)
+    if not isinstance(lengths, Tensor) or not is_dense(lengths) or lengths.shape != given.shape[:1]:
+        got = tuple(lengths.shape) if isinstance(lengths, Tensor) and is_dense(lengths) else shown(lengths)
         raise ConfigurationError(f"Expected lengths ({len(given)},), one for each of the {name}, but got {got}.")
 
 
@@ -70,11 +103,19 @@ def check_ids(name: str, given: Tensor, size: int) -> None:
     Raises:
         ConfigurationError: naming the least and the largest one.
     """
-    if not isinstance(given, Tensor) or given.dtype not in (torch.int64, torch.int32):
-        got = given.dtype if isinstance(given, Tensor) else full_name(given)
+    if not isinstance(given, Tensor) or given.dtype not in (torch.int64, torch.int32) or not is_dense(given):
+        got = given.dtype if isinstance(given, Tensor) and is_dense(given) else shown(given)
         raise ConfigurationError(f"Expected {name} in a tensor of torch.int64 but got {got}.")
     if not (given.device.type == "cpu" and can_read_values() and given.numel()):
         return
     least, most = int(given.min()), int(given.max())
     if least < 0 or most >= size:
         raise ConfigurationError(f"Expected {name} in 0 .. {size - 1} but got {least} .. {most}.")
+
+
+def embedded(name: str, given: Tensor, embedding: nn.Module) -> Tensor:
+    """Return the vectors of ids, which are checked if the embedding is torch's; see :func:`check_ids`."""
+    if isinstance(embedding, nn.Embedding):
+        check_ids(name, given, embedding.num_embeddings)
+    vectors: Tensor = embedding(given)
+    return vectors

@@ -8,6 +8,7 @@ from lit_sparse.mappings import SparseMapping
 from lit_sparse.mappings.base import check_mapping
 from lit_sparse.nn.encoder_decoder import EncoderDecoder, State
 from lit_sparse.nn.entailment import EntailmentNetwork
+from lit_sparse.nn.inputs import embedded
 
 __all__ = ["ClassPredictor", "EntailmentPredictor", "Seq2SeqPredictor", "SourceEncoder"]
 
@@ -47,7 +48,10 @@ class EntailmentPredictor(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return class scores (B, C) and attention (B, S); arguments as for :class:`lit_sparse.models.EntailmentClassifier`."""
         found: tuple[Tensor, Tensor] = self.network(
-            self.words(premise), premise_length, self.words(hypothesis), hypothesis_length
+            embedded("ids of premises", premise, self.words),
+            premise_length,
+            embedded("ids of hypotheses", hypothesis, self.words),
+            hypothesis_length,
         )
         return found
 
@@ -66,7 +70,7 @@ class SourceEncoder(nn.Module):
 
     def forward(self, source: Tensor, lengths: Tensor) -> tuple[State, State]:
         """Return the memory and the decoder's initial state, for sources (B, S) with lengths (B,)."""
-        memory = self.body.encode(self.embedding(source), lengths)
+        memory = self.body.encode(embedded("ids of sources", source, self.embedding), lengths)
         return self.body.prepare(memory), self.body.start(memory)
 
 
@@ -97,7 +101,7 @@ class Seq2SeqPredictor(nn.Module):
 
     def forward(self, tokens: Tensor, memory: State, state: State) -> tuple[Tensor, Tensor, State]:
         """Return log-probabilities (R, V) of the next token after tokens (R,), attention (R, heads, S) and the next state."""
-        hidden, weights, state = self.encoder.body.step(self.embedding(tokens), memory, state)
+        hidden, weights, state = self.encoder.body.step(embedded("ids of tokens", tokens, self.embedding), memory, state)
         scores = self.output(hidden).float()
         if self.mapping is None:
             return scores.log_softmax(-1), weights, state

@@ -89,15 +89,11 @@ class Risk(nn.Module, ABC):
             BrokenLossError: if a loss is NaN or infinite, before the model learns from it. This check synchronizes the
                 accelerator; it is left out under ``torch.func`` and ``torch.compile``.
         """
-        if not isinstance(losses, Tensor) or losses.dtype not in FLOATS or losses.dim() != 1:
-            what = "one floating loss per example, in a tensor of shape (B,),"
-            raise ConfigurationError(f"Expected {what} but got {shown(losses)}. Use reduction='none'.")
-        if losses.shape[0] == 0:
-            raise ConfigurationError("Expected the loss of at least one example but the batch is empty.")
+        check_losses(losses)
         columns, readable = self._columns(groups, losses), can_read_values()
         losses = losses.to(torch.promote_types(losses.dtype, torch.float32))
         if weights is not None:
-            weights = self._weights(weights, losses, readable)
+            weights = self._weights(weights, losses, readable, self._needs_weight)
             if losses.is_leaf:  # in a graph, a NaN of weight 0 would still reach the network's gradient
                 losses = torch.where(weights > 0, losses, 0.0)
         if readable and not losses.is_meta and (self.synchronizes or losses.device.type == "cpu"):
@@ -170,7 +166,7 @@ class Risk(nn.Module, ABC):
         """Return whether the objective is undefined where all weights are 0."""
         return not self.unbiased
 
-    def _weights(self, weights: Tensor, losses: Tensor, readable: bool) -> Tensor:
+    def _weights(self, weights: Tensor, losses: Tensor, readable: bool, needed: bool) -> Tensor:
         check_tensor(weights, f"one weight per example, real and of shape {tuple(losses.shape)},", shape=losses.shape)
         weights = weights.to(losses.dtype)
         if readable and losses.device.type == "cpu":
@@ -180,7 +176,7 @@ class Risk(nn.Module, ABC):
                 raise ConfigurationError(
                     f"Expected finite, nonnegative weights but got {float(weights[row])} for example {row}."
                 )
-            if self._needs_weight and not bool((weights > 0).any()):
+            if needed and not bool((weights > 0).any()):
                 raise ConfigurationError("Expected at least one weight above 0 in a batch but all are 0.")
         return weights
 
@@ -211,6 +207,20 @@ class Risk(nn.Module, ABC):
         all_losses, all_weights, *others = torch.cat(parts).unbind(1)
         found = self.measure(all_losses, all_weights, *(other.long() for other in others))
         return found + (len(parts) - 1) * (found - found.detach())
+
+
+def check_losses(losses: Tensor) -> None:
+    """Check that losses are floating, (B,), of at least one example.
+
+    Raises:
+        ConfigurationError: if they are not.
+    """
+    advice = " Use reduction='none'."
+    check_tensor(
+        losses, "one floating loss per example, in a tensor of shape (B,),", shape=(None,), dtypes=FLOATS, advice=advice
+    )
+    if losses.shape[0] == 0:
+        raise ConfigurationError("Expected the loss of at least one example but the batch is empty.")
 
 
 def gathered_losses(losses: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor | None]:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lit_sparse.checks import FLOATS, POSITIVE, Count, Number, check_tensor
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.ground.arguments import checked
 
 __all__ = ["INNER", "InputAdversary"]
 
@@ -51,6 +52,7 @@ class InputAdversary:
         self.transport_cost, self.steps, self.momentum = transport_cost, steps, momentum
         self.lr = 0.1 / transport_cost if lr is None else lr
 
+    @checked
     def __call__(self, loss_fn: Callable[[Tensor], Tensor], inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return the perturbed inputs u and their transport cost ``kappa |u - x|^2``, (B,), both without a gradient.
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self, override
 
-from lit_sparse.checks import POSITIVE, Number, ranges
+from lit_sparse.checks import POSITIVE, Number, check_tensor, ranges
 from lit_sparse.ground.distributed import reduce
 from lit_sparse.ground.torch_internals import can_read_values, outside_graphs
-from lit_sparse.risks.base import Risk, gathered_losses, mean_of
+from lit_sparse.risks.base import Risk, check_losses, gathered_losses, mean_of
 from lit_sparse.risks.input_adversary import INNER, InputAdversary
 from lit_sparse.risks.logsumexp import RHO, mass_tolerance, safe_threshold_of, softplus
 
@@ -73,6 +73,10 @@ class DualRisk(Risk):
         """Return the dual variable a that minimizes the objective over losses (B,), a scalar without a gradient.
 
         Weights (B,) whose mean is at most rho are scaled to mean one, because the objective has no minimum with them.
+
+        Raises:
+            ConfigurationError: as in :meth:`forward`, or if all weights are 0.
+            BrokenLossError: if a loss is NaN or infinite.
         """
 
     @abstractmethod
@@ -104,6 +108,17 @@ class DualRisk(Risk):
         self._known = True
         return dual
 
+    def _checked(self, losses: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return losses (B,) without a gradient and weights (B,), from which a can be solved for, after a check."""
+        check_losses(losses)
+        losses, readable = losses.detach(), can_read_values() and not losses.is_meta
+        if weights is not None:
+            weights = self._weights(weights, losses, readable, needed=True)
+            losses = torch.where(weights > 0, losses, 0.0)
+        if readable:
+            self._check_losses(losses)
+        return losses, weights
+
     @property
     def _needs_weight(self) -> bool:
         return bool(self.dual.detach().isnan())
@@ -133,13 +148,17 @@ class SafeDualRisk(DualRisk):
 
     @override
     def solve(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
-        scores = losses.detach() / self.temperature
+        losses, weights = self._checked(losses, weights)
+        scores = losses / self.temperature
         if self.link == "capped_exp":
             return self.temperature * _capped_threshold(scores, self.rho, weights).to(losses.dtype)
         return self.temperature * safe_threshold_of(scores, self.rho, _measure(scores, self.rho, weights)).squeeze(-1)
 
     @override
     def objective(self, losses: Tensor, dual: Tensor, weights: Tensor | None = None) -> Tensor:
+        check_losses(losses)
+        if weights is not None:
+            check_tensor(weights, f"one weight per loss, of shape {tuple(losses.shape)},", shape=losses.shape)
         links = link_value((losses - dual) / self.temperature, self.rho, self.link)
         return dual + self.temperature * mean_of(links, weights)
 

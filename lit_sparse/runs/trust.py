@@ -59,9 +59,9 @@ def trusting(names: Collection[str]) -> Iterator[None]:
     Raises:
         CheckpointError: if there is nothing at one of these paths.
     """
-    with mentioned(names):
+    with mentioned([name for name in names if isinstance(name, str)]):
         for name in names:
-            if find_imported(name) is None:
+            if not isinstance(name, str) or find_imported(name) is None:
                 raise CheckpointError(
                     f"Expected import paths to trust, such as my_package.my_function, but found no {name!r}. Give the path of"
                     " the module that defines it."

@@ -30,8 +30,13 @@ def main(arguments: Sequence[str]) -> int:
     place = arguments.index("--") if "--" in arguments else len(arguments)
     options = parser().parse_args(arguments[:place])
     if options.study is None:
+        if arguments:
+            raise ConfigurationError(f"Expected the name of a study with {' '.join(arguments)}. `lit-sparse study` lists them.")
         print("\n".join(listed()))
         return 0
+    for name in ("cells", "seeds", "submit"):
+        if options.tables and getattr(options, name) is not None:
+            raise ConfigurationError(f"Expected --tables, which runs nothing, without --{name}. Leave one of them out.")
     runner = Runner(
         load_study(find_config(options.study, kind="studies")),
         options.schedule,

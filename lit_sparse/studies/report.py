@@ -123,7 +123,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--title", help="heading of the page")
     found.add_argument("--metric", help="metric of the curves of runs; by default the models' usual one")
     found.add_argument("--schedule", help="schedule of the study; the first by default")
-    found.add_argument("--results", type=Path, default=Path("results"), help="folder with the rows of the study")
+    found.add_argument("--results", type=Path, help="folder with the rows of the study; by default results")
     found.add_argument("--storage", help="URL of the Optuna storage of the sweep; the file in its folder by default")
     return found
 
@@ -140,10 +140,16 @@ def main(arguments: Sequence[str]) -> int:
     except ImportError as error:
         raise MissingExtraError("Reports", "report") from error
     alone, search = named(options.source[0])[1] if len(options.source) == 1 else None, None
-    if options.storage and not (alone and is_folder(alone)):
+    of_study = alone is not None and not is_folder(alone)
+    if options.storage and (of_study or not alone):
         raise ConfigurationError("Expected the folder of one sweep with --storage but got other runs. Leave it out.")
-    if alone and not is_folder(alone):
-        study, figures, rows, curves, runs = _of_study(options.source[0], options.schedule, options.results)
+    for name in ("schedule", "results"):
+        if getattr(options, name) is not None and not of_study:
+            raise ConfigurationError(f"Expected one study with --{name} but got run folders. Leave it out.")
+    if of_study:
+        study, figures, rows, curves, runs = _of_study(options.source[0], options.schedule, options.results or Path("results"))
+        if options.metric is not None:
+            raise ConfigurationError("Expected run folders with --metric but got a study, which has its own. Leave it out.")
     else:
         search = _search(alone, options.storage) if alone else None
         study, figures, rows, curves, runs = _of_runs(sources(options.source), options.metric, search)

@@ -13,7 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer, models, trainers
 
 from lit_sparse.checks import check_choice, check_count, check_integer
-from lit_sparse.errors import ConfigurationError, DataError, MissingExtraError
+from lit_sparse.errors import ConfigurationError, DataError, MissingExtraError, full_name
 from lit_sparse.ground.files import replaced
 from lit_sparse.ground.stored import open_plain, unique_keys
 from lit_sparse.text.tokenization import KINDS, Kind, join_words, kind_of, make_tokenizer, with_breaks
@@ -212,6 +212,7 @@ class Vocabulary:
 
     def decode(self, indices: Sequence[int]) -> str:
         """Return the text of some token ids, up to the first ``<eos>``; ``<pad>`` and ``<bos>`` are left out."""
+        _check_many("indices", indices)
         kept: list[int] = []
         for index in indices:
             number = check_integer("indices", index)
@@ -223,6 +224,9 @@ class Vocabulary:
 
     def join(self, tokens: Sequence[str]) -> str:
         """Return the text of a list of tokens."""
+        _check_many("tokens", tokens)
+        if wrong := [token for token in tokens if not isinstance(token, str)]:
+            raise ConfigurationError(f"Expected `tokens` to be texts but got {full_name(wrong[0])}.")
         if self.kind == "bpe":
             with guarded("The tokens cannot be decoded"):
                 text: str = self._tokenizer.decoder.decode(list(tokens))
@@ -252,6 +256,7 @@ class Vocabulary:
 
     def lookup_tokens(self, indices: Iterable[int]) -> list[str]:
         """Return the tokens with some ids."""
+        _check_many("indices", indices)
         return [self.lookup_token(index) for index in indices]
 
     def lookup_indices(self, tokens: Iterable[str]) -> list[int]:
@@ -324,6 +329,8 @@ class Vocabulary:
         return token in self._stoi
 
     def __getitem__(self, token: str) -> int:
+        if not isinstance(token, str):
+            raise ConfigurationError(f"Expected a token, which is a text, but got {full_name(token)}.")
         index = self._stoi.get(token, self._default)
         if index is None:
             raise DataError(f"The token {token!r} is not in the vocabulary, and no default index is set.")
@@ -356,7 +363,7 @@ def _moses(language: str) -> tuple[Any, Any]:
     return MosesTokenizer(lang=language), MosesDetokenizer(lang=language)
 
 
-def _check_many(name: str, texts: Iterable[str]) -> None:
+def _check_many(name: str, texts: Iterable[Any]) -> None:
     """Check that an argument is a sequence of texts, and not a single text.
 
     Raises:
@@ -364,6 +371,8 @@ def _check_many(name: str, texts: Iterable[str]) -> None:
     """
     if isinstance(texts, str):
         raise ConfigurationError(f"Expected `{name}` to be a list of texts but got one text: write [{texts[:20]!r}].")
+    if not isinstance(texts, Iterable):
+        raise ConfigurationError(f"Expected `{name}` to be a list but got {full_name(texts)}.")
 
 
 def check_sizes(max_size: int, min_count: int) -> None:

@@ -146,7 +146,7 @@ def dual_value(
     for ``"safe"`` Gladin, Kroshnin, Zhu & Dvurechensky (2025), Improved Stochastic Optimization of LogSumExp,
     arXiv:2509.24894, eq. (15).
     """
-    check_positive("eps", eps)
+    eps = check_positive("eps", eps)
     _check_points(source, target)
     a, b = _weights("source", source_weights, source), _weights("target", target_weights, target)
     u, v = _potential("u", u, a), _potential("v", v, b)
@@ -196,7 +196,7 @@ def semi_dual_value(
         ... )
         True
     """
-    check_positive("eps", eps)
+    eps = check_positive("eps", eps)
     _check_points(source, target)
     a, b = _weights("source", source_weights, source), _weights("target", target_weights, target)
     u = _potential("u", u, a)
@@ -239,8 +239,8 @@ def sinkhorn_potentials(
 
     Source: Cuturi (2013), Sinkhorn Distances, arXiv:1306.0895.
     """
-    check_positive("eps", eps)
-    check_positive("tolerance", tolerance)
+    eps = check_positive("eps", eps)
+    tolerance = check_positive("tolerance", tolerance)
     check_count("max_iter", max_iter)
     _check_points(source, target)
     a, b = _weights("source", source_weights, source), _weights("target", target_weights, target)
@@ -300,7 +300,7 @@ def semi_discrete_potentials(
     """
     for name, count, most in (("runs", runs, MOST_FEATURES), ("steps", steps, None), ("batch_size", batch_size, MOST_INPUTS)):
         check_count(name, count, most=most)
-    check_positive("eps", eps)
+    eps = check_positive("eps", eps)
     _check_points(source, target)
     _weights("source", None, source), _weights("target", None, target)
     x = source.double()
@@ -337,8 +337,8 @@ def grid_measure(log_prob: Callable[[Tensor], Tensor], low: float, high: float, 
         1.0
     """
     check_count("size", size, 2, MOST_INPUTS)
-    for name, end in (("low", low), ("high", high)):
-        check_number(name, end, -math.inf, math.inf, open_low=True, open_high=True)
+    ends = {"low": low, "high": high}
+    low, high = (check_number(*one, -math.inf, math.inf, open_low=True, open_high=True) for one in ends.items())
     if not low < high:
         raise ConfigurationError(f"Expected a grid with `low` < `high` but got {low} and {high}.")
     points = torch.linspace(low, high, size, dtype=torch.float64).unsqueeze(1)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_sparse.checks import check_tensor
+from lit_sparse.checks import INTEGERS, check_tensor
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.random import seeded_normal, seeded_uniform
 
@@ -89,6 +89,7 @@ class GaussianMixture(Measure):
 
     @override
     def sample(self, seed: int, index: Tensor) -> Tensor:
+        check_tensor(index, "indices (B,) that are integers", shape=(None,), dtypes=INTEGERS)
         which = draw_rows(self._log_shares.exp().to(index.device), seed, index)
         noise = seeded_normal(seed, index, (self.dim,), stream=NOISE)
         means, deviations = (part.to(noise)[which] for part in (self._means, self._variances.sqrt()))

@@ -149,3 +149,19 @@ def test_a_wrong_selection_of_a_subclass_is_refused(indices: Any, weights: torch
 
     with pytest.raises(ConfigurationError, match=text):
         Mine()(torch.randn(5, 3, dtype=torch.float64), 2)
+
+
+@pytest.mark.parametrize("kind", [DenseVectors, lambda x: BlockVectors(lambda i: x[i], len(x)), None])
+def test_wrong_directions_weights_and_indices_are_refused(kind: Any, tmp_path: Path) -> None:
+    rows, some = torch.randn(6, 3), torch.tensor([0, 2])
+    vectors = FileVectors.save(rows, tmp_path / "x.npy") if kind is None else kind(rows)
+    for direction in (torch.ones(2), torch.ones(5), torch.ones(3, 2), torch.ones(3, dtype=torch.complex64)):
+        for product in (vectors.correlate, vectors.correlate_roughly, lambda given: vectors.correlate_some(some, given)):
+            with pytest.raises(ConfigurationError, match=r"direction \(3,\) but got"):
+                product(direction)
+    for weights in (torch.ones(1), torch.ones(3), torch.ones(2, 2)):
+        with pytest.raises(ConfigurationError, match=r"weights \(2,\).* but got"):
+            vectors.combine(some, weights)
+    for indices in (torch.tensor([-1]), torch.tensor([6]), torch.tensor([True]), torch.tensor([[0]])):
+        with pytest.raises(IndexError, match="Expected indices"):
+            vectors.rows(indices)

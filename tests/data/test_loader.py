@@ -363,3 +363,33 @@ def test_all_ways_to_fetch_independent_rows_are_tested() -> None:
 
     kinds = [kind for kind in concrete_subclasses(ResumableDataModule) if kind.independent_rows]
     assert {defines_fetch(kind) for kind in kinds} == {defines_fetch(type(make())) for make in INDEPENDENT}
+
+
+@pytest.mark.parametrize(
+    ("split", "indices", "message"),
+    [
+        ("train", torch.tensor([-1]), r"0 \.\. 19 but got -1"),
+        ("val", torch.tensor([3, 10]), r"0 \.\. 9 but got 3 \.\. 10"),
+        ("train", torch.tensor([True]), "int64 but got .*bool"),
+        ("train", torch.tensor([[0]]), "int64 but got"),
+        ("train", [0], "int64 but got list"),
+        ("valid", torch.tensor([0]), "`split` to be one of"),
+    ],
+)
+def test_a_batch_is_fetched_by_the_indices_of_examples_alone(split: Any, indices: Any, message: str) -> None:
+    class Mine(ResumableDataModule):
+        def size(self, split: str) -> int:
+            return 20 if split == "train" else 10
+
+        def fetch(self, split: Any, epoch: int, indices: torch.Tensor) -> dict[str, Any]:
+            return {"x": torch.arange(20)[indices]}
+
+    assert Mine().fetch("train", 0, torch.tensor([19]))["x"].tolist() == [19]
+    with pytest.raises((IndexError, ConfigurationError), match=message):
+        Mine().fetch(split, 0, indices)
+
+
+@pytest.mark.parametrize("count", [-1, 999])
+def test_numbers_of_workers_are_checked(count: int) -> None:
+    with pytest.raises(ConfigurationError, match="`num_workers` to be an integer of at"):
+        DigitsDataModule(num_workers=count)

@@ -172,7 +172,7 @@ def test_training_draws_anew_and_validation_does_not() -> None:
 
 
 def test_the_two_sides_are_drawn_apart() -> None:
-    data = TransportDataModule(GaussianMixture([0.0], [1.0]), GaussianMixture([0.0], [1.0]))
+    data = TransportDataModule(GaussianMixture([0.0], [1.0]), GaussianMixture([0.0], [1.0]), samples=len(MANY))
     batch = data.fetch("train", 0, MANY)
     both = torch.cat([batch["source"], batch["target"]], 1)
     assert float(torch.corrcoef(both.mT)[0, 1].abs()) < 0.02

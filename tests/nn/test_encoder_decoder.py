@@ -226,3 +226,18 @@ def test_without_instructions_for_bfloat16_networks_are_in_float32(cell: str, mo
 def test_lengths_are_integers_up_to_the_padded_length(body: EncoderDecoder, lengths: Any) -> None:
     with pytest.raises(ConfigurationError, match="Expected lengths"):
         body.encode(inputs()[0], torch.tensor(lengths))
+
+
+def test_the_memory_of_another_model_or_batch_is_refused(body: EncoderDecoder) -> None:
+    source, target = inputs()
+    other = TransformerBody(8, 1, heads=2) if isinstance(body, RecurrentBody) else RecurrentBody(8, 1)
+    foreign = other.bind(Sparsemax()).double().encode(source, LENGTHS)
+    memory = body.encode(source, LENGTHS)
+    state, half = body.start(memory), body.encode(source[:1], LENGTHS[:1])
+    narrow: Any = {name: tensor if name == "mask" else tensor[..., :4] for name, tensor in memory.items()}
+    for wrong in (foreign, half, narrow, memory | {"states": memory["states"].float()}, None):
+        for call in (lambda: body.decode(target, wrong), lambda: body.step(target[:, 0], wrong, state)):  # noqa: B023
+            with pytest.raises(ConfigurationError, match="memory"):
+                call()
+    with pytest.raises(ConfigurationError, match="state"):
+        body.step(target[:, 0], memory, body.start(half))

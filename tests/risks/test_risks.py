@@ -306,6 +306,30 @@ def test_arguments_are_checked(build: object, words: str) -> None:
         build()  # type: ignore[operator]
 
 
+@pytest.mark.parametrize("link", ["softplus", "capped_exp"])
+@pytest.mark.parametrize(
+    ("losses", "weights", "words"),
+    [
+        (torch.zeros(2, 3), None, "one floating loss per example"),
+        (torch.arange(3), None, "one floating loss per example"),
+        (torch.empty(0), None, "at least one example"),
+        (torch.tensor([1.0, math.nan]), None, "example 1 of the batch is nan"),
+        (torch.ones(3), torch.ones(2), "one weight per"),
+        (torch.ones(3), -torch.ones(3), "nonnegative weights"),
+        (torch.ones(3), torch.zeros(3), "at least one weight above 0"),
+    ],
+)
+def test_a_dual_variable_is_solved_for_from_losses_alone(
+    losses: Tensor, weights: Tensor | None, words: str, link: Literal["softplus", "capped_exp"]
+) -> None:
+    risk = SafeKLDRO(1.0, 0.1, link)
+    with pytest.raises((ConfigurationError, DataError), match=words):
+        risk.solve(losses, weights)
+    if weights is None and not losses.isnan().any():
+        with pytest.raises(ConfigurationError, match=words):
+            risk.objective(losses, torch.tensor(0.0))
+
+
 def test_an_infinite_loss() -> None:
     losses = torch.tensor([1.0, math.inf, 2.0])
     for risk in (CVaR(0.5), KLDRO(1.0), SafeKLDRO(1.0, 0.1)):

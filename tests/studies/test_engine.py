@@ -354,10 +354,13 @@ def test_names_that_are_unknown_are_explained(
         (["--input", "image=x"], "Did you mean 'images'?"),
         (["--input", "images"], "Expected --input NAME=PATH"),
         (["--tables"], "nothing is finished yet"),
+        (["--tables", "--cells", "fast"], "Expected --tables, which runs nothing, without --cells"),
         (["--jobs", "0"], "`--jobs` to be an integer of at least 1"),
     ):
         assert main(["study", str(path), *words]) == 2
         assert text in capsys.readouterr().err
+    assert main(["study", "--tables"]) == 2
+    assert "Expected the name of a study with --tables." in capsys.readouterr().err
     for keys, text in (
         ({"cels": {"a": {"title": "x"}}}, "has no argument 'cels'. Did you mean 'cells'?"),
         ({"cells": {"a": {"tilte": "x"}}}, "Did you mean 'title'?"),

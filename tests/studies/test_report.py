@@ -209,6 +209,8 @@ def test_mistakes_are_explained(write_study: Callable[..., Path], tmp_path: Path
         ([str(write_study()), "--results", str(tmp_path)], "nothing of the study is finished yet"),
         (["nowhere"], "Expected a file or the name of a study"),
         (["ssvae", "--storage", "sqlite:///x.db"], "Expected the folder of one sweep with --storage"),
+        ([str(tmp_path / "empty"), "--schedule", "smoke"], "Expected one study with --schedule but got run folders"),
+        ([str(tmp_path / "empty"), "ssvae", "--results", "r"], "Expected one study with --results but got run folders"),
     ):
         assert main(["report", *words, "-o", str(tmp_path / "x.html")]) == 2
         assert text in capsys.readouterr().err

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_sparse.checks import SEED, Number, ranges
+from lit_sparse.checks import MOST_FEATURES, SEED, Number, check_count, check_tensor, ranges, shown
 from lit_sparse.data.readers.arrays import open_arrays
 from lit_sparse.data.readers.idx import read_idx
 from lit_sparse.data.readers.integers import read_integer_lines
@@ -88,7 +88,7 @@ class SymmetricNoise(LabelNoise):
 
     @override
     def __call__(self, pixels: Tensor, labels: Tensor, classes: int) -> Tensor:
-        size = _flips(self.rate, len(labels), classes)
+        size = _flips(self.rate, pixels, labels, classes)
         generator = torch.Generator().manual_seed(self.seed)
         chosen = torch.randperm(len(labels), generator=generator, device="cpu")[:size]
         noisy = labels.clone()
@@ -138,7 +138,7 @@ class FeatureDependentNoise(LabelNoise):
 
     @override
     def __call__(self, pixels: Tensor, labels: Tensor, classes: int) -> Tensor:
-        size = _flips(self.rate, len(labels), classes)
+        size = _flips(self.rate, pixels, labels, classes)
         if not size:
             return labels.clone()
         folder = _cache_folder() if self.cache is None else Path(self.cache).expanduser()
@@ -203,9 +203,16 @@ class LabelsFromFile(LabelNoise):
         return read_integer_lines(path, "label") if ending in (".txt", ".csv") else read_idx(path, 1)
 
 
-def _flips(rate: float, size: int, classes: int) -> int:
-    """Return the number of labels to change."""
-    flips = round(rate * size)
+def _flips(rate: float, pixels: Tensor, labels: Tensor, classes: int) -> int:
+    """Return the number of labels to change, after a check of the arguments of the noise."""
+    check_count("classes", classes, most=MOST_FEATURES)
+    check_tensor(labels, "labels (N,) of torch.int64", shape=(None,), dtypes=(torch.int64,), error=DataError)
+    check_tensor(pixels, f"pixels ({len(labels)}, D), one row per label,", error=DataError)
+    if pixels.shape[:1] != labels.shape:
+        raise DataError(f"Expected pixels ({len(labels)}, D), one row per label, but got {shown(pixels)}.")
+    if len(labels) and int(labels.max()) >= classes:
+        raise DataError(f"Expected labels below {classes}, the number of classes, but got {int(labels.max())}.")
+    flips = round(rate * len(labels))
     if flips and classes < 2:
         raise ConfigurationError(f"Expected at least 2 classes for label noise but got {classes}. Leave out the noise.")
     return flips

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lit_sparse.checks import FEATURES, POSITIVE, check_positive, ranges
+from lit_sparse.checks import FEATURES, FLOATS, POSITIVE, check_positive, check_tensor, ranges
 from lit_sparse.errors import ConfigurationError
 
 __all__ = ["RadialBases"]
@@ -68,6 +68,9 @@ class RadialBases:
 
     def __call__(self, x: Tensor, centres: Tensor) -> Tensor:
         """Return the values (N, K) of all functions at rows x (N, D)."""
+        check_tensor(x, "x (N, D), floating,", shape=(None, None), dtypes=FLOATS)
+        what = f"centres ({len(self)}, {x.shape[1]}), floating,"
+        check_tensor(centres, what, shape=(len(self), x.shape[1]), dtypes=FLOATS)
         scales = torch.tensor([*(scale for scale in self.scales for _ in range(self.per_scale)), self.constant_scale]).to(x)
         distances = (x.unsqueeze(1) - centres).square().sum(-1)
         return torch.exp(-0.5 * distances / scales.square())

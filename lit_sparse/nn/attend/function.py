@@ -118,9 +118,9 @@ def attention(
     check_flag("need_weights", need_weights)
     check_number("dropout", dropout, 0.0, 1.0)
     if scale is not None:
-        check_number("scale", scale, -math.inf, math.inf, open_low=True, open_high=True)
+        scale = check_number("scale", scale, -math.inf, math.inf, open_low=True, open_high=True)
     if softcap is not None:
-        check_positive("softcap", softcap)
+        softcap = check_positive("softcap", softcap)
     if mask is not None:
         check_mask(mask, "a query may look")
     operands = Operands.of(query, key, value, Pairs(mask, bias, softcap, is_causal), scale, dropout)

@@ -8,10 +8,12 @@ from torch import Tensor, nn
 
 from lit_sparse.checks import FEATURES, Number, check_flag, ranges
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.ground.tensors import is_dense, shown
 from lit_sparse.mappings import Softmax, SparseMapping
 from lit_sparse.mappings.base import check_mapping, warn_off_simplex
 from lit_sparse.nn.attend.function import Method, attend
 from lit_sparse.nn.attend.operands import Operands, Pairs, any_along, attend_to_all, check_tensors
+from lit_sparse.nn.inputs import check_input
 
 __all__ = ["MultiheadAttention"]
 
@@ -208,6 +210,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         Returns:
             The output, of the query's shape, and the weights (N, num_heads, L, S).
         """
+        n, weight = query.shape[0 if self.batch_first else 1], self.out_proj.weight
+        check_input("key", key, (n, self.num_heads, "S", self.head_dim), weight)
+        check_input("value", value, (n, self.num_heads, key.shape[2], self.head_dim), weight)
         operands = self._operands(self._heads(self._project(query, 0)), key, value, Pairs(mask))
         output, weights = attend_to_all(operands, self.mapping)
         return self._merged(output), weights
@@ -227,7 +232,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         else:
             weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
         biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
-        return F.linear(x, weights[place], biases[place])
+        weight = weights[place]
+        check_input(("query", "key", "value")[place], x, ("...", weight.shape[1]), weight)
+        return F.linear(x, weight, biases[place])
 
     def _heads(self, x: Tensor) -> Tensor:
         """Split a batched sequence into heads: (N, num_heads, S, head_dim)."""
@@ -287,6 +294,8 @@ class MultiheadAttention(nn.MultiheadAttention):
             ("attn_mask", attn_mask, [(length, source), (n * self.num_heads, length, source)]),
         ]
         for name, tensor, shapes in expected:
+            if tensor is not None and not (isinstance(tensor, Tensor) and is_dense(tensor)):
+                raise ConfigurationError(f"Expected `{name}` to be a dense tensor but got {shown(tensor)}.")
             if tensor is not None and tuple(tensor.shape) not in shapes:
                 order = f" with batch_first={self.batch_first}" if batched else ""
                 allowed = " or ".join(map(str, shapes))

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.ground.tensors import is_dense, shown
 from lit_sparse.ground.torch_internals import can_read_values
 from lit_sparse.mappings import SparseMapping
 
@@ -190,8 +191,8 @@ def check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
 
 
 def _check_floating(name: str, given: object, advice: str = "") -> None:
-    if not isinstance(given, Tensor) or not given.is_floating_point():
-        got = str(given.dtype) if isinstance(given, Tensor) else full_name(given)
+    if not isinstance(given, Tensor) or not given.is_floating_point() or not is_dense(given):
+        got = str(given.dtype) if isinstance(given, Tensor) and is_dense(given) else shown(given)
         raise ConfigurationError(f"Expected `{name}` to be a floating tensor but got {got}.{advice}")
 
 

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.nn.encoder_decoder.base import EncoderDecoder, State, call_recurrent, length_mask, run_recurrent
-from lit_sparse.nn.inputs import check_input, check_sentences
+from lit_sparse.nn.inputs import check_input, check_sentences, check_state
 
 __all__ = ["RecurrentBody"]
 
@@ -87,6 +87,7 @@ class RecurrentBody(EncoderDecoder):
 
     @override
     def start(self, memory: State) -> State:
+        self._check_memory(memory, "B")
         state = {f"{name}{layer}": part for name in "hc" if name in memory for layer, part in enumerate(memory[name].unbind(1))}
         if self.input_feeding:
             state["fed"] = torch.zeros_like(state["h0"])
@@ -94,6 +95,11 @@ class RecurrentBody(EncoderDecoder):
 
     @override
     def step(self, embedded: Tensor, memory: State, state: State) -> tuple[Tensor, Tensor, State]:
+        check_input("embedded tokens", embedded, ("B", self.width), self.score.weight)
+        self._check_memory(memory, len(embedded))
+        fed = ["fed"] if self.input_feeding else []
+        names = [*(f"{name}{layer}" for name in self._carried for layer in range(self.layers)), *fed]
+        check_state("state", state, dict.fromkeys(names, (len(embedded), self.width)), self.score.weight)
         x = torch.cat([embedded, state["fed"]], -1) if self.input_feeding else embedded
         after: State = {}
         for layer, parameters in enumerate(self.decoder.all_weights):
@@ -113,6 +119,7 @@ class RecurrentBody(EncoderDecoder):
     @override
     def decode(self, embedded: Tensor, memory: State) -> tuple[Tensor, Tensor]:
         check_input("embedded sentences", embedded, ("B", "L", self.width), self.score.weight)
+        self._check_memory(memory, len(embedded))
         if not self.input_feeding:
             begin = [memory[name].transpose(0, 1).contiguous() for name in ("h", "c") if name in memory]
             outputs, _ = call_recurrent(self.decoder, embedded, tuple(begin) if len(begin) > 1 else begin[0])
@@ -124,6 +131,15 @@ class RecurrentBody(EncoderDecoder):
             hiddens.append(hidden)
             all_weights.append(weights)
         return torch.stack(hiddens, 1), torch.stack(all_weights, 2)
+
+    @property
+    def _carried(self) -> str:
+        return "hc" if self.cell == "lstm" else "h"
+
+    def _check_memory(self, memory: State, batch: int | str) -> None:
+        each = (batch, "S", self.width)
+        last = dict.fromkeys(self._carried, (batch, self.layers, self.width))
+        check_state("memory", memory, {"mask": (batch, "S"), "states": each, "keys": each, **last}, self.score.weight)
 
     def _attend(self, queries: Tensor, memory: State) -> tuple[Tensor, Tensor]:
         """Return hidden vectors (B, T, E) and weights (B, T, S) of top states (B, T, E)."""

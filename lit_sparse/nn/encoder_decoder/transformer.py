@@ -16,7 +16,7 @@ from lit_sparse.checks import FEATURES, ranges
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.nn.attend import MultiheadAttention
 from lit_sparse.nn.encoder_decoder.base import EncoderDecoder, State, length_mask
-from lit_sparse.nn.inputs import check_input, check_sentences
+from lit_sparse.nn.inputs import check_input, check_sentences, check_state
 
 __all__ = ["TransformerBody"]
 
@@ -83,6 +83,7 @@ class TransformerBody(EncoderDecoder):
 
     @override
     def prepare(self, memory: State) -> State:
+        self._check_memory(memory, "B")
         states = torch.where(memory["mask"].unsqueeze(-1), memory["states"], 0.0)  # a weight of zero does not silence a NaN
         found = dict(memory)
         for number, layer in enumerate(_layers(self.decoder)):
@@ -91,11 +92,15 @@ class TransformerBody(EncoderDecoder):
 
     @override
     def start(self, memory: State) -> State:
+        self._check_memory(memory, "B")
         none = memory["states"].new_zeros(memory["states"].shape[0], self.heads, 0, self.width // self.heads)
         return {f"{kind}{number}": none for number in range(self.layers) for kind in ("keys", "values")}
 
     @override
     def step(self, embedded: Tensor, memory: State, state: State) -> tuple[Tensor, Tensor, State]:
+        check_input("embedded tokens", embedded, ("B", self.width), self.decoder_norm.weight)
+        self._check_memory(memory, len(embedded))
+        check_state("state", state, self._projections(len(embedded), "T"), self.decoder_norm.weight)
         x = self._placed(embedded.unsqueeze(1), state["keys0"].shape[2])
         memory = memory if "keys0" in memory else self.prepare(memory)
         mask = memory["mask"][:, None, None]
@@ -115,6 +120,7 @@ class TransformerBody(EncoderDecoder):
     @override
     def decode(self, embedded: Tensor, memory: State) -> tuple[Tensor, Tensor]:
         check_input("embedded sentences", embedded, ("B", "L", self.width), self.decoder_norm.weight)
+        self._check_memory(memory, len(embedded))
         length = embedded.shape[1]
         later = torch.ones(length, length, dtype=torch.bool, device=embedded.device).triu(1)
         x = self._placed(embedded, 0)
@@ -123,6 +129,17 @@ class TransformerBody(EncoderDecoder):
             x, weights = layer(x, later, None, memory)
             all_weights.append(weights)
         return self.decoder_norm(x), torch.cat(all_weights, 1)
+
+    def _check_memory(self, memory: State, batch: int | str) -> None:
+        shapes: dict[str, tuple[int | str, ...]] = {"mask": (batch, "S"), "states": (batch, "S", self.width)}
+        if isinstance(memory, dict) and "keys0" in memory:
+            shapes |= self._projections(batch, "S")
+        check_state("memory", memory, shapes, self.decoder_norm.weight)
+
+    def _projections(self, batch: int | str, length: str) -> dict[str, tuple[int | str, ...]]:
+        """Return the shapes of each layer's projected keys and values."""
+        shape = (batch, self.heads, length, self.width // self.heads)
+        return {f"{kind}{number}": shape for number in range(self.layers) for kind in ("keys", "values")}
 
     def _placed(self, embedded: Tensor, first: int) -> Tensor:
         """Scale embeddings (B, L, E) and add their positions, counted from ``first``."""

@@ -442,3 +442,16 @@ def test_one_parameter_for_each_head(layout: str) -> None:
 
 
 # A small training
+
+
+def test_inputs_have_the_dtype_of_the_weights_and_projections_the_batch_of_the_queries() -> None:
+    layer, x = MultiheadAttention(8, 2, batch_first=True, mapping=Sparsemax()), torch.randn(2, 3, 8)
+    key, value = layer.project_memory(x, x)
+    for call, message in (
+        (lambda: layer(x.double(), x.double(), x.double()), "query of torch.float32, as the weights are"),
+        (lambda: layer.project_memory(x.double(), x), "key of torch.float32, as the weights are"),
+        (lambda: layer.attend_projected(x, key[:1], value[:1]), r"key \(2, 2, S, 4\) but got shape \(1, 2, 3, 4\)"),
+        (lambda: layer.attend_projected(x, key, value[:, :, 1:]), r"value \(2, 2, 3, 4\) but got"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            call()
