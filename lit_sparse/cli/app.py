@@ -20,7 +20,6 @@ from lit_sparse.cli.progress import Parts, Watch
 from lit_sparse.cli.refusals import build_error, check_numbers, refusal, told_as, trainer_error
 from lit_sparse.cli.stopping import DrawWhenStopped, NoteEnd, quiet, stop_status, stoppable, why_interrupted
 from lit_sparse.errors import DISK_IS_FULL, CheckpointError, LitSparseError, cause_of, is_terminable, printable
-from lit_sparse.ground.arguments import constructor_parameters
 from lit_sparse.ground.distributed import group_for_run, is_lost
 from lit_sparse.lightning.choice import ModelParallelStrategy, ProgressBar, TorchCheckpointIO, pl
 from lit_sparse.lightning.internals import leave_sigterm
@@ -114,7 +113,7 @@ class LitSparseCLI(CommandLine):
         if asked.get("enable_progress_bar") is not False and self._is_first():
             callbacks.append(Watch())
         if asked.get("enable_model_summary") is not False:
-            callbacks.append(Parts(constructor_parameters(type(self.model))))
+            callbacks.append(Parts(self.model, self.datamodule))
         self.save_config_kwargs["folder"] = self.run_folder
         if self.run_folder is not None:
             if asked.get("logger") is not False:

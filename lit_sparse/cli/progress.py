@@ -1,4 +1,4 @@
-"""What a person watches while a command runs: the parts of the model, then a line for each epoch or a bar in a terminal."""
+"""What a person watches while a command runs: what is trained, then a line for each epoch or a bar in a terminal."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
+from textwrap import fill
 from typing import TYPE_CHECKING, Any, TextIO
 
 from typing_extensions import override
 
 from lit_sparse.cli.best_metrics import monitor_of, ordered
 from lit_sparse.cli.stopping import LOGGERS
+from lit_sparse.ground.arguments import constructor_parameters
 from lit_sparse.lightning.choice import ModelSummary, ProgressBar, pl
 
 if TYPE_CHECKING:
@@ -29,14 +31,16 @@ WIDTH = len("1:23:45 left")
 
 
 class Parts(ModelSummary):
-    """Print the parts of a model that have parameters, and the parts that a config chooses.
+    """Print what is trained: the model, the parts of it that a config chooses, the data, and the number of parameters.
 
     Args:
-        chosen: names of the parts that a config chooses.
+        model: the model.
+        data: the data module; None without one.
     """
 
-    def __init__(self, chosen: Iterable[str]) -> None:
-        super().__init__(max_depth=1, chosen=[*chosen])
+    def __init__(self, model: pl.LightningModule, data: pl.LightningDataModule | None) -> None:
+        place = "" if data is None else f" on {type(data).__name__}"
+        super().__init__(max_depth=1, model=type(model).__name__, place=place, chosen=constructor_parameters(type(model)))
 
     @staticmethod
     def summarize(
@@ -47,18 +51,14 @@ class Parts(ModelSummary):
         *_: Any,
         **options: Any,
     ) -> None:
-        """Print the table of a model's parts, without rows of internal parts."""
+        """Print it, within 80 columns."""
         columns = dict(summary_data)
-        rows = [
-            (name, kind, "" if count.strip() == "0" else count.strip())
-            for name, kind, count in zip(columns["Name"], columns["Type"], columns["Params"], strict=True)
-            if count.strip() != "0" or name in options["chosen"]
-        ]
-        name, kind, count = (max((len(row[i]) for row in rows), default=0) for i in range(3))
-        lines = [f"  {row[0]:<{name}}  {row[1]:<{kind}}  {row[2]:>{count}}".rstrip() for row in rows]
+        parts = zip(columns["Name"], columns["Type"], strict=True)
+        chosen = ", ".join(f"{name} {kind}" for name, kind in parts if name in options["chosen"])
         frozen = total_parameters - trainable_parameters
-        total = f"{total_parameters:,} parameters, {f'{frozen:,} of them frozen, ' if frozen else ''}{model_size:.2g} MB"
-        print("\n".join([*lines, total]), flush=True)
+        count = f"{total_parameters:,} parameters{f', {frozen:,} of them frozen' if frozen else ''}"
+        text = f"{options['model']}{f' ({chosen})' if chosen else ''}{options['place']}, {count}"
+        print(fill(text, 80), flush=True)
 
 
 class Watch(ProgressBar):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import yaml
@@ -53,8 +55,16 @@ def main(arguments: Sequence[str]) -> int:
     written = write(runner)
     if not written and options.tables:
         raise ConfigurationError(f"{runner.rows.path} has no rows: nothing is finished yet.")
-    for path in written:
-        print(path)
+    print(*written, sep="\n")
+    if written:
+        table = page(replace(runner.study, notes=[], source=""), runner.stored()[0], aligned=True)
+        given = {"--schedule": options.schedule, "--results": str(options.results)}
+        words = [word for pair in given.items() if pair[1] not in (None, "results") for word in pair]
+        print(
+            printable(
+                "\n".join([*table, f"see all cells side by side with: lit-sparse report {shlex.join([options.study, *words])}"])
+            )
+        )
     return 1 if failed else 0
 
 

@@ -6,6 +6,7 @@ import argparse
 import csv
 import math
 import re
+import shutil
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -21,16 +22,18 @@ from lit_sparse.runs.status import check_plain, logged
 from lit_sparse.studies.jobs.logged import kind_and_name, logged_by_program, summarized
 from lit_sparse.studies.jobs.rows import Row, shown
 from lit_sparse.studies.pages.figures import draw
-from lit_sparse.studies.pages.tables import by_cell, markdown
+from lit_sparse.studies.pages.tables import by_cell, condensed, fitted, markdown
 from lit_sparse.studies.plan.presentation import Column, Figure, Panel
 from lit_sparse.studies.plan.study import Cell, Study
 from lit_sparse.studies.settings import read_config, settings_of
 
-__all__ = ["Source", "comparison", "configs_of", "is_folder", "main", "named", "parser", "sources", "table_of"]
+__all__ = ["CURVES", "Source", "comparison", "configs_of", "is_folder", "main", "named", "parser", "sources", "table_of"]
 
 #: Metrics that are drawn, those that come first preferred.
 PREFERRED = ("nelbo", "success", "bleu", "accuracy", "loss")
-CALLS = "train/decoder_calls_median"
+CALLS, SIZES = "train/decoder_calls_median", "train/support_size_median"
+#: Pictures of a curve -> its value; a report of several runs has their curves on common axes instead.
+CURVES = {"decoder calls": CALLS, "support size": SIZES, "negative elbo": "val/nelbo", "success": "val/success"}
 #: Calls of the epochs since the point before.
 CALLS_SINCE = f"{CALLS} since"
 #: Largest number of points of a curve, more than a picture can show.
@@ -54,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     found.add_argument("runs", nargs="+", metavar="[NAME=]RUN", help="run folders, or the folder of a sweep or study")
-    found.add_argument("--metric", help="metric of the curves, such as nelbo; by default the models' usual one")
+    found.add_argument("--metric", help="metric of the curves and of the first column; by default the models' usual one")
     found.add_argument("--output", type=Path, default=Path("comparison"), help="path of the files to write, without an ending")
     return found
 
@@ -66,16 +69,18 @@ def main(arguments: Sequence[str]) -> int:
         raise ConfigurationError(f"Expected --output to be the path of files but got {str(options.output)!r}. Give a name.")
     found = sources(options.runs)
     study, figure, rows, curves = comparison(found, options.metric)
-    table = table_of(study, rows, settings_of(configs_of(found)))
+    table, metric = table_of(study, rows, settings_of(configs_of(found))), figure.panels[-1].value
+    order = sorted(range(len(table[0])), key=lambda place: place > 0 and _name(table[0][place]) != _name(metric))
+    brief, same = condensed([[line[place] for place in order] for line in table])
     files = [options.output.with_name(options.output.name + ending) for ending in (".md", ".csv", ".png")]
-    text = markdown(table, aligned=True)
     with result_file(files[0], "w") as file:
-        file.write("\n".join(text) + "\n")
+        file.write("\n".join([*markdown(brief, aligned=True), *(f"\n{line}" for line in same)]) + "\n")
     with result_file(files[1], "w") as file:
         csv.writer(file, lineterminator="\n").writerows(table)
     draw(study, figure, rows, curves, files[2])
-    metric = figure.panels[-1].value
-    print(printable("\n".join([*text, "", f"{metric} over epochs", *_lines(curves, metric)])))
+    text, left = fitted(brief, shutil.get_terminal_size().columns)
+    more = [f"Too wide to be shown, but in {files[0]}: {', '.join(left)}."] if left else []
+    print(printable("\n".join([*text, *same, *more, "", f"{metric} over epochs", *_lines(curves, metric)])))
     print(*files, sep="\n")
     return 0
 
@@ -137,8 +142,8 @@ def comparison(
         runs: name -> runs of its seeds.
         asked: metric of the curves; None for the models' own.
         monitor: function from the drawn metric and the names of all logged values to the value by which the best run is
-            chosen, such as ``max(val/accuracy)``, and ``"min"`` or ``"max"``, or None. That value becomes the first
-            column.
+            chosen, such as ``max(val/accuracy)``, and ``"min"``, ``"max"`` or, if that is not known, ``""``, or None. That
+            value becomes the first column.
 
     Raises:
         ConfigurationError: if a folder is not a run folder, or the metric was not logged.
@@ -158,10 +163,10 @@ def comparison(
         curves += [{key: shown(number) for key, number in point.items()} | where for point in _thinned(merged)]
     watched = kind_and_name(value)[1]
     title = f"best {watched}" if value == f"{mode}({watched})" else value
-    columns = {title: Column(value, form=".4g", best=mode)} if value else {}
-    columns |= {name: one for name, one in _columns(rows).items() if name != value}
+    columns = {title: Column(value, form=".4g", best=mode or None)} if value else {}
+    columns |= {name: one for name, one in _columns(rows, metric).items() if name != value}
     study = Study(title="Comparison", cells={name: Cell() for name in runs}, columns=columns)
-    panels = _panels(metric, any(CALLS in row for row in curves))
+    panels = _panels(metric, curves)
     panels = [Panel(watched), *panels] if watched not in ("", metric) and not asked else panels
     if monitor:  # one value is in the table
         places = [(row["cell"], row["seed"], key) for row in curves for key in row if row[key]]
@@ -181,6 +186,10 @@ def table_of(study: Study, rows: Sequence[Row], settings: Mapping[str, Mapping[s
     """Return the table of a study with the settings in which its cells differ, and the number of seeds unless it is 1."""
     cells = {name: replace(cell, labels={**cell.labels, **settings.get(name, {})}) for name, cell in study.cells.items()}
     return by_cell(replace(study, cells=cells), rows, list(study.columns), counted=False)
+
+
+def _name(key: str) -> str:
+    return key.rpartition("/")[2]
 
 
 def _thinned(merged: dict[float, dict[str, float]]) -> Iterator[dict[str, float]]:
@@ -226,7 +235,9 @@ def _logged(run: Source) -> list[dict[str, float]]:
 def _metric(keys: set[str], asked: str | None) -> str:
     """Return the logged name of what is drawn."""
     names = {key.split("/", 1)[1] for key in keys if key.startswith(("val/", "train/"))} or keys - {"epoch", "step"}
-    wanted = [asked.split("/")[-1]] if asked else [*PREFERRED, *sorted(names, key=lambda name: ("val" not in name, name))]
+    if asked in keys - {"epoch", "step"}:
+        return str(asked)
+    wanted = [_name(asked)] if asked else [*PREFERRED, *sorted(names, key=lambda name: ("val" not in name, name))]
     for stage in ("val/", "train/", ""):
         for name in wanted:
             if f"{stage}{name}" in keys:
@@ -237,24 +248,29 @@ def _metric(keys: set[str], asked: str | None) -> str:
     )
 
 
-def _columns(rows: Sequence[Row]) -> dict[str, Column]:
-    """Return the columns of the table: epochs, decoder calls, and results of tests; of validations if some have no test."""
+def _columns(rows: Sequence[Row], metric: str) -> dict[str, Column]:
+    """Return the columns of the table: epochs, decoder calls, and results of tests; of validations if some have no test.
+
+    The drawn metric is among them.
+    """
     keys = list(dict.fromkeys(key for row in rows for key in row))
     tested = all(any(key.startswith("test") and row[key] for key in row) for row in rows)
     stages = ("test",) if tested else ("val", "test") if any(key.startswith(("val", "test")) for key in keys) else ("",)
     kept = [key for stage in stages for key in keys if key.startswith(stage) and not key.endswith((*COUNTS, *PLACES))]
     calls = ["train/decoder_calls_mean"] if "train/decoder_calls_mean" in keys else []
     epochs = {"epochs": Column("epoch", offset=1.0, form="g")}
-    return epochs | {key: Column(key, form=".4g") for key in (*calls, *kept)}
+    drawn = [] if _name(metric) in map(_name, kept) else [metric]
+    return epochs | {key: Column(key, form=".4g") for key in (*calls, *kept, *drawn)}
 
 
-def _panels(metric: str, calls: bool) -> list[Panel]:
-    panels = [Panel(metric)]
-    if calls:
-        band = [CALLS.replace("median", end) for end in ("p10", "p90")]
-        cost = Panel(metric, x=f"cumulative {CALLS_SINCE}", x_label="cumulative median decoder calls")
-        panels = [Panel(CALLS, "decoder calls", band=[*band]), *panels, cost]
-    return panels
+def _panels(metric: str, curves: Sequence[Row]) -> list[Panel]:
+    """Return the panels of the counts, support sizes only if they are not the decoder calls, of the metric, and of its cost."""
+    several = [(row.get(CALLS), row.get(SIZES)) for row in curves]
+    counts = [(SIZES, "support size")] if any(size and size != calls for calls, size in several) else []
+    counts += [(CALLS, "decoder calls")] if (costs := any(calls for calls, _ in several)) else []
+    bands = [Panel(key, label, band=[key.replace("median", end) for end in ("p10", "p90")]) for key, label in counts]
+    cost = Panel(metric, x=f"cumulative {CALLS_SINCE}", x_label="cumulative median decoder calls")
+    return [*bands, Panel(metric), *([cost] if costs else [])]
 
 
 def _lines(curves: Sequence[Row], metric: str) -> list[str]:

@@ -23,13 +23,13 @@ from lit_sparse.ground.stored import LARGEST, is_file, read_text
 from lit_sparse.runs.config_files import find_config
 from lit_sparse.runs.folders import CHECKPOINTS, next_command
 from lit_sparse.runs.result_files import read_attention, read_png
-from lit_sparse.studies.compare import Source, comparison, configs_of, is_folder, named, sources, table_of
+from lit_sparse.studies.compare import CURVES, Source, comparison, configs_of, is_folder, named, sources, table_of
 from lit_sparse.studies.jobs.engine import Runner
-from lit_sparse.studies.jobs.logged import directions_of
+from lit_sparse.studies.jobs.logged import directions_of, kind_and_name
 from lit_sparse.studies.jobs.processes import say
 from lit_sparse.studies.jobs.rows import Row
 from lit_sparse.studies.pages.figures import COLORS, history_svg, svg_of
-from lit_sparse.studies.pages.tables import cell_text, machines, numbers, summary
+from lit_sparse.studies.pages.tables import cell_text, condensed, machines, numbers, summary
 from lit_sparse.studies.plan.load import load_study
 from lit_sparse.studies.plan.presentation import Figure
 from lit_sparse.studies.plan.study import Study, changes
@@ -113,15 +113,11 @@ def parser() -> argparse.ArgumentParser:
         description="Write one page about runs, a sweep or a study: a single file that needs no network.",
         allow_abbrev=False,
     )
-    found.add_argument(
-        "source",
-        nargs="+",
-        metavar="[NAME=]RUN or STUDY",
-        help="run folders, or the folder of a sweep or study, or a study file",
-    )
+    what = "run folders, or the folder of a sweep or study, or a study file"
+    found.add_argument("source", nargs="+", metavar="[NAME=]RUN or STUDY", help=what)
     found.add_argument("-o", "--output", type=Path, default=Path("report.html"), help="path of the page to write")
     found.add_argument("--title", help="heading of the page")
-    found.add_argument("--metric", help="metric of the curves of runs; by default the models' usual one")
+    found.add_argument("--metric", help="metric of the curves and of the choice of the best run; by default the models' own")
     found.add_argument("--schedule", help="schedule of the study; the first by default")
     found.add_argument("--results", type=Path, help="folder with the rows of the study; by default results")
     found.add_argument("--storage", help="URL of the Optuna storage of the sweep; the file in its folder by default")
@@ -149,7 +145,7 @@ def main(arguments: Sequence[str]) -> int:
     if of_study:
         study, figures, rows, curves, runs = _of_study(options.source[0], options.schedule, options.results or Path("results"))
         if options.metric is not None:
-            raise ConfigurationError("Expected run folders with --metric but got a study, which has its own. Leave it out.")
+            raise ConfigurationError(f"Expected run folders with --metric but got the study {alone}. Leave it out.")
     else:
         search = _search(alone, options.storage) if alone else None
         study, figures, rows, curves, runs = _of_runs(sources(options.source), options.metric, search)
@@ -160,16 +156,20 @@ def main(arguments: Sequence[str]) -> int:
     for figure in figures:
         panels = [svg_of(study, replace(figure, panels=[panel]), rows, curves, looks) for panel in figure.panels]
         drawn.append({"alt": figure.alt or study.title, "panels": list(filter(None, panels))})
+    common = {panel.value for figure in figures for panel in figure.panels if len(runs) > 1}
     for run in runs.values():
+        run.pictures = {name: data for name, data in run.pictures.items() if CURVES.get(name) not in common}
         if run.pictures or run.maps:
             looks.setdefault(run.name, len(looks))
     _, best, reason = _best(study, rows)
-    table = table_of(study, rows, {name: run.settings for name, run in runs.items()})
+    if options.metric and not any(column.best for column in study.columns.values()):
+        reason = f"whether {options.metric} should be large or small is not known"
+    table, same = condensed(table_of(study, rows, {name: run.settings for name, run in runs.items()}))
     template = Environment(autoescape=True).from_string((files("lit_sparse.studies") / "report.html").read_text("utf-8"))
     text = template.render(
         title=options.title or study.title,
         source=study.source,
-        notes=study.notes,
+        notes=[*same, *study.notes],
         table=table,
         unit="run" if not alone or is_folder(alone) else "cell",
         spread=any("\u00b1" in cell for line in table for cell in line),
@@ -198,10 +198,8 @@ def _of_study(name: str, schedule: str | None, results: Path) -> Content:
     if not rows:
         raise ConfigurationError(f"{runner.rows.path} has no rows: nothing of the study is finished yet.")
     runs = {}
-    for cell in runner.study.cells:
+    for cell in dict.fromkeys(row["cell"] for row in rows):
         own = [row for row in rows if row["cell"] == cell]
-        if not own:
-            continue
         seconds = sum(float(row["seconds"] or 0) for row in own)
         made = dict.fromkeys(f"commit {row['commit']}, {row['versions']}, {row['machine']}" for row in own if row["commit"])
         settings = {key: value for key, value in runner.settings_of(cell, own).items() if value}
@@ -218,7 +216,8 @@ def _of_runs(found: Mapping[str, Sequence[Source]], metric: str | None, search: 
     study, figure, rows, curves = comparison(found, metric, partial(_monitor, search, configs.values(), metric))
     if search is not None:  # only what the sweep compared can be its best
         complete = {f"trial_{number}" for number, _ in search.values}
-        rows = [row if row["cell"] in complete else row | {search.metric: ""} for row in rows]
+        value = next(iter(study.columns.values())).value
+        rows = [row if row["cell"] in complete else row | {value: ""} for row in rows]
     order = list(dict.fromkeys([*_best(study, rows)[0], *study.cells]))
     study = replace(study, cells={name: study.cells[name] for name in order})
     curves = sorted(curves, key=lambda row: order.index(row["cell"]))  # the legend has the order of the table
@@ -254,8 +253,8 @@ def _best(study: Study, rows: Sequence[Row]) -> tuple[list[str], str, str]:
 def _monitor(
     search: Search | None, configs: Iterable[dict[Any, Any]], asked: str | None, metric: str, logged: Collection[str]
 ) -> tuple[str, str] | None:
-    """Return the value by which the best run is chosen, and its mode: a sweep's, the models' own, or the drawn metric."""
-    if search is not None:
+    """Return the value by which the best run is chosen, and its mode: the metric asked for, a sweep's, or the models' own."""
+    if search is not None and (not asked or metric == kind_and_name(search.metric)[1]):
         return search.metric, search.mode
     from lit_sparse import models
 
@@ -266,7 +265,7 @@ def _monitor(
     if key not in logged:
         modes = [direction[:3] for direction in directions_of(metric)]
         key, mode = (metric, modes[0]) if len(modes) == 1 else ("", "")
-    return (f"{mode}({key})", mode) if key else None
+    return (f"{mode}({key})", mode) if key else (metric, "") if asked else None
 
 
 def _search(folder: Path, storage: str | None) -> Search | None:

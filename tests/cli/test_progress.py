@@ -40,8 +40,9 @@ def test_a_line_for_each_epoch_and_the_scores_of_the_model(capsys: pytest.Captur
     first, *lines = capsys.readouterr().out.splitlines()
     logged = metrics_of(Path("runs/ssvae/digits/0"))
     assert first == lines[-1] == "run folder: runs/ssvae/digits/0"
-    parts = [line.split()[0] for line in lines[: lines.index("206,170 parameters, 0.82 MB")]]
-    assert parts == ["risk", "mapping", "estimator", "classifier", "inference", "generator"]
+    parts = "risk Mean, mapping Sparsemax, estimator Marginalize"
+    assert " ".join(lines[:2]) == f"SemiSupervisedVAE ({parts}) on DigitsDataModule, 206,170 parameters"
+    assert lines[2].startswith("epoch 1/2")
     one, two = (line for line in lines if line.startswith("epoch "))
     assert re.fullmatch(rf"epoch 1/2  \d:\d\d:\d\d left  train/loss {logged['train/loss'][0]:.4g}", one)
     validated = (f"{name} {logged[name][0]:.4g}" for name in ("val/accuracy", "val/loss"))
@@ -121,7 +122,7 @@ def test_the_bar_shows_as_many_metrics_as_it_has_room_for(width: int) -> None:
     assert metrics == "  ".join(texts[: width // 30])
 
 
-@pytest.mark.parametrize(("own", "named"), [(Watch(), TQDMProgressBar()), (Parts([]), ModelSummary())])
+@pytest.mark.parametrize(("own", "named"), [(Watch(), TQDMProgressBar()), (Parts(pl.LightningModule(), None), ModelSummary())])
 def test_a_config_replaces_the_bar_and_the_table(own: Any, named: Any) -> None:
     assert not_named([own], named) == []
     assert not_named([own], None) == [own]

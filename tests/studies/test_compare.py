@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lit_sparse.cli import main
-from lit_sparse.studies.compare import BLOCKS
+from lit_sparse.studies.compare import BLOCKS, comparison, sources
 
 CALLS = "train/decoder_calls_"
 
@@ -31,6 +31,7 @@ def test_runs_are_tabulated_and_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
     head = f"epoch,step,val/nelbo,train/nelbo,{CALLS}p10,{CALLS}median,{CALLS}p90,{CALLS}mean"
     lines = [head, "0,5,90.0,,,,,", "0,5,,95.0,1.0,4.0,9.0,4.5", "1,9,80.0,80.0,1.0,2.0,3.0,2.25"]
     write_run(tmp_path / "a", "\n".join(lines), "epoch,step,test/nelbo,test/bits_per_dim\n0,0,85.0,3.5")
@@ -38,22 +39,12 @@ def test_runs_are_tabulated_and_drawn(
     assert main(["compare", "ours=a", "b", "--output", "out/both"]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert printed[0].split() == [
-        "|",
-        "|",
-        "epochs",
-        "|",
-        "train/decoder_calls_mean",
-        "|",
-        "val/nelbo",
-        "|",
-        "test/nelbo",
-        "|",
-        "test/bits_per_dim",
-        "|",
-    ]
+        *("|", "|", "val/nelbo", "|", "test/nelbo", "|"),
+        *("epochs", "|", "train/decoder_calls_mean", "|", "test/bits_per_dim", "|"),
+    ], "the drawn metric comes first"
     assert [line.split() for line in printed[2:4]] == [
-        ["|", "ours", "|", "2", "|", "2.25", "|", "80", "|", "85", "|", "3.5", "|"],
-        ["|", "b", "|", "1", "|", "-", "|", "90", "|", "-", "|", "-", "|"],
+        ["|", "ours", "|", "80", "|", "85", "|", "2", "|", "2.25", "|", "3.5", "|"],
+        ["|", "b", "|", "90", "|", "-", "|", "1", "|", "-", "|", "-", "|"],
     ]
     assert len({len(line) for line in printed[:4]}) == 1, "columns are aligned"
     assert printed[5:8] == [
@@ -68,7 +59,7 @@ def test_runs_are_tabulated_and_drawn(
     for run, rate in (("a", 0.1), ("b", 0.2)):
         (tmp_path / run / "config.yaml").write_text(f"model: {{lr: {rate}, width: 8}}\nname: {run}\n")
     assert main(["compare", "ours=a", "b"]) == 0
-    assert re.search(r"\n\| ours \| +0.1 \| +2 \| +2.25 \|", capsys.readouterr().out), "settings that differ come first"
+    assert re.search(r"\n\| ours \| +80 \| +85 \| +0.1 \| +2 \|", capsys.readouterr().out), "then settings that differ"
     (tmp_path / "out" / "both.md").unlink()
     (tmp_path / "out" / "both.md").symlink_to(tmp_path / "other")  # which is not followed
     assert main(["compare", "ours=a", "b", "--output", "out/both"]) == 2
@@ -85,7 +76,7 @@ def test_runs_without_decoder_calls_and_tests(
     write_run(tmp_path / "a", "epoch,step,val/loss,val/bleu\n0,5,3.0,10.0\n1,9,nan,20.0\n")
     assert main(["compare", "a"]) == 0
     printed = capsys.readouterr().out
-    assert "| a   |      2 |      nan |       20 |" in printed
+    assert "| a   |       20 |      2 |      nan |" in printed
     assert "val/bleu over epochs" in printed
     assert main(["compare", "a", "--metric", "val/loss"]) == 0
     assert f"a  {BLOCKS[0]}{BLOCKS[-1]}  3 to nan" in capsys.readouterr().out
@@ -94,6 +85,40 @@ def test_runs_without_decoder_calls_and_tests(
     for path in ("elsewhere", "a/metrics.csv"):
         assert main(["compare", path]) == 2
         assert "is not a run folder" in capsys.readouterr().err
+
+
+def test_the_table_fits_in_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = ("val/nelbo", "val/loss", "val/classification", "val/reconstruction", "val/divergence", "train/loss")
+    for run in range(12):
+        values = ",".join(map(str, (run, run, 50 - run, run * run, 9, 100 + run)))
+        write_run(tmp_path / f"run_{run}", f"epoch,{','.join(names)}\n0,{values}\n")
+    runs, told = [f"run_{run}" for run in range(12)], "val/classification, val/reconstruction."
+    for some, width, turned, left in ((runs, 80, False, ""), (runs, 40, False, told), (runs[:3], 48, True, "")):
+        monkeypatch.setenv("COLUMNS", str(width))
+        assert main(["compare", *some]) == 0
+        head, *printed = capsys.readouterr().out.splitlines()
+        table = [head, *(line for line in printed if line.startswith("|"))]
+        assert max(map(len, table)) <= width
+        assert len(table) == (3 if turned else len(some)) + 2
+        assert ("run_0" if turned else "val/nelbo") in head
+        assert "The same in all: epochs 1, val/divergence 9." in printed
+        assert "Shown once: val/loss = val/nelbo." in printed
+        assert f"Too wide to be shown, but in comparison.md: {left}" in printed or not left
+        assert "val/reconstruction" in Path("comparison.md").read_text()
+        assert Path("comparison.csv").read_text().startswith(",epochs,val/nelbo,val/loss,"), "all columns"
+    assert main(["compare", *runs, "--metric", "train/loss"]) == 0
+    assert "train/loss over epochs" in capsys.readouterr().out
+
+
+def test_support_sizes_are_drawn_unless_they_are_the_decoder_calls(tmp_path: Path) -> None:
+    for name, calls in (("equal", 4), ("fewer", 2)):
+        write_run(tmp_path / name, f"epoch,val/nelbo,{CALLS}median,train/support_size_median\n0,9,{calls},4\n1,8,{calls},4\n")
+    for name, first in (("equal", "train/decoder_calls_median"), ("fewer", "train/support_size_median")):
+        _, figure, *_ = comparison(sources([str(tmp_path / name)]), None)
+        assert figure.panels[0].value == first
 
 
 def test_a_folder_that_may_not_be_read_is_named(

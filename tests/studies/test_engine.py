@@ -259,7 +259,14 @@ def test_rows_of_other_settings_are_named_and_not_drawn_or_reported(
     lines = [{"cell": cell, "seed": seed, "epoch": 1, "val/nelbo": 3} for cell, seed in (("slow", 0), ("slow", 1), ("fast", 0))]
     study.curves.append(lines, ["cell", "seed", "epoch"])
     assert main(["study", str(path), "--tables"]) == 0
-    printed = capsys.readouterr().err
+    output, printed = capsys.readouterr()
+    assert output.splitlines()[-5:] == [
+        "",
+        "|            | seeds | nelbo | nelbo, published |",
+        "| ---------- | ----: | ----: | ---------------: |",
+        "| small step |     1 |  2.00 |              1.5 |",
+        f"see all cells side by side with: lit-sparse report {path}",
+    ]
     assert "different settings" not in printed
     assert "no row has a value for them: calls (sum(train/decoder_calls_total))" in printed
     assert [(row["cell"], row["seed"]) for row in drawn[0]] == [("slow", "0")], "a curve without a row is not drawn"

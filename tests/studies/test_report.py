@@ -61,6 +61,8 @@ def test_the_page_of_runs(page: Path, tmp_path: Path) -> None:
     assert legend.index("\u2605 dense") < legend.index('title="sparse (lr 0.1)"') < legend.index("&lt;i&gt;"), "the best first"
     assert "train/<wbr>decoder_<wbr>calls_<wbr>median" not in text
     assert "test/<wbr>nelbo</button>" in text, "long headings may break"
+    assert "<p>The same in all: epochs 3.</p>" in text
+    assert "epochs</button>" not in text
     assert "&lt;b&gt;bold" in text
     assert "<i>" not in text, "names are no markup"
     assert text.count("<img ") == 1
@@ -142,13 +144,40 @@ def test_the_folder_of_a_study(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert main(["report", str(folder), "-o", str(page)]) == 0
     text = page.read_text()
     assert "Best run: <strong>fast</strong> (lr 0.2)" in text
-    assert "is 7 ± 0, the smallest of 2; next is slow with 9 ± 1.414." in text
+    assert "is 7 ± 0, the smallest of 2; next is slow with 9.0 ± 1.4." in text
     assert "± is the standard deviation over seeds. <em>nelbo</em>: negative evidence lower bound" in text
     assert main(["report", f"x={folder}", f"y={folder / 'fast'}", "-o", str(page)]) == 0
     assert all(f">{name}</a>" in page.read_text() for name in ("x/slow", "x/fast", "y/y"))
     (folder / "slow/seed_1/0/pictures/x.png").symlink_to(ROOT / "pictures" / "mappings_2d.png")
     assert main(["report", str(folder), "-o", str(page)]) == 2
     assert "Expected only files and folders" in capsys.readouterr().err
+
+
+def test_the_metric_that_is_asked_for_chooses_the_best_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    search = report.Search("sweep", "val/nelbo", "min", [(0, 8.0), (1, 7.0)], {})
+    monkeypatch.setattr(report, "_search", lambda *_: search)
+    for number, accuracy in enumerate((0.9, 0.8, 0.95)):
+        folder = write_run(tmp_path / f"trial_{number}/seed_0/0", 1.0, 0.1)
+        lines = [f"{epoch},{8 - number},{accuracy},1" for epoch in (0, 1)]
+        (folder / "metrics.csv").write_text("\n".join(["epoch,val/nelbo,val/accuracy,val/width", *lines]) + "\n")
+    for words, reason in (
+        ([], "Best run: <strong>trial_1</strong>. Its val/nelbo is 7, the smallest of 2;"),
+        (["--metric", "nelbo"], "Best run: <strong>trial_1</strong>. Its val/nelbo is 7, the smallest of 2;"),
+        (["--metric", "accuracy"], "Best run: <strong>trial_0</strong>. Its best val/accuracy is 0.9, the largest of 2;"),
+        (["--metric", "width"], "No single best run: whether width should be large or small is not known."),
+    ):
+        assert main(["report", str(tmp_path), *words, "-o", str(tmp_path / "page.html")]) == 0
+        assert reason in (tmp_path / "page.html").read_text()
+
+
+def test_curves_of_several_runs_have_common_axes(tmp_path: Path) -> None:
+    for name in "ab":
+        folder = write_run(tmp_path / name, 10.0, 0.1)
+        for picture in ("decoder_calls", "negative_elbo", "reconstructions"):
+            (folder / f"pictures/{picture}.png").write_bytes(PNG)
+    for runs, pictures in (("a", 3), ("ab", 2)):
+        assert main(["report", *(str(tmp_path / name) for name in runs), "-o", str(tmp_path / "page.html")]) == 0
+        assert (tmp_path / "page.html").read_text().count("<img ") == pictures
 
 
 def test_a_model_names_the_metric_that_is_best_in_its_best_epoch(tmp_path: Path) -> None:
@@ -208,6 +237,7 @@ def test_mistakes_are_explained(write_study: Callable[..., Path], tmp_path: Path
         ([str(tmp_path / "empty")], "is not a run folder"),
         ([str(write_study()), "--results", str(tmp_path)], "nothing of the study is finished yet"),
         (["nowhere"], "Expected a file or the name of a study"),
+        (["soae", "--results", str(ROOT / "results"), "--metric", "success"], "Expected run folders with --metric"),
         (["ssvae", "--storage", "sqlite:///x.db"], "Expected the folder of one sweep with --storage"),
         ([str(tmp_path / "empty"), "--schedule", "smoke"], "Expected one study with --schedule but got run folders"),
         ([str(tmp_path / "empty"), "ssvae", "--results", "r"], "Expected one study with --results but got run folders"),

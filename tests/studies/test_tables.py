@@ -31,7 +31,7 @@ def test_diverged_seeds_are_shown_and_are_not_the_best(write_study: Callable[...
     numbers = {"a": ("90", "90", "0"), "b": ("89", "89", "89"), "c": ("nan",)}
     rows = [{"cell": cell, "seed": str(i), "v": v} for cell, values in numbers.items() for i, v in enumerate(values)]
     assert page(study, rows)[4:] == [
-        "| a | 3 | 60.00 ± 51.96 |",
+        "| a | 3 | 60 ± 52 |",
         "| b | 3 | **89.00 ± 0.00** |",
         "| c | 1 | nan |",
         "",
@@ -45,7 +45,7 @@ def test_diverged_seeds_are_shown_and_are_not_the_best(write_study: Callable[...
 @pytest.mark.parametrize(
     ("show", "text"),
     [
-        ("mean", "2.00 ± 1.00"),
+        ("mean", "2.0 ± 1.0"),
         ("median", "2.00"),
         ("min", "1.00"),
         ("max", "3.00"),
@@ -56,6 +56,23 @@ def test_diverged_seeds_are_shown_and_are_not_the_best(write_study: Callable[...
 def test_the_seeds_are_summarized(show: str, text: str) -> None:
     assert cell_text([1.0, 3.0, 2.0], Column("v", show=show)) == text
     assert cell_text([], Column("v", show=show)) == "-"
+
+
+@pytest.mark.parametrize(
+    ("values", "form", "show", "text"),
+    [
+        ([27.3, 27.4], ".4g", "mean", "27.350 ± 0.071"),
+        ([27.3, 27.32, 27.38], ".4g", "range", "27.32 (27.30 to 27.38)"),
+        ([0.9, 0.91], ".1f", "mean", "0.9 ± 0.0"),
+        ([1.0, 1.2], ".3f", "mean", "1.10 ± 0.14"),
+        ([1.0, 1.1399], ".4f", "mean", "1.070 ± 0.099"),
+        ([1234.0, 5678.0], ".2f", "mean", "3500 ± 3100"),
+        ([2.0, 2.0], "g", "mean", "2 ± 0"),
+        ([1e-9, 2e-9], ".1e", "mean", "1.5e-09 ± 7.1e-10"),
+    ],
+)
+def test_a_deviation_has_two_digits_and_the_decimals_of_its_mean(values: list[float], form: str, show: str, text: str) -> None:
+    assert cell_text(values, Column("v", form=form, show=show)) == text
 
 
 def test_numbers_that_are_not_finite_are_the_largest() -> None:
@@ -79,7 +96,7 @@ def test_a_line_for_each_cell(write_study: Callable[..., Path]) -> None:
         "",
         "| | seeds | nelbo | nelbo, published |",  # no row has calls
         "| --- | ---: | ---: | ---: |",
-        "| small step | 2 | 4.00 ± 1.41 | 1.5 |",
+        "| small step | 2 | 4.0 ± 1.4 | 1.5 |",
         "| fast | 1 | **2.50** | - |",
         "",
         "± is the standard deviation over the seeds.",

@@ -124,7 +124,7 @@ def _messages(axes: Axes, artifact: Artifact) -> None:
             of the ``vocabulary``.
     """
     axis, shares = axes[0], artifact["shares"]
-    image = axis.imshow(shares.numpy(), cmap="gray_r", vmin=0, aspect="auto", interpolation="nearest")
+    image = axis.imshow(shares.numpy(), cmap="gray_r", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
     for ticks, names in ((axis.set_yticks, artifact["classes"]), (axis.set_xticks, artifact["symbols"])):
         places = range(0, len(names), math.ceil(len(names) * LINE / LARGEST))
         ticks(places, [literal(str(names[place])) for place in places])

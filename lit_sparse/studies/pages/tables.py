@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,9 +16,10 @@ from lit_sparse.studies.plan.load import check_names
 from lit_sparse.studies.plan.presentation import Column, Table
 from lit_sparse.studies.plan.study import Study, written
 
-__all__ = ["head", "least", "markdown", "numbers", "page", "selected"]
+__all__ = ["condensed", "fitted", "head", "least", "markdown", "numbers", "page", "selected"]
 
 MISSING = "-"
+PLAIN = re.compile(r"-?\d+(\.\d+)?")
 BOOTSTRAP = (
     "Differences by a paired bootstrap over the test sentences (Koehn, 2004) of one trained model each, of the seed of median"
     " value, the lower one of two: they say nothing of other seeds. The interval is two-sided. The last column is the share of"
@@ -37,13 +39,24 @@ def cell_text(values: Sequence[float], column: Column) -> str:
         return MISSING
     if column.show.startswith("above "):
         return str(sum(not value <= float(column.show.split()[1]) for value in values))
-    text = format(summary(values, column), column.form)
+    middle = summary(values, column)
     if len(values) > 1 and column.show == "range":
-        low, high = (format(end, column.form) for end in _by_size(values, column).agg(["min", "max"]))
-        return f"{text} ({low} to {high})"
+        return "{} ({} to {})".format(*_alike([middle, *_by_size(values, column).agg(["min", "max"])], column.form))
     if len(values) > 1 and column.show == "mean" and all(map(math.isfinite, values)):
-        return f"{text} ± {format(pd.Series(values).std(), column.form)}"
-    return text
+        deviation = float(pd.Series(values).std())
+        return " ± ".join(_alike([middle, deviation], column.form, deviation))
+    return format(middle, column.form)
+
+
+def _alike(values: Sequence[float], form: str, deviation: float = 0.0) -> list[str]:
+    """Return the texts of numbers with equal decimals, no more than two significant digits of a deviation unless it is 0."""
+    texts = [format(value, form) for value in values]
+    if not all(PLAIN.fullmatch(text) for text in texts):
+        return texts
+    places = max(len(text.partition(".")[2]) for text in texts)
+    if deviation:
+        places = min(places, 1 - math.floor(math.log10(float(f"{deviation:.1e}"))))
+    return [f"{round(value, places):.{max(0, places)}f}" for value in values]
 
 
 def summary(values: Sequence[float], column: Column) -> float:
@@ -75,6 +88,37 @@ def markdown(lines: Sequence[Sequence[str]], left: int = 1, *, aligned: bool = F
         sides = ["<"] * left + [">"] * (len(rule) - left)
         shown = [[f"{cell:{side}{width}}" for cell, side, width in zip(line, sides, widths, strict=True)] for line in shown]
     return ["|" + "".join(f" {cell} |" if cell else " |" for cell in line) for line in shown]
+
+
+def condensed(table: Sequence[Sequence[str]]) -> tuple[list[list[str]], list[str]]:
+    """Return a table without columns that are equal in all lines or repeat another one, and sentences that name these.
+
+    Example:
+        >>> table = [["", "lr", "epochs", "nelbo", "loss"], ["a", "0.1", "2", "9", "9"]]
+        >>> condensed([*table, ["b", "0.2", "2", "8", "8"]])[1]
+        ['The same in all: epochs 2.', 'Shown once: loss = nelbo.']
+    """
+    kept: dict[tuple[str, ...], list[str]] = {}
+    told: dict[str, list[str]] = {"The same in all": [], "Shown once": []}
+    for head, *cells in zip(*table, strict=True):
+        key = tuple(cell.strip("*") for cell in cells)
+        if len(cells) > 1 and kept and {*cells} == {*key[:1]}:  # not in bold, as the best are
+            told["The same in all"].append(f"{head} {key[0]}")
+        elif len(cells) > 1 and key in kept:
+            told["Shown once"].append(f"{head} = {kept[key][0]}")
+        else:
+            kept[key if len(cells) > 1 else (head,)] = [head, *cells]
+    return [*map(list, zip(*kept.values(), strict=True))], [f"{key}: {', '.join(some)}." for key, some in told.items() if some]
+
+
+def fitted(table: list[list[str]], width: int) -> tuple[list[str], list[str]]:
+    """Return the lines of a table no wider than a width, transposed or without last columns, and the heads of these."""
+    turned = [*map(list, zip(*table, strict=True))]
+    for tried in (table, turned, *([line[:end] for line in table] for end in range(len(table[0]), 1, -1))):
+        text = markdown(tried, aligned=True)
+        if len(text[0]) <= width:
+            break
+    return text, [] if tried == turned else table[0][len(tried[0]) :]
 
 
 def machines(rows: Iterable[Row]) -> list[str]:
@@ -153,9 +197,8 @@ def bootstrap_table(study: Study, rows: Sequence[Row], samples: Sequence[Row]) -
             f" {', '.join(map(str, sorted(lengths)))}. Run the cells with fewer again."
         )
     best = max(chosen, key=lambda name: chosen[name][0])
-    lines = [
-        ["", f"{column.title or study.compare.column}, difference to the best", "95 % interval", "resamples at least as good"]
-    ]
+    title = f"{column.title or study.compare.column}, difference to the best"
+    lines = [["", title, "95 % interval", "resamples at least as good"]]
     for name, values in chosen.items():
         one = compare_resampled(values, chosen[best])
         texts = [f"{one.difference:.2f}", f"{one.low:.2f} to {one.high:.2f}", f"{one.one_sided:.3f}"]
@@ -230,7 +273,9 @@ def pivot(study: Study, rows: Sequence[Row], table: Table, column: Column) -> li
     return lines
 
 
-def page(study: Study, rows: Sequence[Row], samples: Sequence[Row] = (), ranks: Sequence[str] = ()) -> list[str]:
+def page(
+    study: Study, rows: Sequence[Row], samples: Sequence[Row] = (), ranks: Sequence[str] = (), *, aligned: bool = False
+) -> list[str]:
     """Return the lines of a study's results page in markdown: its tables and notes.
 
     Args:
@@ -238,6 +283,7 @@ def page(study: Study, rows: Sequence[Row], samples: Sequence[Row] = (), ranks: 
         rows: rows of the study.
         samples: scores of resampled test inputs.
         ranks: lines of the comparison by ranks.
+        aligned: whether the columns are aligned, as for a terminal.
     """
     lines = [f"# {study.title or study.path.stem}"]
     for table in study.tables:
@@ -251,7 +297,7 @@ def page(study: Study, rows: Sequence[Row], samples: Sequence[Row] = (), ranks: 
             kept = least(study, kept, study.columns[table.least])
         lines += ["", f"## {table.title}"] if table.title else []
         if table.lines is None:
-            lines += ["", *markdown(by_cell(study, kept, table.columns or list(study.columns), table.keys))]
+            lines += ["", *markdown(by_cell(study, kept, table.columns or list(study.columns), table.keys), aligned=aligned)]
             continue
         for part in _ordered(row.get(table.by, "") for row in kept) if table.by else [None]:
             of_part = selected(kept, {} if part is None else {str(table.by): [part]})
@@ -260,7 +306,7 @@ def page(study: Study, rows: Sequence[Row], samples: Sequence[Row] = (), ranks: 
                 shown = study.title_of(part) if table.by == "cell" and part else part
                 title = ", ".join(text for text in (shown, column.title or name, seeds_text(of_part)) if text)
                 lines += ["", f"{'###' if table.title else '##'} {title}"]
-                lines += ["", *markdown(pivot(study, of_part, table, column), left=int(table.lines == "cell"))]
+                lines += ["", *markdown(pivot(study, of_part, table, column), left=int(table.lines == "cell"), aligned=aligned)]
     if study.compare is not None and (compared := bootstrap_table(study, rows, samples)):
         lines += ["", *markdown(compared), "", BOOTSTRAP]
         if others := machines(rows)[1:]:

@@ -28,14 +28,7 @@ from lit_sparse.coresets import (
     PoissonLikelihood,
     SparseVI,
     Uniform,
-)
-from lit_sparse.coresets.posteriors import (
-    forward_kl,
-    gaussian_mean_posterior,
-    laplace_posterior,
-    linear_posterior,
-    map_distance,
-    reverse_kl,
+    posteriors,
 )
 from lit_sparse.coresets.projections import approximate_linear_vectors, linear_covariance, vectors_of_covariance
 from lit_sparse.coresets.selector import Selection
@@ -90,7 +83,7 @@ class GaussianMean(Problem):
         return ExactGaussianVectors()(Examples.of(features=self.x))
 
     def posterior(self, weights: Tensor, rows: Any = ALL) -> GaussianPosterior:
-        return gaussian_mean_posterior(self.x[rows], weights)
+        return posteriors.gaussian_mean_posterior(self.x[rows], weights)
 
     def vectors_at(self, posterior: GaussianPosterior) -> Tensor:
         """Return exact vectors, because nothing is sampled."""
@@ -122,7 +115,8 @@ class Radial(Problem):
         return self.vectors_at(self.full)
 
     def posterior(self, weights: Tensor, rows: Any = ALL) -> GaussianPosterior:
-        return linear_posterior(self.features[rows], self.target[rows], weights, prior=self.prior, variance=self.variance)
+        given = self.features[rows], self.target[rows], weights
+        return posteriors.linear_posterior(*given, prior=self.prior, variance=self.variance)
 
     def vectors_at(self, posterior: GaussianPosterior) -> Tensor:
         if not self.exact:
@@ -151,7 +145,7 @@ class Regression(Problem):
         return self.projection(self.examples)
 
     def posterior(self, weights: Tensor, rows: Any = ALL) -> GaussianPosterior:
-        return laplace_posterior(self.likelihood, self.features[rows], self.target[rows], weights)
+        return posteriors.laplace_posterior(self.likelihood, self.features[rows], self.target[rows], weights)
 
     def resample(self) -> Resample:
         return self.projection.weighted(self.examples)
@@ -258,12 +252,12 @@ def compare(
     else:
         coreset = SELECTORS[selector](max_iter)(made.vectors, k, torch.Generator().manual_seed(1000 * seed + k))
     posterior = made.posterior(coreset.dense())
-    forward, reverse = forward_kl(made.full, posterior), reverse_kl(made.full, posterior)
+    forward, reverse = posteriors.forward_kl(made.full, posterior), posteriors.reverse_kl(made.full, posterior)
     return {
         "size": len(coreset),
         "objective": coreset.objective,
         "forward_kl": forward,
         "reverse_kl": reverse,
         "symmetrized_kl": forward + reverse,
-        "map_distance": map_distance(made.full, posterior),
+        "map_distance": posteriors.map_distance(made.full, posterior),
     }

@@ -53,41 +53,21 @@ def parser() -> argparse.ArgumentParser:
         description="Search over the values of a config, or over the options of a program, with Optuna.",
         allow_abbrev=False,
     )
-    found.add_argument("-c", "--config", action="append", default=[], help="file or name of a config, followed by its overlays")
-    found.add_argument(
-        "-s",
-        "--space",
-        type=Path,
-        required=True,
-        help="YAML file with options and their values, or with a program and its space",
-    )
-    found.add_argument(
-        "--metric", action="append", required=True, help="logged value to optimize, such as val/nelbo; two give a Pareto front"
-    )
-    found.add_argument(
-        "--mode", action="append", choices=("min", "max"), help="direction of each metric; known for common metrics"
-    )
-    found.add_argument("--trials", type=int, help="number of trials; 30 by default, or all of a grid")
-    found.add_argument(
-        "--sampler",
-        type=_yaml,
-        default="tpe",
-        help="tpe, random, grid, or a class of optuna.samplers, such as GPSampler, with init_args in YAML; tpe by default",
-    )
-    found.add_argument(
-        "--prune",
-        type=_yaml,
-        nargs="?",
-        const="median",
-        help="stop trials that are worse than others: median (by default), hyperband, or a class of optuna.pruners",
-    )
-    found.add_argument(
-        "--folds", type=int, default=1, help="number of folds of the training and validation data; values are means over them"
-    )
-    found.add_argument("--jobs", type=int, default=1, help="number of trials at a time; they share the cores")
-    found.add_argument("--submit", metavar="CLUSTER[,KEY=VALUE]", help="submit the runs, such as slurm,timeout_min=600")
-    found.add_argument("--storage", help="URL of an Optuna storage, for several machines; a file in the folder by default")
-    found.add_argument("--output", type=Path, default=Path("runs/sweep"), help="folder of the sweeps")
+    add = found.add_argument
+    add("-c", "--config", action="append", default=[], help="file or name of a config, followed by its overlays")
+    add("-s", "--space", type=Path, required=True, help="YAML file with options and their values, or a program and its space")
+    add("--metric", action="append", required=True, help="logged value to optimize, such as val/nelbo; two give a Pareto front")
+    add("--mode", action="append", choices=("min", "max"), help="direction of each metric; known for common metrics")
+    add("--trials", type=int, help="number of trials; 30 by default, or all of a grid")
+    samplers = "tpe, random, grid, or a class of optuna.samplers, such as GPSampler, with init_args in YAML; tpe by default"
+    add("--sampler", type=_yaml, default="tpe", help=samplers)
+    pruners = "stop trials that are worse than others: median (by default), hyperband, or a class of optuna.pruners"
+    add("--prune", type=_yaml, nargs="?", const="median", help=pruners)
+    add("--folds", type=int, default=1, help="number of folds of the training and validation data; values are means over them")
+    add("--jobs", type=int, default=1, help="number of trials at a time; they share the cores")
+    add("--submit", metavar="CLUSTER[,KEY=VALUE]", help="submit the runs, such as slurm,timeout_min=600")
+    add("--storage", help="URL of an Optuna storage, for several machines; a file in the folder by default")
+    add("--output", type=Path, default=Path("runs/sweep"), help="folder of the sweeps")
     return found
 
 

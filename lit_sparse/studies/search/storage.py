@@ -36,12 +36,7 @@ ENDING = bytes.fromhex("d9d505f920a163d7")
 LIMITS = (
     ("trials", "select count(*) from trials where state in ('RUNNING', 'WAITING')", UNFINISHED, "unfinished trials"),
     ("trials", "select max(n) from (select count(*) as n from trials group by study_id, number)", 1, "trial of each number"),
-    (
-        "trial_params",
-        "select max(length(distribution_json)) from trial_params",
-        LONGEST,
-        "characters for the choices of an option",
-    ),
+    ("trial_params", "select max(length(distribution_json)) from trial_params", LONGEST, "characters for the choices"),
 )
 #: Number of a journal's entries that change the state of a trial, and the numbers of the states in which it is finished.
 ENDS, ENDED = 6, (1, 2, 3)

@@ -19,20 +19,10 @@ from lit_sparse.ground.files import make_folder
 from lit_sparse.ground.stored import read_yaml
 from lit_sparse.runs.folders import experiment_name
 from lit_sparse.runs.status import check_plain
+from lit_sparse.studies.jobs import processes
 from lit_sparse.studies.jobs.cluster import Cluster
 from lit_sparse.studies.jobs.engine import Runner
 from lit_sparse.studies.jobs.logged import check_logged, kind_and_name, summarized
-from lit_sparse.studies.jobs.processes import (
-    JobFailedError,
-    JobInterruptedError,
-    JobKilledError,
-    descriptors,
-    locked,
-    naming_failure,
-    run_all,
-    say,
-    try_lock,
-)
 from lit_sparse.studies.plan.study import Cell, Study
 from lit_sparse.studies.search.space import distribution_of, import_optuna, matching, pruner_of, sampler_of
 from lit_sparse.studies.search.storage import JournalLock, check_database, read_journal
@@ -237,23 +227,24 @@ class Sweep:
             while (taken := self._take(trials)) is not None:
                 with taken[1] as lock:
                     try:
-                        with naming_failure(f"trial_{taken[0]}"):
+                        with processes.naming_failure(f"trial_{taken[0]}"):
                             self._finish(taken[0], threads, lock)
-                    except JobInterruptedError:  # the trial is left for the next command
+                    except processes.JobInterruptedError:  # the trial is left for the next command
                         return
-                    except JobFailedError as error:
+                    except processes.JobFailedError as error:
                         failed.append(str(error))
-                        if isinstance(error, JobKilledError):  # it continues by the next command
+                        if isinstance(error, processes.JobKilledError):  # it continues by the next command
                             self._killed.add(taken[0])
                         else:  # it is not taken again
                             self.study.tell(taken[0], state=import_optuna().trial.TrialState.FAIL)
 
-        others = run_all([work] * jobs, jobs)
+        others = processes.run_all([work] * jobs, jobs)
         while held := self._held():
-            say(f"{', '.join(held)}: another process is running it, or a killed one left its training running; waiting")
+            why = "another process is running it, or a killed one left its training running"
+            processes.say(f"{', '.join(held)}: {why}; waiting")
             while set(held) == set(self._held()):
                 time.sleep(0.5)
-            others += run_all([work] * jobs, jobs)
+            others += processes.run_all([work] * jobs, jobs)
         return others + failed
 
     def _here(self, trial: Any) -> bool:
@@ -263,9 +254,9 @@ class Sweep:
     def _held(self) -> list[str]:
         """Return the names of the trials that other processes work on."""
         found = []
-        with locked(self.folder / "queue.lock"):
+        with processes.locked(self.folder / "queue.lock"):
             for trial in filter(self._here, self.study.get_trials(deepcopy=False)):
-                if (lock := try_lock(self._lock(trial.number))) is None:
+                if (lock := processes.try_lock(self._lock(trial.number))) is None:
                     found.append(f"trial_{trial.number}")
                 else:
                     lock.close()
@@ -276,13 +267,13 @@ class Sweep:
         import optuna
 
         lock = None
-        with locked(self.folder / "queue.lock"):
+        with processes.locked(self.folder / "queue.lock"):
             try:
                 known = self.study.get_trials(deepcopy=False)
                 ended = sum(trial.state.is_finished() for trial in known)
                 for trial in known if ended < trials else ():
                     mine = self._here(trial) and trial.number not in self._killed
-                    if mine and (lock := try_lock(self._lock(trial.number))) is not None:
+                    if mine and (lock := processes.try_lock(self._lock(trial.number))) is not None:
                         if len(trial.params) < len(self.space):  # killed while its values were drawn
                             begun = optuna.trial.Trial(self.study, trial._trial_id)
                             for key, distribution in self.distributions.items():
@@ -299,7 +290,7 @@ class Sweep:
                 raise ConfigurationError(
                     f"{self.folder} was started with different values: {error} Choose another --output."
                 ) from error
-            lock = try_lock(self._lock(number))
+            lock = processes.try_lock(self._lock(number))
             assert lock is not None
             return number, lock
 
@@ -339,7 +330,7 @@ class Sweep:
             return  # another process has finished it
         trial = optuna.trial.Trial(self.study, frozen._trial_id)
         drawn = ", ".join(f"{short_name(key)} {setting_text(value)}" for key, value in self.params(frozen).items())
-        say(f"{name}: running with {drawn}; output in {runs[0].log}")
+        processes.say(f"{name}: running with {drawn}; output in {runs[0].log}")
         reported = len(frozen.intermediate_values)
 
         def stops() -> bool:
@@ -354,7 +345,7 @@ class Sweep:
 
         for run in runs:
             run.begin()
-            run.train(threads, descriptors(lock), stops if self.prune else None)
+            run.train(threads, processes.descriptors(lock), stops if self.prune else None)
         found = [run.logged() for run in runs]
         values = [_mean([summarized(lines, metric) for lines in found]) for metric in self.metrics]
         if self.prune and trial.should_prune():
@@ -366,7 +357,7 @@ class Sweep:
             self.study.tell(number, [value for value in values if value is not None])
         texts = ["nothing" if value is None else f"{value:.6g}" for value in values]
         told = ", ".join(f"{metric} = {text}" for metric, text in zip(self.metrics, texts, strict=True))
-        say(f"{name}: {told}{self._progress()}")
+        processes.say(f"{name}: {told}{self._progress()}")
 
     def _progress(self) -> str:
         """Return how many trials have ended, and the time left, estimated from the trials that this command has finished."""

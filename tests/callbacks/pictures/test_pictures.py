@@ -147,6 +147,8 @@ def test_text_can_be_read_and_legends_lie_on_nothing(name: str) -> None:
         assert legend is None or legend.get_window_extent().y0 >= axis.get_window_extent().y1
         boxes = [label.get_window_extent() for label in axis.get_xticklabels() if label.get_text()]
         assert all(left.x1 <= right.x0 + 1 for left, right in pairwise(boxes)), "labels lie apart"
+    images = [image.get_clim() for axis in figure.axes for image in axis.images]
+    assert {*images} <= {(0, 1), (-1, 1)}, "runs share their scale"
     named = [axis for axis in figure.axes if axis.get_ylabel()]
     heat_map = name in ("bases", "messages_by_class")
     assert len(named) == (0 if name == "reconstructions" else len(figure.axes) - (name in ("bases", "success")))
