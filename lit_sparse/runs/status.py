@@ -125,10 +125,13 @@ class RunStatus:
 
     def interrupt(self, why: str, *, began: bool) -> None:
         """Record that the run was interrupted or, if it made no step, restore its earlier status."""
-        if self._former is not None and self._former["state"] == "finished" and not began:
-            self.update(**self._former)
-        else:
-            self.update(state="interrupted", why=why)
+        former = self._former if self._former and self._former["state"] == "finished" and not began else None
+        changes = former or {"state": "interrupted", "why": why}
+        try:
+            self.update(**changes)
+        except OSError:  # such as of a full disk, on which the file itself leaves room for the next one
+            self.path.unlink(missing_ok=True)
+            self.update(**changes)
 
 
 def take(folder: Path) -> RunStatus:
