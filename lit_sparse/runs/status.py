@@ -137,6 +137,8 @@ class RunStatus:
 def take(folder: Path) -> RunStatus:
     """Return the status of a run folder that this process takes over, after removing files left half written.
 
+    An empty folder in which no status can be written is removed.
+
     Raises:
         ConfigurationError: if another process has taken it, or it holds anything but files and folders.
     """
@@ -152,6 +154,8 @@ def take(folder: Path) -> RunStatus:
                     inner.unlink(missing_ok=True)
             return RunStatus(path, former)
     except OSError as error:
+        with suppress(OSError):  # it is not empty
+            folder.rmdir()
         raise ConfigurationError(
             f"Expected to write {str(path)!r} but got: {error.strerror or error}. Free space on the disk, or check the"
             " permissions."

@@ -170,6 +170,23 @@ def test_a_run_that_a_full_disk_ends_is_interrupted(tmp_path: Path, monkeypatch:
     assert (found["state"], found["why"]) == ("interrupted", "the disk is full")
 
 
+def test_a_new_folder_on_a_full_disk_is_removed_but_no_folder_with_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, fields: dict[str, Any]) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(status_file, "_write", full)
+    new, former = tmp_path / "1", tmp_path / "0"
+    for folder in (new, former):
+        folder.mkdir()
+    (former / "metrics.csv").touch()
+    for folder in (new, former):
+        with pytest.raises(ConfigurationError, match="No space left on device"):
+            take(folder)
+    assert [*tmp_path.rglob("*")] == [former, former / "metrics.csv"]
+
+
 def test_a_run_that_fails_before_its_first_step_is_as_it_was(tmp_path: Path) -> None:
     take(tmp_path).finish("max_epochs = 3 was reached")
     take(tmp_path).interrupt("ConfigurationError: Expected", began=False)
