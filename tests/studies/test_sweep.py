@@ -178,6 +178,15 @@ def test_a_sweep_that_was_killed_while_it_wrote_its_journal_continues(tmp_path: 
     assert Sweep([CONFIG], {K: [2]}, ["val/nelbo"], ["minimize"], Path("sweep")).study.user_attrs["name"] == 1
 
 
+def test_a_continued_sweep_whose_sampler_has_a_seed_draws_new_values(tmp_path: Path) -> None:
+    sampler = {"class_path": "optuna.samplers.RandomSampler", "init_args": {"seed": 1}}
+    drawn = []
+    for _ in range(2):
+        sweep = Sweep([CONFIG], {RATE: {"low": 0.0, "high": 1.0}}, ["val/nelbo"], ["minimize"], tmp_path, sampler=sampler)
+        drawn += [sweep.study.ask(sweep.distributions).params[RATE] for _ in range(2)]
+    assert len({*drawn}) == 4
+
+
 KILLED = """
 import os, signal, sqlite3, sys
 database = sqlite3.connect(sys.argv[1], isolation_level=None)

@@ -134,8 +134,10 @@ class Sweep:
         if [direction.name.lower() for direction in found.directions] != list(self.directions):
             raise ConfigurationError(f"{self.folder} was started with different metrics. Choose another --output.")
         self._check_settings(found)
-        for place, trial in enumerate(found.get_trials(deepcopy=False)):
+        for place, trial in enumerate(stored := found.get_trials(deepcopy=False)):
             self._check_trial(place, trial)
+        if stored and self.sampler != "grid":
+            found.sampler.reseed_rng()  # a sampler with a seed would draw the values of the first trials again
         return found
 
     def _open(self, options: dict[str, Any]) -> Any:
