@@ -713,7 +713,7 @@ def test_a_changed_database_is_refused(name: str, tmp_path: Path) -> None:
         assert Sweep(*options, storage=f"sqlite:///{path}").study
 
 
-@pytest.mark.parametrize("values", ["[1.0,2.0]", "[NaN]"])
+@pytest.mark.parametrize("values", ["[1.0,2.0]", "[NaN]", f"[1{'0' * 400}]"])
 def test_a_stored_trial_has_a_value_for_each_metric(values: str, tmp_path: Path) -> None:
     options = ([CONFIG], {K: [2]}, ["val/nelbo"], ["minimize"], tmp_path / "sweep")
     study = Sweep(*options).study
