@@ -69,16 +69,20 @@ class _Continued(ExperimentWriter):
                 f"Expected {kept} rows in {str(self.path)!r}, as when the checkpoint was written, but got {len(rows)}. Restore"
                 " the file, or remove it to log anew."
             )
-        for place, row in enumerate(rows if kept is not None and step is not None else ()):
+        if kept is not None and step is not None:
+            self._check_kept(rows, kept, step)
+        if kept is None and before is not None:
+            rows = [row for row in rows if row.get("step") and float(row["step"]) < before]
+        self._rewrite(rows[:kept])
+
+    def _check_kept(self, rows: list[Row], kept: int, step: int) -> None:
+        for place, row in enumerate(rows):
             own = row.get("epoch") and row.get("step")  # a row without an epoch has a step of the user's
             if own and (float(own) > step if place < kept else float(own) < step):
                 raise ConfigurationError(
                     f"Expected the first {kept} rows in {str(self.path)!r}, and no others, to be from before the checkpoint, at"
                     f" step {step}, but row {place + 1} has step {own}. Use another checkpoint, or remove the file to log anew."
                 )
-        if kept is None and before is not None:
-            rows = [row for row in rows if row.get("step") and float(row["step"]) < before]
-        self._rewrite(rows[:kept])
 
     def save(self) -> None:
         """Append the rows that were logged since the last call."""
