@@ -713,7 +713,16 @@ def test_a_changed_database_is_refused(name: str, tmp_path: Path) -> None:
         assert Sweep(*options, storage=f"sqlite:///{path}").study
 
 
-@pytest.mark.parametrize("values", ["[1.0,2.0]", "[NaN]", f"[1{'0' * 400}]"])
+def test_a_stored_value_that_no_float_holds_is_refused(tmp_path: Path) -> None:
+    study = sweep_of(tmp_path / "sweep").study
+    study.tell(study.ask(sweep_of(tmp_path / "sweep").distributions), 1.0)
+    journal = tmp_path / "sweep" / "journal.log"
+    journal.write_text(journal.read_text().replace('"values":[1.0]', f'"values":[1{"0" * 400}]'))
+    with pytest.raises(ConfigurationError, match="to have 1 numbers but got"):
+        assert sweep_of(tmp_path / "sweep").study
+
+
+@pytest.mark.parametrize("values", ["[1.0,2.0]", "[NaN]"])
 def test_a_stored_trial_has_a_value_for_each_metric(values: str, tmp_path: Path) -> None:
     options = ([CONFIG], {K: [2]}, ["val/nelbo"], ["minimize"], tmp_path / "sweep")
     study = Sweep(*options).study
