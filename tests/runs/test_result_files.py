@@ -144,3 +144,14 @@ def test_a_continued_table_has_all_rows_of_its_checkpoint(tmp_path: Path) -> Non
     (tmp_path / "metrics.csv").write_text("epoch,step\n0,1\n")
     with pytest.raises(ConfigurationError, match=r"Expected 2 rows in .* but got 1"):
         RunCSVLogger(str(tmp_path), kept=2).experiment  # noqa: B018
+
+
+@pytest.mark.parametrize(("kept", "step", "row"), [(1, 2, 3), (5, 1, 5)])
+def test_a_checkpoint_with_a_wrong_number_of_rows_drops_none(kept: int, step: int, row: int, tmp_path: Path) -> None:
+    table = "epoch,step,loss\r\n0,0,1\r\n,100,2\r\n0,1,3\r\n0,1,\r\n0,2,5\r\n"  # one at a step of the user's
+    (tmp_path / "metrics.csv").write_text(table, newline="")
+    with pytest.raises(ConfigurationError, match=f"first {kept} rows in .* at step {step}, but row {row} has"):
+        RunCSVLogger(str(tmp_path), kept, 2, step).experiment  # noqa: B018
+    assert (tmp_path / "metrics.csv").read_bytes() == table.encode()
+    RunCSVLogger(str(tmp_path), 4, 2, step).experiment  # noqa: B018
+    assert len(read_metrics(tmp_path)) == 4
