@@ -11,7 +11,15 @@ from lit_sparse.cli.callbacks import as_list
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.files import open_to_append, replaced
 from lit_sparse.ground.stored import read_table
-from lit_sparse.lightning.choice import CSVLogger, ExperimentWriter, Logger, TensorBoardLogger, pl, rank_zero_only
+from lit_sparse.lightning.choice import (
+    CSVLogger,
+    ExperimentWriter,
+    Logger,
+    TensorBoardLogger,
+    pl,
+    rank_zero_info,
+    rank_zero_only,
+)
 from lit_sparse.lightning.internals import next_row
 from lit_sparse.runs.checkpoint_files import LOGGED_STEP, ROWS, leaves
 
@@ -53,7 +61,7 @@ class _Continued(ExperimentWriter):
         step: step of Lightning's rows at the checkpoint; None if it is not known.
 
     Raises:
-        ConfigurationError: if the rows to keep are not those up to the checkpoint; nothing is then removed.
+        ConfigurationError: if the file has fewer rows than are to be kept.
     """
 
     def __init__(self, log_dir: str, kept: int | None, before: int | None, step: int | None = None) -> None:
@@ -69,20 +77,16 @@ class _Continued(ExperimentWriter):
                 f"Expected {kept} rows in {str(self.path)!r}, as when the checkpoint was written, but got {len(rows)}. Restore"
                 " the file, or remove it to log anew."
             )
-        if kept is not None and step is not None:
-            self._check_kept(rows, kept, step)
+        if kept is not None and step is not None and any(_is_before(row, step) for row in rows[kept:]):
+            whole = self.path.with_name(f"metrics_{len(rows)}.csv")
+            with replaced(whole, "wb") as file:
+                file.write(self.path.read_bytes())
+            rank_zero_info(
+                f"note: the checkpoint has {kept} rows of {self.path.name}, fewer than its step; all are in {whole.name}"
+            )
         if kept is None and before is not None:
             rows = [row for row in rows if row.get("step") and float(row["step"]) < before]
         self._rewrite(rows[:kept])
-
-    def _check_kept(self, rows: list[Row], kept: int, step: int) -> None:
-        for place, row in enumerate(rows):
-            own = row.get("epoch") and row.get("step")  # a row without an epoch has a step of the user's
-            if own and (float(own) > step if place < kept else float(own) < step):
-                raise ConfigurationError(
-                    f"Expected the first {kept} rows in {str(self.path)!r}, and no others, to be from before the checkpoint, at"
-                    f" step {step}, but row {place + 1} has step {own}. Use another checkpoint, or remove the file to log anew."
-                )
 
     def save(self) -> None:
         """Append the rows that were logged since the last call."""
@@ -116,6 +120,11 @@ class _Continued(ExperimentWriter):
             writer.writeheader()
             writer.writerows(rows)
         self.rows = len(rows)
+
+
+def _is_before(row: Row, step: int) -> bool:
+    """Return whether Lightning logged a row at an earlier step; a row without an epoch has a step of the user's."""
+    return bool(row.get("epoch") and row.get("step")) and float(row["step"]) < step
 
 
 class RunCSVLogger(_RowAhead, CSVLogger):
