@@ -136,6 +136,7 @@ class OptimalBrainDamage(pl.Callback):
     @torch.enable_grad()
     def _measure(self, model: Any, batch: dict[str, Any], seed: int) -> None:
         met: dict[str, Tensor] = {}
+        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
 
         def keep(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
             met["input"], met["output"] = inputs[0].detach(), output
@@ -156,6 +157,12 @@ class OptimalBrainDamage(pl.Callback):
         drawn = torch.multinomial(log_probs.detach().float().exp().nan_to_num(0.0) + TINY, 1, generator=generator)
         chosen = log_probs.gather(-1, drawn).sum()
         (slopes,) = torch.autograd.grad(chosen, met["output"])
+        with torch.no_grad():
+            for (
+                name,
+                buffer,
+            ) in model.named_buffers():  # such as the running means of normalization, which count each batch once
+                buffer.copy_(buffers.get(name, buffer))
         squares = slopes.flatten(0, -2).float().square().T @ met["input"].flatten(0, -2).float().square()
         self._squares = squares if self._squares is None else self._squares.to(squares.device) + squares
 

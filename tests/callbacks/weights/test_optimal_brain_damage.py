@@ -15,7 +15,7 @@ from lit_sparse.callbacks import OptimalBrainDamage
 from lit_sparse.data import DigitsDataModule
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import HoyerProjection, Sparsemax
-from lit_sparse.models import SemiSupervisedVAE, SupervisedOnlineAutoencoder
+from lit_sparse.models import RobustClassifier, SemiSupervisedVAE, SupervisedOnlineAutoencoder
 from lit_sparse.nn import NoiseBases
 from lit_sparse.risks import Mean
 
@@ -179,6 +179,16 @@ def test_nan_is_an_error_of_training_not_of_pruning() -> None:
     trainer(damage, max_epochs=2, limit_train_batches=2).fit(model, digits())
     assert damage.share == 0.5
     assert int((model.encoder.weight == 0).sum()) == model.encoder.weight.numel() // 2
+
+
+def test_measuring_does_not_count_a_batch_twice() -> None:
+    counts = []
+    for callbacks in ([], [OptimalBrainDamage("network.0", every=2, sample_every=1)]):
+        network = nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10))
+        model = RobustClassifier(network=network, in_features=64)
+        trainer(*callbacks, max_epochs=3, limit_train_batches=2, limit_val_batches=0).fit(model, digits())
+        counts.append(int(network[1].num_batches_tracked))
+    assert counts == [6, 6]
 
 
 @pytest.mark.parametrize(
