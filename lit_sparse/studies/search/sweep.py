@@ -359,7 +359,7 @@ class Sweep:
         values = [_mean([summarized(lines, metric) for lines in found]) for metric in self.metrics]
         if self.prune and trial.should_prune():
             self.study.tell(number, state=optuna.trial.TrialState.PRUNED)
-        elif None in values or any(math.isnan(value) for value in values if value is not None):
+        elif None in values or any(map(_diverged, values, self.directions)):
             self.study.tell(number, state=optuna.trial.TrialState.FAIL)
             check_logged(self.metrics, values, found[0])
         else:
@@ -379,10 +379,26 @@ class Sweep:
         return f"; {ended} of {trials} trials have ended{left}"
 
     def config(self, number: int) -> str:
-        """Return the config of a trial, without a fold, from the sweep's configs rather than the trial's run folder."""
+        """Return the config of a trial, without a fold, from the sweep's configs rather than the trial's run folder.
+
+        Raises:
+            JobFailedError: if the command that prints it fails.
+        """
         runner = self.runner(number, folds=1)
         command = runner.of(next(iter(runner.study.cells)), 0).printing()
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+        if done.returncode:
+            last = (done.stderr.strip() or done.stdout.strip() or f"the status {done.returncode}").splitlines()[-1]
+            raise JobFailedError(
+                f"Expected the config of trial_{number} from {' '.join(command)} but got: {last.rstrip('.')}. The trials are stored: make"
+                " the program a LightningCLI, and give the command again."
+            )
+        return done.stdout
+
+
+def _diverged(value: float | None, direction: str) -> bool:
+    """Return whether a value is NaN, or the infinity that no trial could improve on."""
+    return value is not None and (math.isnan(value) or value == (math.inf if direction == "maximize" else -math.inf))
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
