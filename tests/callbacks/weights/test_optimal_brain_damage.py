@@ -90,6 +90,29 @@ def test_importance_is_the_diagonal_of_the_hessian() -> None:
     torch.testing.assert_close(damage._squares.double() / rounds, exact, rtol=0.1, atol=0.02 * float(exact.max()))
 
 
+class Sequences(nn.Module):
+    """Classifier of sequences (B, L, 4) by the mean of a layer's outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.output = nn.Linear(4, 3), nn.Linear(3, 5)
+
+    def class_scores(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        scores: torch.Tensor = self.output(torch.tanh(self.layer(batch["x"])).mean(1))
+        return scores
+
+
+def test_a_derivative_is_the_sum_over_the_positions_of_an_example() -> None:
+    torch.manual_seed(0)
+    model, batch, damage = Sequences(), {"x": torch.randn(6, 7, 4)}, OptimalBrainDamage("layer")
+    damage._measure(model, batch, 5)
+    log_probs = model.class_scores(batch).log_softmax(-1)
+    drawn = torch.multinomial(log_probs.detach().exp(), 1, generator=torch.Generator().manual_seed(5))
+    slopes = [torch.autograd.grad(row, model.layer.weight, retain_graph=True)[0] for row in log_probs.gather(1, drawn)]
+    assert damage._squares is not None
+    torch.testing.assert_close(damage._squares, torch.stack(slopes).square().sum(0))
+
+
 def test_the_least_important_go() -> None:
     model = perceptron()
     damage = OptimalBrainDamage("encoder", keep=0.25, target=0.1)
