@@ -390,8 +390,8 @@ class Sweep:
         if done.returncode:
             last = (done.stderr.strip() or done.stdout.strip() or f"the status {done.returncode}").splitlines()[-1]
             raise JobFailedError(
-                f"Expected the config of trial_{number} from {' '.join(command)} but got: {last.rstrip('.')}. The trials are stored: make"
-                " the program a LightningCLI, and give the command again."
+                f"Expected the config of trial_{number} from {' '.join(command)} but got: {last.rstrip('.')}. The trials are"
+                " stored: make the program a LightningCLI, and give the command again."
             )
         return done.stdout
 
