@@ -21,7 +21,7 @@ from lit_sparse.runs.folders import experiment_name
 from lit_sparse.runs.status import check_plain
 from lit_sparse.studies.jobs.cluster import Cluster
 from lit_sparse.studies.jobs.engine import Runner
-from lit_sparse.studies.jobs.logged import check_logged, kind_and_name, summarized
+from lit_sparse.studies.jobs.logged import check_logged, diverged, kind_and_name, summarized
 from lit_sparse.studies.jobs.processes import (
     JobFailedError,
     JobInterruptedError,
@@ -359,7 +359,7 @@ class Sweep:
         values = [_mean([summarized(lines, metric) for lines in found]) for metric in self.metrics]
         if self.prune and trial.should_prune():
             self.study.tell(number, state=optuna.trial.TrialState.PRUNED)
-        elif None in values or any(map(_diverged, values, self.directions)):
+        elif None in values or any(map(diverged, values, self.directions)):
             self.study.tell(number, state=optuna.trial.TrialState.FAIL)
             check_logged(self.metrics, values, found[0])
         else:
@@ -384,8 +384,7 @@ class Sweep:
         Raises:
             JobFailedError: if the command that prints it fails.
         """
-        runner = self.runner(number, folds=1)
-        command = runner.of(next(iter(runner.study.cells)), 0).printing()
+        command = self.runner(number, folds=1).of(f"trial_{number}", 0).printing()
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
         if done.returncode:
             last = (done.stderr.strip() or done.stdout.strip() or f"the status {done.returncode}").splitlines()[-1]
@@ -394,11 +393,6 @@ class Sweep:
                 " stored: make the program a LightningCLI, and give the command again."
             )
         return done.stdout
-
-
-def _diverged(value: float | None, direction: str) -> bool:
-    """Return whether a value is NaN, or the infinity that no trial could improve on."""
-    return value is not None and (math.isnan(value) or value == (math.inf if direction == "maximize" else -math.inf))
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
