@@ -226,7 +226,9 @@ def _check_range(what: str, values: Tensor, size: int | None) -> None:
     """Refuse values (B,) on the CPU below 0, or of ``size`` or more."""
     least, most = (int(end) for end in values.aminmax())
     if least < 0 or (size is not None and most >= size):
-        raise ConfigurationError(f"Expected {what} in 0 .. {'' if size is None else size - 1} but got {least} .. {most}.")
+        raise ConfigurationError(
+            f"Expected {what} {'of at least 0' if size is None else f'in 0 .. {size - 1}'} but got {least} .. {most}."
+        )
 
 
 @ranges(vocabulary=INPUTS, classes=FEATURES)

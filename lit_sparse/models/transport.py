@@ -104,9 +104,10 @@ class EntropicTransport(LitSparseModule):
                 "Expected no `lr_scheduler` with kernel potentials, whose steps decrease as 1 / sqrt(i), but got one. Leave it"
                 " out, or use MLPPotentials."
             )
-        #: Source and target points of the last validation or test, for pictures.
+        #: Source and target points of the first loader of the last validation or test, for pictures.
         self.held_out: tuple[Tensor, Tensor] | None = None
-        self._held: list[tuple[Tensor, Tensor]] = []
+        #: Loader -> its points so far.
+        self._held: dict[int, list[tuple[Tensor, Tensor]]] = {}
         self._pool: Tensor | None = None
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
@@ -225,7 +226,7 @@ class EntropicTransport(LitSparseModule):
     def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
         x, y = self._points(batch)
         if stage != "train":
-            self._held = [*(self._held if batch_idx else ()), (x, y)]
+            self._held[self._loader] = [*(self._held.get(self._loader, ()) if batch_idx else ()), (x, y)]
             sums = self._source(x) + self._target(y)
         elif isinstance(self.potentials, KernelPotentials):
             sums, broken = self.potentials.ascend(x, y, eps=self.eps, rho=self.rho, objective=self.form)
@@ -294,9 +295,9 @@ class EntropicTransport(LitSparseModule):
         if stage == "train":
             return
         none = torch.empty(0, self.dim, device=self.device)  # a process may get no batch
-        held = zip((none, none), *self._held, strict=True)
+        held = zip((none, none), *self._held.pop(self._loader, ()), strict=True)
         source, target = (torch.cat(gather_unequal(torch.cat(points))) for points in held)
-        self._held, self.held_out = [], (source, target)
+        self.held_out = self.held_out if self._loader else (source, target)
         # Over all pairs, which differs from a mean over batches.
         for name, value in (("objective", self.dual(source, target)), ("semi_dual", self.semi_dual(source, target))):
             self.log(f"{stage}/{name}", torch.tensor(value, dtype=torch.float64), prog_bar=True, **AGREED)

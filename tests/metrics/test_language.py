@@ -217,7 +217,7 @@ WHOLE = torch.tensor([[0, 1], [1, 1], [0, 0]])
 )
 def test_symbols_outside_the_vocabulary_are_refused(messages: Tensor, labels: Tensor) -> None:
     metric = MessageCounts(vocabulary=4, classes=2)
-    with pytest.raises(ConfigurationError):
+    with pytest.raises(ConfigurationError, match=r"Expected (symbols in 0 \.\. 3|classes of at least 0|a label|messages)"):
         metric.update(messages, labels)
     assert not int(metric.counts.sum())
 

@@ -11,6 +11,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
+from torch.utils.data import DataLoader
 
 from lit_sparse.cli import main
 from lit_sparse.data import Points, TransportDataModule
@@ -50,6 +51,19 @@ def test_networks_find_the_map_between_normal_distributions() -> None:
     assert {"val/loss", "val/objective", "val/semi_dual", "train/loss"} <= set(run.callback_metrics)
     held = data.fetch("val", 0, torch.arange(500))
     assert float(run.callback_metrics["val/objective"]) == pytest.approx(model.dual(held["source"], held["target"]), rel=1e-6)
+
+
+@pytest.mark.parametrize("stage", ["validate", "test"])
+def test_each_loader_has_its_own_points(stage: str) -> None:
+    torch.manual_seed(0)
+    model, data = EntropicTransport(dim=1), line()
+    loaders = [[data.fetch("train", 0, torch.arange(start, start + size)) for start in (0, 40)] for size in (4, 7)]
+    run = getattr(trainer(), stage)
+    apart = [run(model, DataLoader(batches, batch_size=None), verbose=False)[0] for batches in loaders]
+    found = run(model, [DataLoader(batches, batch_size=None) for batches in loaders], verbose=False)[0]
+    assert found == {**apart[0], **{f"{name}/dataloader_idx_1": value for name, value in apart[1].items()}}
+    assert model.held_out is not None
+    assert [len(points) for points in model.held_out] == [8, 8]
 
 
 @pytest.mark.parametrize("objective", ["safe", "dual"])

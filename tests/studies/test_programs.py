@@ -214,6 +214,38 @@ def test_a_sweep_of_a_program(sampler: str, program: Callable[..., Path], capsys
     assert "was started with different options" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("metric", "best"), [("min(val_loss)", "2"), ("max(val_loss)", "1")])
+def test_a_trial_that_diverged_is_not_the_best(
+    metric: str, best: str, program: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("optuna", reason="sweeps need the extra 'sweep'")
+    program()
+    Path("rates.yaml").write_text(
+        "program: [python, train.py]\noptions: {seed_everything: 0}\nspace: {lr: [.inf, -.inf, 2, 1]}"
+    )
+    script = Path("train.py").read_text().replace("rate / (epoch + 1)", "1 / rate if rate in (1, 2) else rate")
+    Path("train.py").write_text(script)
+    monkeypatch.setattr("lit_sparse.studies.search.sweep.Sweep.config", lambda *_: "")
+    mode = metric[:3]
+    words = ["sweep", "-s", "rates.yaml", "--metric", metric, "--mode", mode, "--sampler", "grid"]
+    assert main(words) == 0
+    rows = [line.split(",") for line in Path("runs/sweep/rates/sweep.csv").read_text().splitlines()[1:]]
+    assert rows[0][1] == best
+    assert len(rows) == 3
+
+
+def test_a_program_that_prints_no_config_is_named(program: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("optuna", reason="sweeps need the extra 'sweep'")
+    program()
+    Path("rates.yaml").write_text("program: [python, train.py]\noptions: {seed_everything: 0}\nspace: {lr: [0.1]}")
+    assert main(["sweep", "-s", "rates.yaml", "--metric", "val_loss", "--sampler", "grid"]) == 2
+    message = capsys.readouterr().err
+    assert "Expected the config of trial_0 from " in message
+    assert "but got: KeyError: '--trainer.logger.save_dir'. The trials are stored" in message
+    assert "Traceback" not in message
+    assert Path("runs/sweep/rates/sweep.csv").is_file()
+
+
 @pytest.mark.parametrize(
     ("content", "words", "message"),
     [

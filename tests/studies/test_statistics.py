@@ -11,6 +11,8 @@ import pytest
 from scipy import integrate, stats
 
 import lit_sparse.studies.pages.statistics as s
+from lit_sparse.studies.plan.presentation import Column, Ranks
+from lit_sparse.studies.plan.study import Cell, Study
 
 
 def samples(seed: int = 0) -> dict[str, list[float]]:
@@ -110,8 +112,26 @@ def test_bad_samples_are_refused() -> None:
         s.compare({"a": [1.0, 2.0, 3.0]})
     with pytest.raises(ValueError, match=r"\['b'\] are fewer"):
         s.compare({"a": [1.0, 2.0, 3.0], "b": [1.0]})
+    with pytest.raises(ValueError, match=r"numbers to rank but got NaN in \['b'\]"):
+        s.compare({"a": [1.0, 2.0, 3.0], "b": [1.0, math.nan, 2.0]})
     with pytest.raises(ValueError, match="at least 3 values"):
         s.gaussian_superiority([1.0, 2.0], [1.0, 2.0, 3.0])
+
+
+@pytest.mark.parametrize(("best", "worst"), [(None, 5.0), ("min", 5.0), ("max", 2.0)])
+def test_seeds_that_diverged_have_the_worst_rank(best: str | None, worst: float) -> None:
+    study = Study(
+        cells={name: Cell() for name in "ab"},
+        columns={"y": Column("y", best=best)},
+        ranks=Ranks("y", trim=0),
+    )
+    values = {"a": ("4", "5", "6"), "b": ("nan", "nan", "nan")}
+    rows = [{"cell": name, "seed": f"{i}", "y": y} for name, some in values.items() for i, y in enumerate(some)]
+    found = s.ranks_of(study, rows)[1]
+    assert found is not None
+    assert found.ranks["b"] == worst
+    assert math.isfinite(found.kruskal[1])
+    assert "| b | 3 | - | - |" in "\n".join(s.ranks_page(study, rows))
 
 
 def test_the_diagram_shows_every_name(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -138,6 +139,24 @@ def test_the_point_of_least_median_is_shown(write_study: Callable[..., Path], fu
     assert page(load_study(path), rows)[-1] == "| square | 3 | 2 | 4.5 |"
 
 
+@pytest.mark.parametrize("diverged", [("nan", "nan", "nan"), ("nan", "1", "2"), ("1", "nan", "nan")])
+def test_points_that_diverged_are_the_largest(
+    diverged: tuple[str, ...], write_study: Callable[..., Path], function_study: Path
+) -> None:
+    path = write_study("best", **{**_keys(function_study.read_text()), "tables": [{"least": "y", "keys": ["x"]}]})
+    rows = [{"cell": "square", "seed": f"{seed}", "x": x, "y": y} for x, values in
+            (("2", diverged), ("3", ("1.5", "1.6", "1.7"))) for seed, y in enumerate(values)]  # fmt: skip
+    assert "| square | 3 | 3 | 1.6 |" in page(load_study(path), rows)
+
+
+def test_the_line_with_the_most_seeds_above_is_bold(write_study: Callable[..., Path]) -> None:
+    columns = {"y": {"value": "test/y", "show": "above 0.5", "best": "max"}}
+    study = load_study(write_study(columns=columns, figures=[], cells={"a": {}, "b": {}}))
+    scores = {"a": (0.4, 0.4, 0.4, 0.9, 0.9), "b": (0.3, 0.45, 0.45, 0.45, 0.6)}  # the median of b is larger
+    rows = [{"cell": name, "seed": f"{i}", "test/y": f"{y}"} for name, some in scores.items() for i, y in enumerate(some)]
+    assert page(study, rows)[-2:] == ["| a | 5 | **2** |", "| b | 5 | 1 |"]
+
+
 def _keys(text: str) -> dict[str, object]:
     import yaml
 
@@ -157,6 +176,8 @@ def test_cells_are_compared_with_the_best(write_study: Callable[..., Path]) -> N
     lines = page(study, rows, samples)
     assert "| slow | -1.00 | -1.00 to -1.00 | 0.010 |" in lines
     assert "| fast | best | - | - |" in lines
+    study.columns["bleu"] = replace(study.columns["bleu"], best="min")
+    assert "| slow | best | - | - |" in page(study, rows, samples)
 
 
 def test_cells_of_other_machines_are_not_compared(write_study: Callable[..., Path]) -> None:

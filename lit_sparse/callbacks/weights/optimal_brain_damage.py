@@ -43,7 +43,7 @@ class OptimalBrainDamage(pl.Callback):
               init_args: {module: encoder, every: 10, target: 0.125}
 
     Args:
-        module: path of a ``torch.nn.Linear`` in the model, used once in a forward pass.
+        module: path of a ``torch.nn.Linear`` in the model, used once in a forward pass on inputs (B, ..., D).
         every: number of epochs before and between removals, >= 1.
         keep: fraction of the connections that one removal leaves, in (0, 1); 0.5 in the paper.
         target: fraction of all connections that is left at the end, in (0, 1).
@@ -136,6 +136,7 @@ class OptimalBrainDamage(pl.Callback):
     @torch.enable_grad()
     def _measure(self, model: Any, batch: dict[str, Any], seed: int) -> None:
         met: dict[str, Tensor] = {}
+        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
 
         def keep(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
             met["input"], met["output"] = inputs[0].detach(), output
@@ -156,7 +157,18 @@ class OptimalBrainDamage(pl.Callback):
         drawn = torch.multinomial(log_probs.detach().float().exp().nan_to_num(0.0) + TINY, 1, generator=generator)
         chosen = log_probs.gather(-1, drawn).sum()
         (slopes,) = torch.autograd.grad(chosen, met["output"])
-        squares = slopes.flatten(0, -2).float().square().T @ met["input"].flatten(0, -2).float().square()
+        with torch.no_grad():
+            for (
+                name,
+                buffer,
+            ) in model.named_buffers():  # such as the running means of normalization, which count each batch once
+                buffer.copy_(buffers.get(name, buffer))
+        slopes, inputs = slopes.float(), met["input"].float()
+        if slopes.dim() > 2:  # an example's derivative is the sum over its positions
+            pairs = zip(slopes.flatten(1, -2), inputs.flatten(1, -2), strict=True)
+            squares = sum(((s.T @ x).square() for s, x in pairs), slopes.new_zeros(()))
+        else:
+            squares = slopes.square().T @ inputs.square()
         self._squares = squares if self._squares is None else self._squares.to(squares.device) + squares
 
     def _remove(self, trainer: pl.Trainer, weight: Tensor) -> None:

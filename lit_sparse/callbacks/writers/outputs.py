@@ -14,10 +14,10 @@ from typing import Any, ClassVar, Literal
 from typing_extensions import override
 
 from lit_sparse.callbacks.base import check_folder
-from lit_sparse.errors import DataError
+from lit_sparse.errors import DataError, full_name
 from lit_sparse.ground.distributed import gather_objects, gather_to_first, world_size
 from lit_sparse.ground.files import open_to_append, replaced
-from lit_sparse.lightning.choice import BasePredictionWriter, pl
+from lit_sparse.lightning.choice import BasePredictionWriter, pl, rank_zero_warn
 
 __all__ = ["PredictionWriter", "Writer", "check_indices", "write_files"]
 
@@ -122,21 +122,34 @@ class PredictionWriter(Writer):
 
     @override
     def rows_of(self, outputs: Any) -> Iterable[dict[str, Any]]:
+        if not isinstance(outputs, dict):
+            rank_zero_warn(
+                f"PredictionWriter writes nothing: it expects a dict of tensors from predict_step but got {full_name(outputs)}."
+            )
         if not isinstance(outputs, dict) or "lines" in outputs:  # text: TextPredictionWriter's
             return []
         columns: dict[str, list[Any]] = {}
+        shapes = {name: tuple(getattr(values, "shape", ())) for name, values in outputs.items()}
+        if len({shape[:1] for shape in shapes.values()} | {()}) > 2 or () in shapes.values():
+            raise DataError(f"Expected tensors (B, ...) from predict_step but got the shapes {shapes}.")
         for name, values in outputs.items():
-            flat = values.detach().float() if values.is_floating_point() else values.detach()
-            if flat.dim() == 1:
-                columns[name] = flat.tolist()
+            if values.dim() == 1:
+                columns[name] = values.tolist()
             else:
-                for i, column in enumerate(flat.reshape(len(flat), -1).unbind(-1)):
-                    columns[f"{name}_{i}"] = column.tolist()
+                columns |= {f"{name}_{i}": column.tolist() for i, column in enumerate(values.flatten(1).unbind(1))}
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     @override
     def files_of(self, rows: list[dict[str, Any]], begun: bool) -> dict[str, Iterable[str]]:
-        header = [] if begun else [list(rows[0])]
+        if not begun:
+            self._columns = list(rows[0])
+        for row in rows:
+            if list(row) != self._columns:
+                raise DataError(
+                    f"Expected the same columns in each batch of predict_step but got {', '.join(row)} after"
+                    f" {', '.join(self._columns)}. Pad the tensors to one width, or leave them out."
+                )
+        header = [] if begun else [self._columns]
         return {"predictions.csv": map(_line, chain(header, (list(row.values()) for row in rows)))}
 
 

@@ -14,7 +14,7 @@ from lit_sparse.runs.result_files import read_lines
 from lit_sparse.studies.plan.presentation import SUMMARY
 from lit_sparse.studies.plan.study import Study
 
-__all__ = ["by_age", "check_logged", "directions_of", "kind_and_name", "logged_by_program", "summarized"]
+__all__ = ["by_age", "check_logged", "directions_of", "diverged", "kind_and_name", "logged_by_program", "summarized"]
 
 #: Direction -> parts of the names of metrics that have it.
 DIRECTIONS = {
@@ -76,6 +76,11 @@ def summarized(lines: Sequence[Mapping[str, float]], value: str) -> float | None
         return float(values.sum(skipna=False) if kind == "sum" else len(values))
     known = values.dropna()
     return float(known.agg(kind.replace("arg", "idx"))) if len(known) else math.nan
+
+
+def diverged(value: float | None, direction: str) -> bool:
+    """Return whether a value is NaN, or the infinity that no trial could improve on."""
+    return value is not None and (math.isnan(value) or value == (math.inf if direction == "maximize" else -math.inf))
 
 
 def check_logged(metrics: Sequence[str], values: Sequence[float | None], lines: Sequence[Mapping[str, float]]) -> None:

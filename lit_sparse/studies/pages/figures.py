@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import accumulate, product
@@ -18,7 +17,7 @@ from matplotlib import rc_context
 from lit_sparse.ground.figure_text import literal, new_figure
 from lit_sparse.ground.files import result_file
 from lit_sparse.studies.jobs.rows import Row
-from lit_sparse.studies.pages.tables import head, least, selected
+from lit_sparse.studies.pages.tables import head, least, median, selected
 from lit_sparse.studies.plan.presentation import Figure, Panel
 from lit_sparse.studies.plan.study import Study
 
@@ -179,7 +178,7 @@ def _placed(study: Study, rows: Sequence[Row], x: str) -> Sequence[Row]:
     there, found = [row for row in rows if row.get(x)], defaultdict(list)
     for row in there:
         found[tuple(map(row.get, keys))].append(float(row[x]))
-    return [row | {x: str(statistics.median(found[tuple(map(row.get, keys))]))} for row in there]
+    return [row | {x: str(median(found[tuple(map(row.get, keys))]))} for row in there]
 
 
 def series(rows: Sequence[Row], panel: Panel) -> Points:

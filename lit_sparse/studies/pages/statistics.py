@@ -22,7 +22,7 @@ from scipy import stats
 from lit_sparse.ground.figure_text import literal, new_figure
 from lit_sparse.studies.jobs.rows import Row
 from lit_sparse.studies.pages.figures import write_png
-from lit_sparse.studies.pages.tables import markdown, numbers
+from lit_sparse.studies.pages.tables import by_size, markdown, numbers
 from lit_sparse.studies.plan.study import Study
 
 #: Values a sample needs for its normality to be tested.
@@ -60,7 +60,7 @@ def gaussian_superiority(a: Sequence[float], b: Sequence[float]) -> float:
     sqrt(n) s``, and ``(1 + w) / 2`` has a beta distribution with both parameters ``n / 2 - 1``.
 
     Args:
-        a: n >= 3 numbers.
+        a: n >= 3 numbers; the result is NaN if one is not finite.
         b: m >= 3 numbers.
 
     Raises:
@@ -74,6 +74,8 @@ def gaussian_superiority(a: Sequence[float], b: Sequence[float]) -> float:
     """
     if min(len(a), len(b)) < LEAST:
         raise ValueError(f"Expected at least {LEAST} values in each sample but got {len(a)} and {len(b)}.")
+    if not np.isfinite([*a, *b]).all():
+        return math.nan
     one, two = ((np.mean(x), (len(x) - 1) / math.sqrt(len(x)) * np.std(x, ddof=1), len(x) / 2 - 1) for x in (a, b))
     if one[1] == 0 and two[1] == 0:
         return float((one[0] < two[0]) + 0.5 * (one[0] == two[0]))
@@ -109,17 +111,19 @@ def compare(samples: Mapping[str, Sequence[float]], level: float = 0.05) -> Comp
     """Return a comparison by ranks of at least two samples of at least three numbers each, where smaller is better.
 
     Args:
-        samples: name -> numbers.
+        samples: name -> numbers, which may be infinite.
         level: significance level for all pairs together.
 
     Raises:
-        ValueError: for fewer or smaller samples.
+        ValueError: for fewer or smaller samples, or NaN, which has no rank.
     """
     small = [name for name, sample in samples.items() if len(sample) < LEAST]
     if len(samples) < 2 or small:
         raise ValueError(
             f"Expected at least two samples of at least {LEAST} values each but {small or list(samples)} are fewer."
         )
+    if broken := [name for name, sample in samples.items() if np.isnan([*sample]).any()]:
+        raise ValueError(f"Expected numbers to rank but got NaN in {broken}.")
     values = pd.concat({name: pd.Series(sample, dtype=float) for name, sample in samples.items()})
     ranked = values.rank()
     ranks: dict[str, float] = ranked.groupby(level=0, sort=False).mean().to_dict()
@@ -130,10 +134,10 @@ def compare(samples: Mapping[str, Sequence[float]], level: float = 0.05) -> Comp
         (one, two): quantile / math.sqrt(2) * math.sqrt(variance * (1 / len(samples[one]) + 1 / len(samples[two])))
         for one, two in combinations(names, 2)
     }
-    constant = values.nunique() == 1
+    constant, finite = values.nunique() == 1, bool(np.isfinite(values).all())
     return Comparison(
         normality={name: _shapiro(sample) for name, sample in samples.items()},
-        levene=(math.nan, 1.0) if constant else _pair(stats.levene(*samples.values())),
+        levene=(math.nan, 1.0) if constant else _pair(stats.levene(*samples.values())) if finite else (math.nan, math.nan),
         kruskal=(0.0, 1.0) if constant else _pair(stats.kruskal(*samples.values())),
         ranks=ranks,
         differences=differences,
@@ -146,7 +150,7 @@ def _pair(found: Any) -> tuple[float, float]:
 
 
 def _shapiro(sample: Sequence[float]) -> tuple[float, float]:
-    return (math.nan, math.nan) if len(set(sample)) == 1 else _pair(stats.shapiro(sample))
+    return _pair(stats.shapiro(sample)) if len(set(sample)) > 1 and np.isfinite(sample).all() else (math.nan, math.nan)
 
 
 def _groups(names: Sequence[str], ranks: Mapping[str, float], differences: Mapping[tuple[str, str], float]) -> list[list[str]]:
@@ -191,7 +195,8 @@ def ranks_of(study: Study, rows: Sequence[Row]) -> tuple[dict[str, list[float]],
     """Return the trimmed samples of a study's cells, and their comparison; None with fewer than two large enough samples."""
     assert study.ranks is not None
     column = study.columns[study.ranks.column]
-    found = {study.title_of(name): numbers([row for row in rows if row["cell"] == name], column) for name in study.cells}
+    known = {study.title_of(name): numbers([row for row in rows if row["cell"] == name], column) for name in study.cells}
+    found = {name: by_size(sample, column).tolist() for name, sample in known.items()}
     samples = {name: trimmed(sample, study.ranks.trim) for name, sample in found.items() if len(sample) >= LEAST}
     return samples, compare(samples, study.ranks.level) if len(samples) > 1 else None
 

@@ -17,6 +17,7 @@ from lit_sparse.studies.plan.presentation import Column, Table
 from lit_sparse.studies.plan.study import Study, written
 
 __all__ = ["condensed", "fitted", "head", "least", "markdown", "numbers", "page", "selected"]
+__all__ = ["by_size", "head", "least", "markdown", "median", "numbers", "page", "selected"]
 
 MISSING = "-"
 PLAIN = re.compile(r"-?\d+(\.\d+)?")
@@ -42,6 +43,11 @@ def cell_text(values: Sequence[float], column: Column) -> str:
     middle = summary(values, column)
     if len(values) > 1 and column.show == "range":
         return "{} ({} to {})".format(*_alike([middle, *_by_size(values, column).agg(["min", "max"])], column.form))
+        return f"{summary(values, column):.0f}"
+    text = format(summary(values, column), column.form)
+    if len(values) > 1 and column.show == "range":
+        low, high = (format(end, column.form) for end in by_size(values, column).agg(["min", "max"]))
+        return f"{text} ({low} to {high})"
     if len(values) > 1 and column.show == "mean" and all(map(math.isfinite, values)):
         deviation = float(pd.Series(values).std())
         return " ± ".join(_alike([middle, deviation], column.form, deviation))
@@ -61,14 +67,21 @@ def _alike(values: Sequence[float], form: str, deviation: float = 0.0) -> list[s
 
 def summary(values: Sequence[float], column: Column) -> float:
     """Return the number by which a column summarizes several seeds, and by which cells are compared."""
+    if column.show.startswith("above "):
+        return float(sum(not value <= float(column.show.split()[1]) for value in values))
     if len(values) == 1 or column.show == "mean":
         return float(pd.Series(values).mean(skipna=False))
-    return float(_by_size(values, column).agg({"min": "min", "max": "max"}.get(column.show, "median")))
+    return float(by_size(values, column).agg({"min": "min", "max": "max"}.get(column.show, "median")))
 
 
-def _by_size(values: Iterable[float], column: Column) -> pd.Series:
+def by_size(values: Iterable[float], column: Column) -> pd.Series:
     """Return numbers of which NaN is the worst."""
     return pd.Series([*values], dtype=float).fillna(-math.inf if column.best == "max" else math.inf)
+
+
+def median(values: Iterable[float]) -> float:
+    """Return the median of numbers of which NaN is the largest."""
+    return float(pd.Series([*values], dtype=float).fillna(math.inf).median())
 
 
 def markdown(lines: Sequence[Sequence[str]], left: int = 1, *, aligned: bool = False) -> list[str]:
@@ -157,7 +170,7 @@ def by_cell(
             continue
         texts = {name: cell_text(found, column) for name, found in values.items()}
         if alike and column.best is not None and len(values) > 1:
-            summaries = _by_size([summary(found, column) for found in values.values()], column)
+            summaries = by_size([summary(found, column) for found in values.values()], column)
             best = summaries.agg(column.best)
             texts |= {name: f"**{texts[name]}**" for name, one in zip(values, summaries, strict=True) if one == best}
         table.append((title, [texts.get(name, MISSING) for name in there]))
@@ -184,7 +197,8 @@ def bootstrap_table(study: Study, rows: Sequence[Row], samples: Sequence[Row]) -
     rows = [row for row in rows if machines([row]) in ([], common)]
     column, chosen = study.columns[study.compare.column], {}
     for name in study.cells:
-        ordered = sorted((numbers([row], column)[0], row["seed"]) for row in _of(rows, name) if row.get(column.value))
+        known = [row for row in _of(rows, name) if row.get(column.value)]
+        ordered = sorted(zip(by_size(numbers(known, column), column), (row["seed"] for row in known), strict=True))
         found = {row["seed"]: row["values"] for row in _of(samples, name) if row["name"] == study.compare.samples}
         if ordered and (middle := ordered[(len(ordered) - 1) // 2])[1] in found:
             chosen[name] = [float(text) for text in found[middle[1]].split()]
@@ -199,6 +213,11 @@ def bootstrap_table(study: Study, rows: Sequence[Row], samples: Sequence[Row]) -
     best = max(chosen, key=lambda name: chosen[name][0])
     title = f"{column.title or study.compare.column}, difference to the best"
     lines = [["", title, "95 % interval", "resamples at least as good"]]
+    scores = by_size((values[0] for values in chosen.values()), column)
+    best = [*chosen][scores.argmin() if column.best == "min" else scores.argmax()]
+    lines = [
+        ["", f"{column.title or study.compare.column}, difference to the best", "95 % interval", "resamples at least as good"]
+    ]
     for name, values in chosen.items():
         one = compare_resampled(values, chosen[best])
         texts = [f"{one.difference:.2f}", f"{one.low:.2f} to {one.high:.2f}", f"{one.one_sided:.3f}"]
@@ -222,7 +241,7 @@ def least(study: Study, rows: Sequence[Row], column: Column) -> list[Row]:
         cells[written(row["cell"])][point].append(row)
     kept = []
     for points in cells.values():
-        medians = {point: statistics.median(found) for point, some in points.items() if (found := numbers(some, column))}
+        medians = {point: median(found) for point, some in points.items() if (found := numbers(some, column))}
         chosen = medians if len(points) > 1 else points
         kept += points[min(chosen, key=lambda point: medians.get(point, 0.0))] if chosen else []
     return kept

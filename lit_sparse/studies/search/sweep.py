@@ -23,6 +23,18 @@ from lit_sparse.studies.jobs import processes
 from lit_sparse.studies.jobs.cluster import Cluster
 from lit_sparse.studies.jobs.engine import Runner
 from lit_sparse.studies.jobs.logged import check_logged, kind_and_name, summarized
+from lit_sparse.studies.jobs.logged import check_logged, diverged, kind_and_name, summarized
+from lit_sparse.studies.jobs.processes import (
+    JobFailedError,
+    JobInterruptedError,
+    JobKilledError,
+    descriptors,
+    locked,
+    naming_failure,
+    run_all,
+    say,
+    try_lock,
+)
 from lit_sparse.studies.plan.study import Cell, Study
 from lit_sparse.studies.search.space import distribution_of, import_optuna, matching, pruner_of, sampler_of
 from lit_sparse.studies.search.storage import JournalLock, check_database, read_journal
@@ -352,7 +364,7 @@ class Sweep:
         values = [_mean([summarized(lines, metric) for lines in found]) for metric in self.metrics]
         if self.prune and trial.should_prune():
             self.study.tell(number, state=optuna.trial.TrialState.PRUNED)
-        elif None in values or any(math.isnan(value) for value in values if value is not None):
+        elif None in values or any(map(diverged, values, self.directions)):
             self.study.tell(number, state=optuna.trial.TrialState.FAIL)
             check_logged(self.metrics, values, found[0])
         else:
@@ -372,10 +384,20 @@ class Sweep:
         return f"; {ended} of {trials} trials have ended{left}"
 
     def config(self, number: int) -> str:
-        """Return the config of a trial, without a fold, from the sweep's configs rather than the trial's run folder."""
-        runner = self.runner(number, folds=1)
-        command = runner.of(next(iter(runner.study.cells)), 0).printing()
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        """Return the config of a trial, without a fold, from the sweep's configs rather than the trial's run folder.
+
+        Raises:
+            JobFailedError: if the command that prints it fails.
+        """
+        command = self.runner(number, folds=1).of(f"trial_{number}", 0).printing()
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+        if done.returncode:
+            last = (done.stderr.strip() or done.stdout.strip() or f"the status {done.returncode}").splitlines()[-1]
+            raise JobFailedError(
+                f"Expected the config of trial_{number} from {' '.join(command)} but got: {last.rstrip('.')}. The trials are"
+                " stored: make the program a LightningCLI, and give the command again."
+            )
+        return done.stdout
 
 
 def _is_number(value: Any) -> bool:

@@ -15,7 +15,7 @@ from lit_sparse.callbacks import OptimalBrainDamage
 from lit_sparse.data import DigitsDataModule
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import HoyerProjection, Sparsemax
-from lit_sparse.models import SemiSupervisedVAE, SupervisedOnlineAutoencoder
+from lit_sparse.models import RobustClassifier, SemiSupervisedVAE, SupervisedOnlineAutoencoder
 from lit_sparse.nn import NoiseBases
 from lit_sparse.risks import Mean
 
@@ -88,6 +88,29 @@ def test_importance_is_the_diagonal_of_the_hessian() -> None:
         damage._measure(model, batch, seed)
     assert damage._squares is not None
     torch.testing.assert_close(damage._squares.double() / rounds, exact, rtol=0.1, atol=0.02 * float(exact.max()))
+
+
+class Sequences(nn.Module):
+    """Classifier of sequences (B, L, 4) by the mean of a layer's outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.output = nn.Linear(4, 3), nn.Linear(3, 5)
+
+    def class_scores(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        scores: torch.Tensor = self.output(torch.tanh(self.layer(batch["x"])).mean(1))
+        return scores
+
+
+def test_a_derivative_is_the_sum_over_the_positions_of_an_example() -> None:
+    torch.manual_seed(0)
+    model, batch, damage = Sequences(), {"x": torch.randn(6, 7, 4)}, OptimalBrainDamage("layer")
+    damage._measure(model, batch, 5)
+    log_probs = model.class_scores(batch).log_softmax(-1)
+    drawn = torch.multinomial(log_probs.detach().exp(), 1, generator=torch.Generator().manual_seed(5))
+    slopes = [torch.autograd.grad(row, model.layer.weight, retain_graph=True)[0] for row in log_probs.gather(1, drawn)]
+    assert damage._squares is not None
+    torch.testing.assert_close(damage._squares, torch.stack(slopes).square().sum(0))
 
 
 def test_the_least_important_go() -> None:
@@ -179,6 +202,16 @@ def test_nan_is_an_error_of_training_not_of_pruning() -> None:
     trainer(damage, max_epochs=2, limit_train_batches=2).fit(model, digits())
     assert damage.share == 0.5
     assert int((model.encoder.weight == 0).sum()) == model.encoder.weight.numel() // 2
+
+
+def test_measuring_does_not_count_a_batch_twice() -> None:
+    counts = []
+    for callbacks in ([], [OptimalBrainDamage("network.0", every=2, sample_every=1)]):
+        network = nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10))
+        model = RobustClassifier(network=network, in_features=64)
+        trainer(*callbacks, max_epochs=3, limit_train_batches=2, limit_val_batches=0).fit(model, digits())
+        counts.append(int(network[1].num_batches_tracked))
+    assert counts == [6, 6]
 
 
 @pytest.mark.parametrize(
