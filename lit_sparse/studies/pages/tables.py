@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -16,8 +15,7 @@ from lit_sparse.studies.plan.load import check_names
 from lit_sparse.studies.plan.presentation import Column, Table
 from lit_sparse.studies.plan.study import Study, written
 
-__all__ = ["condensed", "fitted", "head", "least", "markdown", "numbers", "page", "selected"]
-__all__ = ["by_size", "head", "least", "markdown", "median", "numbers", "page", "selected"]
+__all__ = ["by_size", "condensed", "fitted", "head", "least", "markdown", "median", "numbers", "page", "selected"]
 
 MISSING = "-"
 PLAIN = re.compile(r"-?\d+(\.\d+)?")
@@ -39,15 +37,10 @@ def cell_text(values: Sequence[float], column: Column) -> str:
     if not values:
         return MISSING
     if column.show.startswith("above "):
-        return str(sum(not value <= float(column.show.split()[1]) for value in values))
+        return f"{summary(values, column):.0f}"
     middle = summary(values, column)
     if len(values) > 1 and column.show == "range":
-        return "{} ({} to {})".format(*_alike([middle, *_by_size(values, column).agg(["min", "max"])], column.form))
-        return f"{summary(values, column):.0f}"
-    text = format(summary(values, column), column.form)
-    if len(values) > 1 and column.show == "range":
-        low, high = (format(end, column.form) for end in by_size(values, column).agg(["min", "max"]))
-        return f"{text} ({low} to {high})"
+        return "{} ({} to {})".format(*_alike([middle, *by_size(values, column).agg(["min", "max"])], column.form))
     if len(values) > 1 and column.show == "mean" and all(map(math.isfinite, values)):
         deviation = float(pd.Series(values).std())
         return " ± ".join(_alike([middle, deviation], column.form, deviation))
@@ -210,14 +203,10 @@ def bootstrap_table(study: Study, rows: Sequence[Row], samples: Sequence[Row]) -
             f"Expected equally many resampled scores {study.compare.samples!r} of all cells, two at least, but got"
             f" {', '.join(map(str, sorted(lengths)))}. Run the cells with fewer again."
         )
-    best = max(chosen, key=lambda name: chosen[name][0])
-    title = f"{column.title or study.compare.column}, difference to the best"
-    lines = [["", title, "95 % interval", "resamples at least as good"]]
     scores = by_size((values[0] for values in chosen.values()), column)
     best = [*chosen][scores.argmin() if column.best == "min" else scores.argmax()]
-    lines = [
-        ["", f"{column.title or study.compare.column}, difference to the best", "95 % interval", "resamples at least as good"]
-    ]
+    title = f"{column.title or study.compare.column}, difference to the best"
+    lines = [["", title, "95 % interval", "resamples at least as good"]]
     for name, values in chosen.items():
         one = compare_resampled(values, chosen[best])
         texts = [f"{one.difference:.2f}", f"{one.low:.2f} to {one.high:.2f}", f"{one.one_sided:.3f}"]

@@ -22,19 +22,7 @@ from lit_sparse.runs.status import check_plain
 from lit_sparse.studies.jobs import processes
 from lit_sparse.studies.jobs.cluster import Cluster
 from lit_sparse.studies.jobs.engine import Runner
-from lit_sparse.studies.jobs.logged import check_logged, kind_and_name, summarized
 from lit_sparse.studies.jobs.logged import check_logged, diverged, kind_and_name, summarized
-from lit_sparse.studies.jobs.processes import (
-    JobFailedError,
-    JobInterruptedError,
-    JobKilledError,
-    descriptors,
-    locked,
-    naming_failure,
-    run_all,
-    say,
-    try_lock,
-)
 from lit_sparse.studies.plan.study import Cell, Study
 from lit_sparse.studies.search.space import distribution_of, import_optuna, matching, pruner_of, sampler_of
 from lit_sparse.studies.search.storage import JournalLock, check_database, read_journal
@@ -393,7 +381,7 @@ class Sweep:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
         if done.returncode:
             last = (done.stderr.strip() or done.stdout.strip() or f"the status {done.returncode}").splitlines()[-1]
-            raise JobFailedError(
+            raise processes.JobFailedError(
                 f"Expected the config of trial_{number} from {' '.join(command)} but got: {last.rstrip('.')}. The trials are"
                 " stored: make the program a LightningCLI, and give the command again."
             )
