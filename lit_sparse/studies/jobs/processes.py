@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -14,7 +15,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, Protocol, TextIO
 
-from lit_sparse.errors import LitSparseError, Terminated, refusal_of_system, terminable
+from lit_sparse.errors import DISK_IS_FULL, LitSparseError, Terminated, refusal_of_system, terminable
 from lit_sparse.ground.files import make_folder, open_to_append
 
 try:
@@ -56,13 +57,15 @@ class JobInterruptedError(JobFailedError):
 
 
 class JobKilledError(JobFailedError):
-    """Error for a command that was killed, as by a system without memory left."""
+    """Error for a command that can be continued: it was killed, as by a system without memory left, or the disk is full."""
 
 
 #: Path -> lock between the threads of this process, on systems without locks of files.
 _LOCKS: defaultdict[Path, threading.Lock] = defaultdict(threading.Lock)
 #: Bytes at the end of a log that a message is made of.
 TAIL = 10_000
+#: Bytes of free space below which a disk is full.
+LEAST_FREE = 2**20
 #: Commands that run on this machine.
 _RUNNING: set[subprocess.Popen[bytes]] = set()
 #: Whether the tasks are being interrupted, so that a command fails for it, whatever its exit status is.
@@ -143,6 +146,7 @@ def call(
     """
     make_folder(log.parent)
     with open_to_append(log) as output:
+        before = output.tell()
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
         if start is not None:
             status, stopped = _wait(start(arguments, log), stops)
@@ -160,10 +164,13 @@ def call(
                 _RUNNING.discard(local)
     if status != 0 and not stopped:
         with log.open("rb") as written:
-            written.seek(max(0, written.seek(0, os.SEEK_END) - TAIL))
-            tail = "\n".join(written.read(TAIL).decode(errors="replace").splitlines()[-5:])
+            written.seek(max(before, written.seek(0, os.SEEK_END) - TAIL))
+            text = written.read(TAIL).decode(errors="replace")
+        tail = "\n".join(text.splitlines()[-5:])
         interrupted = status in (130, 143, -2, -15) or _INTERRUPTED.is_set()
-        kind = JobInterruptedError if interrupted else JobKilledError if status in (-9, 137) else JobFailedError
+        # The log may be on the full disk, too, so that it lacks the reason.
+        full = shutil.disk_usage(log.parent).free < LEAST_FREE or any(os.strerror(code) in text for code in DISK_IS_FULL)
+        kind = JobInterruptedError if interrupted else JobKilledError if full or status in (-9, 137) else JobFailedError
         raise kind(f"{' '.join(arguments)}\nfailed; the end of {log}:\n{tail}")
 
 
