@@ -19,7 +19,7 @@ from lit_sparse.checks import check_count
 from lit_sparse.errors import ConfigurationError, MissingExtraError, full_name
 from lit_sparse.ground.arguments import checked
 from lit_sparse.ground.evaluation import evaluating
-from lit_sparse.ground.files import not_plain
+from lit_sparse.ground.files import not_plain, result_file
 from lit_sparse.kernels.row_kernel import ROW_KERNELS
 from lit_sparse.mappings import SparseMapping
 
@@ -32,6 +32,8 @@ __all__ = ["OPSET", "decompose", "export_onnx"]
 OPSET, OLDEST_OPSET = 20, 18
 #: Options of ``torch.onnx.export`` that are fixed here, or given by an argument of another name.
 SET_HERE = {"model", "args", "f", "kwargs", "dynamo", "verbose", "opset_version", "dynamic_shapes", "dynamic_axes"}
+#: Bytes of weights above which torch may write them to a second file.
+LARGEST = 2**30
 
 
 def decompose(program: ExportedProgram) -> ExportedProgram:
@@ -85,8 +87,8 @@ def export_onnx(
 
     Raises:
         MissingExtraError: if the packages of the extra ``onnx`` are not installed.
-        ConfigurationError: for an iterative mapping, which has no exact form in ONNX, an ``opset`` below 18, or options or
-            shapes that torch does not take.
+        ConfigurationError: for an iterative mapping, which has no exact form in ONNX, an ``opset`` below 18, options or
+            shapes that torch does not take, or a file that cannot be written.
     """
     try:
         import onnx  # noqa: F401
@@ -119,7 +121,12 @@ def export_onnx(
         raise ConfigurationError(
             f"Expected argument `opset` to be a version that torch can write but got {opset}. Use {written}."
         )
-    model.save(path)
+    weights = [value.const_value for value in model.model.graph.initializers.values()]
+    if sum(weight.nbytes for weight in weights if weight is not None) > LARGEST:
+        model.save(path)  # and the weights to a second file
+    else:
+        with result_file(place, "wb") as file:
+            file.write(model.model_proto.SerializeToString())
     return model
 
 

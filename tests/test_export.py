@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -188,6 +190,21 @@ def test_a_missing_folder_is_told_before_the_export(tmp_path: Path) -> None:
     (tmp_path / "link.onnx").symlink_to(tmp_path / "other")
     with pytest.raises(ConfigurationError, match="to be a plain file with one name but it is a folder, a link"):
         export_onnx(Sparsemax(), (torch.randn(3, 5),), tmp_path / "link.onnx")
+
+
+def test_a_full_disk_leaves_the_earlier_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxscript")
+
+    def fsync(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = tmp_path / "model.onnx"
+    path.write_text("earlier")
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(ConfigurationError, match=r"to write '.*model.onnx' but got: No space left on device"):
+        export_onnx(Sparsemax(), (torch.randn(3, 5),), path)
+    assert path.read_text() == "earlier"
+    assert [*tmp_path.iterdir()] == [path]
 
 
 def test_an_argument_outside_a_tuple_is_refused(tmp_path: Path) -> None:

@@ -24,7 +24,8 @@ from lit_sparse.studies.plan.load import load_study
 from tests.conftest import ROOT
 from tests.studies.test_engine import measured
 
-#: Writes what a LightningCLI does, a checkpoint of each epoch before its row; a file `kill` names a moment at which it dies.
+#: Writes what a LightningCLI does, a checkpoint of each epoch before its row; a file `kill` names a moment at which it dies,
+#: and with a file `back` a clock was set back by a day before its first epoch.
 STAND_IN = """
 import json, os, sys
 from pathlib import Path
@@ -40,7 +41,12 @@ rate = float(options["--lr"]) + int(options["--seed_everything"])
 def reached(moment):
     if kill.is_file() and kill.read_text() == moment:
         kill.unlink()
+        set_back()
         os._exit(137)
+
+def set_back():
+    for path in version.iterdir() if Path("back").is_file() else ():
+        os.utime(path, ns=(0, path.stat().st_mtime_ns - 86_400 * 10**9))
 
 version.mkdir(parents=True)
 if command == "test":
@@ -58,6 +64,7 @@ for epoch in range(begun, 4):
     with metrics.open("a") as file:
         file.write(f"{epoch},{epoch * 10 + 9},,{rate / (epoch + 2)}\\n")
     reached(f"logged {epoch}")
+set_back()
 """
 STUDY: dict[str, Any] = {
     "program": ["python", "train.py"],
@@ -119,6 +126,17 @@ def test_a_killed_program_ends_with_the_rows_of_one_that_is_not(
     assert (rows[0]["count(train_loss)"], rows[0]["min(val_loss)"]) == ("4", "0.025")
     assert killed.curves.read() == whole.curves.read()
     assert len(list(killed.of("line/lr=0.1", 0).folder.glob("fit/lightning_logs/*"))) == 1 + continued
+
+
+def test_a_clock_may_be_set_back_while_a_training_continues(program: Callable[..., Path]) -> None:
+    path = program(seeds=[0], cells={"line": {"options": {"lr": 0.1}}})
+    whole, killed = runner_in(path, "whole"), runner_in(path, "killed")
+    assert whole.run() == []
+    Path("kill").write_text("logged 1")
+    assert len(killed.run()) == 1
+    Path("back").touch()
+    assert killed.run() == []
+    assert measured(killed.rows.read()) == measured(whole.rows.read())
 
 
 def test_a_program_without_a_pattern_of_checkpoints_begins_anew(program: Callable[..., Path]) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
+import stat
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from lit_sparse.runs.folders import numbered
@@ -26,14 +29,27 @@ class ProgramRun(RunOf):
     def train(self, threads: int, held: Sequence[int], stops: Callable[[], bool] | None = None) -> None:
         """Train to the end; see :meth:`RunOf.train`.
 
-        Existing files are given earlier times of change than now, so that the newest file is found even if a clock was set
-        back.
+        Existing files are given earlier times of change than now, and than the files that this training writes, so that the
+        newest file is found even if a clock was set back.
         """
-        times = {path: path.lstat() for path in self.folder.glob("**/*") if path.is_file()}
-        ahead = max((found.st_mtime_ns for found in times.values()), default=0) - time.time_ns()
-        for path, found in times.items() if ahead > 0 else ():
-            os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns - ahead), follow_symlinks=False)
-        super().train(threads, held, stops)
+        before = self._times()
+        _move_before(before, time.time_ns())
+        before = self._times()
+        try:
+            super().train(threads, held, stops)
+        finally:
+            after = self._times()
+            written = {path: changed for path, changed in after.items() if before.get(path) != changed}
+            _move_before({path: after[path] for path in after.keys() - written}, min(written.values(), default=math.inf))
+
+    def _times(self) -> dict[Path, int]:
+        """Return the times of change of all files of the run."""
+        found = {}
+        for path in self.folder.glob("**/*"):
+            with suppress(FileNotFoundError):  # a training that goes on may remove it
+                if stat.S_ISREG((status := path.lstat()).st_mode):
+                    found[path] = status.st_mtime_ns
+        return found
 
     def continued(self) -> list[str]:
         """Return the options that resume an interrupted training from a checkpoint before which everything was logged."""
@@ -89,6 +105,14 @@ class ProgramRun(RunOf):
     def measures(name: str) -> bool:
         """Return whether a value that a test logged belongs to the row of results."""
         return name.rpartition("/")[2] not in ("epoch", "step")
+
+
+def _move_before(times: dict[Path, int], moment: float) -> None:
+    """Give files earlier times of change, all by the same amount, unless they are before a moment."""
+    ahead = max(times.values(), default=0) - moment
+    for path, changed in times.items() if ahead >= 0 else ():
+        with suppress(FileNotFoundError):
+            os.utime(path, ns=(changed - int(ahead) - 1,) * 2, follow_symlinks=False)
 
 
 def _newest(folder: Path, pattern: str | None) -> Path | None:
