@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from lit_sparse.ground.files import below
 from lit_sparse.runs.folders import numbered
 from lit_sparse.studies.jobs.cell_run import RunOf
 from lit_sparse.studies.jobs.logged import by_age, logged_by_program
@@ -29,7 +30,7 @@ class ProgramRun(RunOf):
         Existing files are given earlier times of change than now, so that the newest file is found even if a clock was set
         back.
         """
-        times = {path: path.lstat() for path in self.folder.glob("**/*") if path.is_file()}
+        times = {path: path.lstat() for path in below(self.folder) if path.is_file()}
         ahead = max((found.st_mtime_ns for found in times.values()), default=0) - time.time_ns()
         for path, found in times.items() if ahead > 0 else ():
             os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns - ahead), follow_symlinks=False)
