@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -127,6 +128,8 @@ class ActivationDataModule(ResumableDataModule):
         for shard in {*number.tolist()}:
             here = number == shard
             features[here] = shards[shard].rows(indices[here] - (int(ends[shard - 1]) if shard else 0)).float()
+        if not bool(features.isfinite().all()):
+            raise DataError(f"Expected finite activations in {str(self._place(split))!r} but got others. Remove the folder.")
         return {"features": features, "token": tokens[indices, 1].long(), "index": indices}
 
     def token_text(self, split: Split, index: int) -> tuple[str, str, str]:
@@ -258,14 +261,19 @@ class ActivationDataModule(ResumableDataModule):
                 f"Expected activations in {str(self._place(split))!r} but got none. Call data.prepare_data() first."
             )
         shards = [FileVectors(self._file(split, number)) for number in range(count)]
-        tokens = [torch.from_numpy(read_npy(self._file(split, number, "_tokens"))) for number in range(count)]
+        tokens = [read_npy(self._file(split, number, "_tokens")) for number in range(count)]
         for shard, ids in zip(shards, tokens, strict=True):
-            if ids.dtype != torch.int32 or ids.shape != (shard.shape[0], 2) or shard.shape[1] != shards[0].shape[1]:
+            if (
+                ids.dtype != np.int32
+                or ids.shape != (shard.shape[0], 2)
+                or shard.shape[1] != shards[0].shape[1]
+                or 0 in shard.shape
+            ):
                 raise DataError(
                     f"Expected activations of length {shards[0].shape[1]} with a token each in {str(shard.path)!r} but got"
-                    f" {shard.shape} and {tuple(ids.shape)} tokens. Remove the folder, so that it is written again."
+                    f" {shard.shape} and {ids.shape} tokens of {ids.dtype}. Remove the folder, so that it is written again."
                 )
-        return shards, torch.cat(tokens), torch.tensor([shard.shape[0] for shard in shards]).cumsum(0)
+        return shards, torch.from_numpy(np.concatenate(tokens)), torch.tensor([shard.shape[0] for shard in shards]).cumsum(0)
 
 
 def _needed(stage: str | None) -> tuple[Split, ...]:
@@ -291,10 +299,10 @@ def _signature(model: str) -> str:
     folder = Path(model).expanduser()
     hashed = hashlib.blake2b(digest_size=16)
     for file in sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")]) if folder.is_dir() else ():
-        size = file.stat().st_size
-        hashed.update(f"{file.name} {size} ".encode())
         try:
             with open_plain(place_of(file, folder)) as opened:
+                size = opened.seek(0, os.SEEK_END)
+                hashed.update(f"{file.name} {size} ".encode())
                 for place in range(PLACES):
                     opened.seek(size * place // PLACES)
                     hashed.update(opened.read(BYTES))

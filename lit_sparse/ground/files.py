@@ -1,4 +1,4 @@
-"""Files that are replaced whole or appended to, through no link."""
+"""Files that are replaced whole or appended to, through no link, and the files below a folder."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import IO, Any
 
 from lit_sparse.errors import DISK_IS_FULL, ConfigurationError, cause_of
 
-__all__ = ["PART", "make_folder", "not_plain", "open_to_append", "replaced", "result_file"]
+__all__ = ["PART", "below", "make_folder", "matching", "not_plain", "open_to_append", "replaced", "result_file"]
 
 #: Ending of the temporary files that :func:`replaced` writes.
 PART = ".part"
+#: Largest number of folders within each other.
+DEEPEST = 100
 
 
 def open_to_append(path: Path) -> IO[str]:
@@ -43,6 +46,46 @@ def not_plain(path: Path, expected: str = "plain file with one name") -> Configu
     """Return the error for a path that is not of the expected kind."""
     found = "a link" if expected == "folder" else "a folder, a link, a pipe or a device"
     return ConfigurationError(f"Expected {str(path)!r} to be a {expected} but it is {found}. Remove it.")
+
+
+def below(folder: Path, skipped: Collection[str] = ()) -> Iterator[Path]:
+    """Yield all files, folders and links below a folder, without following links.
+
+    Args:
+        folder: the folder, which may be a link itself; nothing is below one that cannot be read.
+        skipped: names of folders in it that are left out.
+
+    Raises:
+        ConfigurationError: if folders are nested too deeply, so that programs run out of stack or names become too long.
+    """
+    pending = [(folder, 0)]
+    while pending:
+        place, depth = pending.pop()
+        if depth > DEEPEST:
+            raise ConfigurationError(
+                f"Expected at most {DEEPEST} folders within each other in {str(folder)!r} but got more. Remove them."
+            )
+        with suppress(OSError), os.scandir(place) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    if not depth and entry.name in skipped:
+                        continue
+                    pending.append((place / entry.name, depth + 1))
+                yield place / entry.name
+
+
+def matching(folder: Path, pattern: str) -> list[Path]:
+    """Return what is below a folder and matches a pattern of ``Path.glob``, without following links; see :func:`below`."""
+    wanted = [part for part in pattern.split("/") if part not in ("", ".")]
+    return [path for path in below(folder) if wanted and _fits(path.relative_to(folder).parts, wanted)]
+
+
+def _fits(parts: Sequence[str], wanted: Sequence[str]) -> bool:
+    if not wanted:
+        return not parts
+    if wanted[0] == "**":
+        return any(_fits(parts[start:], wanted[1:]) for start in range(len(parts) + 1))
+    return bool(parts) and fnmatchcase(parts[0], wanted[0]) and _fits(parts[1:], wanted[1:])
 
 
 def make_folder(path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.arguments import checked
-from lit_sparse.ground.files import PART, replaced
+from lit_sparse.ground.files import PART, below, replaced
 from lit_sparse.ground.stored import open_plain, unique_keys
 from lit_sparse.runs.result_files import read_metrics
 
@@ -149,7 +149,7 @@ def take(folder: Path) -> RunStatus:
             former = _read(path)
             if former is not None and former["state"] == "running":
                 _check_ended(folder, former)
-            for inner in _entries(folder, OTHERS):
+            for inner in below(folder, OTHERS):
                 if LEFTOVER.fullmatch(inner.name) and inner.is_file():
                     inner.unlink(missing_ok=True)
             return RunStatus(path, former)
@@ -169,7 +169,7 @@ def check_plain(folder: Path) -> None:
         ConfigurationError: if it holds anything else; the message names it.
     """
     root = folder.resolve()
-    for path in _entries(root):
+    for path in below(root):
         found = None
         try:
             mode = path.lstat().st_mode
@@ -188,13 +188,6 @@ def check_plain(folder: Path) -> None:
                 f"Expected only files and folders in the run folder {str(folder)!r} but {str(path.relative_to(root))!r} is"
                 f" {found}. Remove it, or put a copy of the file in its place, and give the command again."
             )
-
-
-def _entries(folder: Path, skipped: tuple[str, ...] = ()) -> Iterator[Path]:
-    """Yield all that is below a folder, without following links."""
-    for place, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if Path(place) != folder or name not in skipped]
-        yield from (Path(place) / name for name in (*folders, *files))
 
 
 def _leads_inside(link: Path, root: Path) -> bool:

@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from lit_sparse.errors import ConfigurationError, did_you_mean, printable
-from lit_sparse.ground.files import result_file
+from lit_sparse.ground.files import matching, not_plain, result_file
 from lit_sparse.ground.stored import is_file
 from lit_sparse.runs.folders import numbered
 from lit_sparse.runs.status import check_plain, logged
@@ -111,9 +111,10 @@ def sources(texts: Sequence[str]) -> dict[str, list[Source]]:
         raise ConfigurationError(f"Expected a name for each run, as in NAME=FOLDER, but got {', '.join(names)}.")
     found: dict[str, list[Source]] = {}
     for name, root in map(named, texts):
-        inner = [] if is_file(root / "metrics.csv") else sorted(filter(_has_run, root.glob("**/seed_*/0")), key=_in_order)
+        inner = [] if is_file(root / "metrics.csv") else matching(root, "**/seed_*/0")
         if inner:
             check_plain(root)
+        inner = sorted(filter(_has_run, inner), key=_in_order)
         for path in inner:
             parts = path.parent.parent.relative_to(root).parts
             cell = "/".join(parts[:-1] if len(parts) > 1 and FOLD.fullmatch(parts[-1]) else parts) or name
@@ -124,7 +125,7 @@ def sources(texts: Sequence[str]) -> dict[str, list[Source]]:
 
 
 def _has_run(folder: Path) -> bool:
-    return is_file(folder / "metrics.csv") or any((folder / "fit").glob("**/metrics.csv"))
+    return is_file(folder / "metrics.csv") or bool(matching(folder, "fit/**/metrics.csv"))
 
 
 def _in_order(path: Path) -> list[str | int]:
@@ -220,6 +221,8 @@ def is_folder(path: str | Path) -> bool:
 def _logged(run: Source) -> list[dict[str, float]]:
     """Return what a run logged, with its newest test last."""
     inner = run.folder / "fit"  # where a program writes
+    if inner.is_symlink():
+        raise not_plain(inner, "folder")
     folder, read = (inner, logged_by_program) if inner.is_dir() else (run.folder, logged)
     lines = read(folder, within=run.root)
     if not lines:

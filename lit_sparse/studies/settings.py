@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lit_sparse.ground.files import matching
 from lit_sparse.ground.stored import read_yaml
 from lit_sparse.runs.folders import differences
 from lit_sparse.studies.pages.tables import MISSING
@@ -23,7 +24,7 @@ CLASS = re.compile(r"(\w+\.)+[A-Z]\w*")
 
 def config_file(folder: Path) -> Path:
     """Return the path of a run's config; a program's config is next to its logs."""
-    return max((folder / "fit").glob("**/config.yaml"), default=folder / "config.yaml")
+    return max(matching(folder, "fit/**/config.yaml"), default=folder / "config.yaml")
 
 
 def read_config(folder: Path, root: Path) -> dict[Any, Any]:

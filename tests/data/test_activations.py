@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pickle
@@ -157,6 +158,8 @@ HOSTILE: dict[str, Callable[[Path], Any]] = {
     "a length": changed("tokenizer_config.json", model_max_length="x"),
     "layers": changed("config.json", num_hidden_layers=90_000),
     "wide layers": changed("config.json", hidden_size=20_000, intermediate_size=100_000),
+    "broken link": lambda folder: (folder / "x.bin").symlink_to("nowhere"),
+    "link to itself": lambda folder: (folder / "x.bin").symlink_to("x.bin"),
     "code": changed("config.json", quantization_config={"quant_method": "bitsandbytes"}),
 }
 
@@ -179,6 +182,14 @@ def test_no_link_leads_out_of_the_folder(name: str, make: Make, tmp_path: Path) 
         setup(make())
 
 
+def test_activations_that_are_not_finite_are_refused(make: Make, tmp_path: Path) -> None:
+    setup(make())
+    path = tmp_path / "shards" / "train" / "000000.npy"
+    np.save(path, np.load(path) * np.nan)
+    with pytest.raises(DataError, match=r"finite activations in .*train"):
+        setup(make()).fetch("train", 0, torch.arange(2))
+
+
 @pytest.mark.parametrize("kind", ["", "_tokens"])
 def test_damaged_shards_are_refused_and_never_act(kind: str, make: Make, tmp_path: Path) -> None:
     """Pickles are not loaded, links not followed to devices, and sizes checked before memory is taken."""
@@ -193,6 +204,14 @@ def test_damaged_shards_are_refused_and_never_act(kind: str, make: Make, tmp_pat
     with pytest.raises(DataError):
         setup(make())
     np.save(path, np.zeros((3, 7), dtype=np.int32 if kind else np.float32))
+    with pytest.raises(DataError, match="Remove the folder"):
+        setup(make())
+    np.save(path, np.load(io.BytesIO(whole)).astype(">i4" if kind else ">f4"))  # in the other byte order
+    with pytest.raises(DataError):
+        setup(make())
+    path.write_bytes(whole)
+    for other in ("", "_tokens"):
+        np.save(file := path.with_name(f"000000{other}.npy"), np.load(file)[:0])
     with pytest.raises(DataError, match="Remove the folder"):
         setup(make())
     (tmp_path / "shards" / "train" / "activations.json").write_text("[]")

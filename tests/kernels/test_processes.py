@@ -140,6 +140,20 @@ def test_only_own_files_are_machine_code(kind: str, tmp_path: Path, monkeypatch:
     assert (tmp_path / "acted").exists() == (kind == "own")
 
 
+def test_machine_code_is_kept_for_a_user_whose_files_a_group_may_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that others can write is not read, and a process with umask 002 makes such files."""
+    code: Any = MachineCode.__new__(MachineCode)
+    code.results = SimpleNamespace(check_cachable=lambda _: True, reduce=lambda data: data, rebuild=lambda _, payload: payload)
+    monkeypatch.setattr(code, "_file", lambda *_: tmp_path / "code", raising=False)
+    monkeypatch.setattr(cache, "refusal", lambda _: None)
+    before, data = os.umask(0o002), SimpleNamespace(target_context=None)
+    try:
+        code.save_overload(None, data)
+    finally:
+        os.umask(before)
+    assert code.load_overload(None, SimpleNamespace(refresh=lambda: None)) == data
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["writable by all", "link", "file"])
 def test_machine_code_of_others_is_not_used(kind: str, tmp_path: Path) -> None:

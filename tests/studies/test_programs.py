@@ -209,6 +209,8 @@ def test_a_sweep_of_a_program(sampler: str, program: Callable[..., Path], capsys
         "sweep",
         "-s",
         "rates.yaml",
+        "--output",
+        "runs/sw;eep",
         "--metric",
         "val_loss",
         "--sampler",
@@ -222,7 +224,8 @@ def test_a_sweep_of_a_program(sampler: str, program: Callable[..., Path], capsys
         patch.setattr("lit_sparse.studies.jobs.processes._INTERRUPTED.is_set", lambda: True)
         assert main(words) == 0
         assert main(words) == 0
-    values = [line.split(",")[1:] for line in Path("runs/sweep/rates/sweep.csv").read_text().splitlines()[1:]]
+    assert capsys.readouterr().out.endswith("lit-sparse report 'runs/sw;eep/rates'\n")
+    values = [line.split(",")[1:] for line in Path("runs/sw;eep/rates/sweep.csv").read_text().splitlines()[1:]]
     assert len(values) == 3
     assert all(float(value) == pytest.approx(float(rate) / 4) for rate, value in values)
     if sampler == "grid":

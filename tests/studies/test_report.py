@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -374,6 +375,24 @@ def test_a_link_to_what_is_outside_is_not_read(
     assert main(["report", "run"]) == 2
     assert f"Expected plain data in 'run/{place}" in (error := capsys.readouterr().err)
     assert "a symbolic link" in error
+
+
+@pytest.mark.parametrize("command", ["report", "compare"])
+@pytest.mark.parametrize("place", ["run/fit", "sweep/seed_0/0", "sweep/seed_0/0/fit"])
+def test_no_folder_outside_is_searched(
+    command: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A link to ``/`` would be searched for a long time."""
+    monkeypatch.chdir(tmp_path)
+    written("run")
+    Path(place).parent.mkdir(parents=True, exist_ok=True)
+    Path(place).symlink_to(outside := tmp_path / "outside")
+    (outside / "fit").mkdir(parents=True)
+    scan, seen = os.scandir, []
+    monkeypatch.setattr(os, "scandir", lambda path: (seen.append(Path(path).resolve()), scan(path))[1])
+    assert main([command, place.partition("/")[0]]) == 2
+    assert not any(path.is_relative_to(outside) for path in seen)
+    assert "Remove it" in capsys.readouterr().err
 
 
 @pytest.mark.gate

@@ -19,6 +19,7 @@ from lit_sparse.data.readers.images import ENDINGS, read_image
 from lit_sparse.data.readers.text_files import existing, in_folder
 from lit_sparse.data.splits import SPLITS, Split, held_out, numbers_of, shuffled
 from lit_sparse.errors import ConfigurationError, DataError, did_you_mean
+from lit_sparse.ground.files import below
 
 __all__ = ["ImageFolderDataModule", "ImageTableDataModule", "OwnImagesDataModule"]
 
@@ -187,7 +188,7 @@ class ImageFolderDataModule(OwnImagesDataModule):
             apart = [file for file in sorted(folder.iterdir()) if _is_image(file)]
             yield from ((kind, None, file) for file in apart)
             for inner in _folders(folder):
-                files = [file for file in sorted(inner.rglob("*")) if _is_image(file)]
+                files = [file for file in sorted(below(inner)) if _is_image(file)]
                 if not files and not apart:
                     raise DataError(
                         f"Expected images of each class in {str(folder)!r} but got none in {inner.name!r}. Remove it."
@@ -272,7 +273,7 @@ def _splits(root: Path) -> list[tuple[int, Path]]:
         )
     splits: dict[int, Path] = {}
     for folder in _folders(root):
-        if not any(_is_image(file) for file in folder.rglob("*")):
+        if not any(_is_image(file) for file in below(folder)):
             continue
         kind = kinds.get(folder.name)
         if kind is None:

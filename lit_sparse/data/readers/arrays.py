@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -275,6 +276,7 @@ def _check_chunks(dataset: Any, path: Place, where: str) -> None:
 
     size, large = bytes_of(dataset.chunks, dataset.dtype.itemsize), []
     check_unpacked(path, size, what=f"a chunk of {where}")
+    check_rows(path, math.prod(-(-length // part) for length, part in zip(dataset.shape, dataset.chunks, strict=True)))
     filters = dataset.id.get_create_plist()
     kinds = [filters.get_filter(place)[0] for place in range(filters.get_nfilters())]
     if len({*kinds}) < len(kinds):  # two compressions, one in the other

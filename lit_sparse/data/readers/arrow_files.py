@@ -86,7 +86,7 @@ def arrow_batches(path: Place, _: Mapping[str, str]) -> Iterator[Any]:
     Raises:
         DataError: if the file cannot be read, is compressed, or has overlapping values.
     """
-    arrow, rows = import_module("pyarrow"), 0
+    arrow, rows, size = import_module("pyarrow"), 0, 0
     with reading(f"{str(path)!r} cannot be read as an Arrow file", "Write it again."):
         with open_file(path) as file:
             content = arrow.py_buffer(
@@ -99,8 +99,10 @@ def arrow_batches(path: Place, _: Mapping[str, str]) -> Iterator[Any]:
         for batch in arrow.ipc.open_stream(stream):
             for field in batch.schema:
                 _check_type(field.type)
-            rows += len(batch)
+            rows, size = rows + len(batch), size + batch.nbytes
             check_rows(path, rows)
+            if size > len(content):  # columns and fields may refer to the same bytes
+                raise ValueError("its values overlap")
             yield _checked(batch)
 
 

@@ -112,6 +112,7 @@ class MachineCode(NumbaCache):
             return
         path = self._file(sig, data.target_context)
         with suppress(OSError, ConfigurationError), replaced(path, "wb") as file:
+            os.chmod(file.name, 0o644)  # noqa: PTH101  # whatever the umask: a file that others can write is not read
             content = serialize.dumps(self.results.reduce(data))
             file.write(_checksum(path, content) + content)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from lit_sparse.errors import ConfigurationError, did_you_mean
+from lit_sparse.ground.files import matching
 from lit_sparse.runs.result_files import read_lines
 from lit_sparse.studies.plan.presentation import SUMMARY
 from lit_sparse.studies.plan.study import Study
@@ -35,7 +36,7 @@ def logged_by_program(folder: Path, pattern: str = Study.metric_files, within: P
 
 def by_age(folder: Path, pattern: str | None) -> list[Path]:
     """Return the files of a folder that match a pattern, the newest last."""
-    found = [path for path in folder.glob(pattern) if path.is_file()] if pattern else []
+    found = [path for path in matching(folder, pattern) if path.is_file()] if pattern else []
     return sorted(found, key=lambda path: (path.stat().st_mtime_ns, path))
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from lit_sparse.ground.files import below
 from lit_sparse.runs.folders import numbered
 from lit_sparse.studies.jobs.cell_run import RunOf
 from lit_sparse.studies.jobs.logged import by_age, logged_by_program
@@ -45,7 +46,7 @@ class ProgramRun(RunOf):
     def _times(self) -> dict[Path, int]:
         """Return the times of change of all files of the run."""
         found = {}
-        for path in self.folder.glob("**/*"):
+        for path in below(self.folder):
             with suppress(FileNotFoundError):  # a training that goes on may remove it
                 if stat.S_ISREG((status := path.lstat()).st_mode):
                     found[path] = status.st_mtime_ns

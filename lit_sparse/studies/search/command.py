@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import shlex
 import sys
 from collections.abc import Sequence
 from itertools import zip_longest
@@ -155,7 +156,7 @@ def main(arguments: Sequence[str]) -> int:
     if written:
         print(*written, sep="\n")
         more = " --storage URL" if options.storage else ""
-        print(printable(f"see all trials side by side with: lit-sparse report {sweep.folder}{more}"))
+        print(printable(f"see all trials side by side with: lit-sparse report {shlex.quote(str(sweep.folder))}{more}"))
     elif not failed and any(trial.state.name == "FAIL" for trial in sweep.study.get_trials(deepcopy=False)):
         failed = [
             f"No trial has a value: all that ended have failed; see their logs in {sweep.folder}. Raise --trials to run"

@@ -71,6 +71,26 @@ def test_values_without_bytes_of_their_own_are_refused(tmp_path: Path, values: A
         read(tmp_path / "a.arrow", arrow(table(values)))
 
 
+def test_fields_that_share_their_bytes_are_refused(tmp_path: Path) -> None:
+    """A small file of many fields that refer to the same bytes would fill the memory."""
+    rows, fields = 8 * 1001, 40
+    values = pyarrow.StructArray.from_arrays([pyarrow.array(np.zeros(rows, bool))] * fields, [f"f{i}" for i in range(fields)])
+    buffer = io.BytesIO()
+    with pyarrow.ipc.new_stream(buffer, table(values).schema) as writer:
+        writer.write_table(table(values))
+    content, shared = buffer.getvalue(), bytearray(buffer.getvalue())
+    sizes = [at for at in range(0, len(content) - 16, 8) if struct.unpack_from("<q", content, at + 8)[0] == rows // 8]
+    assert len(sizes) == fields
+    (body,) = (at for at in range(0, sizes[0], 8) if struct.unpack_from("<q", content, at)[0] == 1008 * fields)
+    for at in sizes:
+        struct.pack_into("<q", shared, at, 0)
+    struct.pack_into("<q", shared, body, 1008)
+    end = len(content) - 8
+    assert read(tmp_path / "a.arrow", content)[0] == {f"f{i}": False for i in range(fields)}
+    with pytest.raises(DataError, match="its values overlap"):
+        read(tmp_path / "a.arrow", bytes(shared[: end - 1008 * (fields - 1)]) + content[end:])
+
+
 def test_broken_arrow_files(tmp_path: Path) -> None:
     """Places outside of the file, text that is none, and any other changed byte: an error, or other values."""
     whole = arrow(table(["some text", "more"] * 40))

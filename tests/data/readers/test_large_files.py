@@ -373,6 +373,12 @@ class TestHDF5:
         with pytest.raises(DataError, match="the array 'features' takes 373 GiB"):
             game(tmp_path / "a.h5")
 
+    def test_many_chunks_are_not_listed(self, tmp_path: Path, h5py: Any) -> None:
+        with h5py.File(tmp_path / "a.h5", "w") as file:
+            file.create_dataset("features", (2**27, 1), "u1", chunks=(1, 1))
+        with pytest.raises(DataError, match="at most 4,194,304 lines, rows or values"):
+            game(tmp_path / "a.h5")
+
     def test_values_in_other_files_are_not_read(self, tmp_path: Path, h5py: Any) -> None:
         (tmp_path / "secret").write_bytes(VECTORS.tobytes())
         with h5py.File(tmp_path / "a.h5", "w") as file:
