@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from lit_sparse import hf, random, runs, text
-from lit_sparse.callbacks import BasesPlot, CountLogger, draw_attention
+from lit_sparse.callbacks import BasesPlot, CountLogger, TemperatureAnnealing, draw_attention
 from lit_sparse.cli import build_cli
 from lit_sparse.coresets import (
     Coreset,
+    DenseVectors,
     Examples,
     GaussianPosterior,
     LogisticLikelihood,
@@ -23,15 +24,17 @@ from lit_sparse.data import (
     RadialBases,
     Ragged,
     SymmetricNoise,
+    SyntheticRegressionDataModule,
 )
 from lit_sparse.errors import LitSparseError
-from lit_sparse.estimators import Marginalize, TopKMarginalize
+from lit_sparse.estimators import GumbelSoftmax, Marginalize, RunningMean, TopKMarginalize, with_gradient_of
 from lit_sparse.export import decompose, export_onnx
+from lit_sparse.ground.arguments import explained
 from lit_sparse.ground.directions import directions
-from lit_sparse.mappings import JumpReLU, LearnableEntmax, RegularizedArgmax, Sparsemax
+from lit_sparse.mappings import JumpReLU, LearnableEntmax, RegularizedArgmax, Softmax, Sparsemax
 from lit_sparse.mappings.functional import fusedmax, jump_relu
 from lit_sparse.metrics import Bleu, DeadFraction, ExplainedVariance, MeanOverExamples, MessageStructure, topographic_similarity
-from lit_sparse.models import BayesianRegression, Seq2Seq, mean_metrics
+from lit_sparse.models import BayesianRegression, RobustClassifier, Seq2Seq, mean_metrics
 from lit_sparse.nn import (
     MLP,
     EntailmentNetwork,
@@ -48,7 +51,7 @@ from lit_sparse.nn import (
     sparse_decode,
     sparse_encode,
 )
-from lit_sparse.risks import CVaR, UnbalancedOTDRO
+from lit_sparse.risks import CVaR, SafeKLDRO, UnbalancedOTDRO
 from lit_sparse.runs.config_files import check_empty
 from lit_sparse.structures import Assignment, Or, Sequence, ShortestPath, Tree, Xor
 from lit_sparse.testing import concrete_subclasses
@@ -184,6 +187,16 @@ CASES = {
     "draws by 3": lambda: GaussianPosterior(torch.zeros(2), torch.eye(2)).sample(2, 3),
     "inputs in a list": lambda: UnbalancedOTDRO(1.0, 1.0, 0.1).perturb(lambda x: x.sum(-1), [1.0]),
     "trusting a number": lambda: runs.trusting([3]).__enter__(),
+    "a covariance of another dtype": lambda: GaussianPosterior(torch.zeros(2), torch.eye(2).double()),
+    "a precision that is a vector": lambda: GaussianPosterior.from_precision(torch.ones(2), torch.zeros(2)),
+    "one width": lambda: MLP([4]),
+    "no widths": lambda: MLP([]),
+    "weights of integers": lambda: MultiheadAttention(4, 2, dtype=torch.int64),
+    "complex weights": lambda: MultiheadAttention(4, 2, dtype=torch.complex64),
+    "stage of images": lambda: DigitsDataModule().setup("train"),
+    "stage of a table": lambda: SyntheticRegressionDataModule().setup("val"),
+    "gradient of a number": lambda: with_gradient_of(1.0, torch.ones(3)),
+    "checkpoint 3": lambda: RobustClassifier.load_from_checkpoint(3),
     "memory of numbers": lambda: beam_search(print, {"a": 1}, {}, bos=0, eos=1, limits=ONE),
 }
 
@@ -192,6 +205,39 @@ CASES = {
 def test_bad_input_is_refused(name):
     with pytest.raises(LitSparseError):
         CASES[name]()
+
+
+METHODS = {
+    "y": lambda: Sparsemax().regularizer([1.0, 2.0]),
+    "scores": lambda: JumpReLU(2).penalty("x"),
+    "numbers": lambda: RunningMean().update("x"),
+    "dual": lambda: SafeKLDRO(1.0, 0.1).objective(torch.rand(3), "x"),
+    "entries": lambda: Tree(2).validate("x"),
+    "vectors": lambda: WordVectors(5, 4, 0).fix("x"),
+    "unit": lambda: DenseVectors(X).scaled(torch.ones(3)),
+    "shift": lambda: GaussianPosterior.from_precision(torch.eye(2), None),
+    "sequences": lambda: Ragged.of("x"),
+    "longest": lambda: Ragged(torch.arange(3), torch.tensor([1, 2])).cut("x"),
+    "step": lambda: TemperatureAnnealing().temperature("x"),
+    "latent": lambda: GumbelSoftmax(mapping=Softmax()).decode(X, "x"),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_name_the_argument_of_another_type(name):
+    with pytest.raises(LitSparseError, match=f"Expected (argument `)?.*{name}"):
+        METHODS[name]()
+
+
+def test_an_error_with_right_arguments_stays():
+    @explained
+    def half(number: float):
+        raise TypeError("own")
+
+    with pytest.raises(TypeError, match="own"):
+        half(1.0)
+    with pytest.raises(LitSparseError, match="`number` to be a number but got 'x'"):
+        half("x")
 
 
 @pytest.mark.parametrize("options", [{"dynamo": False}, {"foo": 1}, {"dynamic_shapes": "x"}])

@@ -15,6 +15,7 @@ from typing_extensions import override
 from lit_sparse.checks import check_tensor
 from lit_sparse.estimators.base import Estimator, Expectation, Latent, LatentBatch, LossFunction
 from lit_sparse.estimators.latents import Bits, Categories, LatentDistribution, widened
+from lit_sparse.ground.arguments import explained
 from lit_sparse.mappings import SparseMapping
 
 __all__ = ["Decoded", "Evaluation", "Sampler"]
@@ -139,6 +140,7 @@ class Sampler(Estimator):
         )
 
 
+@explained
 def with_gradient_of(value: Tensor, surrogate: Tensor) -> Tensor:
     """Return a value whose gradient is its own plus the gradient of a surrogate of the same shape.
 

@@ -16,7 +16,7 @@ from typing_extensions import Self
 
 from lit_sparse.errors import ConfigurationError, LitSparseError, full_name
 
-__all__ = ["KeepsArguments", "check_types", "checked", "constructor_parameters", "hints_of", "shown_arguments"]
+__all__ = ["KeepsArguments", "check_types", "checked", "constructor_parameters", "explained", "hints_of", "shown_arguments"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 #: Type of an argument -> what a message calls it.
@@ -92,17 +92,27 @@ def _bind(cls: type, self: object, args: tuple[Any, ...], options: dict[str, Any
 
 
 def check_types(namespace: Mapping[str, Any]) -> None:
-    """Make the constructors of a subpackage's public classes, and of their bases, check argument types; see :func:`checked`.
+    """Make the public classes of a subpackage, and their bases, check argument types.
+
+    Constructors check every call; see :func:`checked`. Public methods check the calls that fail; see :func:`explained`. Methods
+    of other packages that are overridden, such as ``forward`` or the hooks of Lightning, stay as they are.
 
     Args:
         namespace: globals of the subpackage.
     """
     for made in (namespace[name] for name in namespace["__all__"]):
         for kind in inspect.getmro(made) if isinstance(made, type) else ():
+            if not kind.__module__.startswith("lit_sparse."):
+                continue
             init = vars(kind).get("__init__")
             is_output = is_dataclass(kind) and not hasattr(kind, "__post_init__")  # the package makes many in each step
-            if isinstance(init, types.FunctionType) and kind.__module__.startswith("lit_sparse.") and not is_output:
+            if isinstance(init, types.FunctionType) and not is_output:
                 kind.__init__ = checked(init)  # type: ignore[misc]
+            others = {name for base in kind.__mro__ if not base.__module__.startswith("lit_sparse.") for name in vars(base)}
+            for name, method in list(vars(kind).items()):
+                inner = getattr(method, "__func__", method)  # of a class method
+                if isinstance(inner, types.FunctionType) and not name.startswith("_") and name not in others:
+                    setattr(kind, name, explained(inner) if inner is method else type(method)(explained(inner)))
 
 
 def checked(function: Function) -> Function:
@@ -130,6 +140,33 @@ def checked(function: Function) -> Function:
             raise
         _compare(function, args, options)
         return result
+
+    called.checks_types = True  # type: ignore[attr-defined]
+    return called  # type: ignore[return-value]
+
+
+def explained(function: Function) -> Function:
+    """Return a function that, where it fails for an argument of another type than annotated, raises an error that names it.
+
+    A call that succeeds costs nothing more, unlike with :func:`checked`.
+
+    Args:
+        function: any function with annotations.
+    """
+    if hasattr(function, "checks_types"):
+        return function
+
+    @wraps(function)
+    def called(*args: Any, **options: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return function(*args, **options)
+        try:
+            return function(*args, **options)
+        except LitSparseError:
+            raise
+        except (TypeError, AttributeError, RuntimeError) as error:
+            _compare(function, args, options, error)
+            raise
 
     called.checks_types = True  # type: ignore[attr-defined]
     return called  # type: ignore[return-value]
@@ -195,8 +232,8 @@ def _fits(value: Any, hint: Any) -> bool:
         listed = isinstance(value, Sequence) and not isinstance(value, str | bytes)
         numbers = inner[0] in (int, float) and getattr(value, "ndim", 0) > 0
         return numbers or (listed and all(_fits(one, inner[0]) for one in value))
-    if isinstance(origin, type):  # a text is no collection of texts
-        return isinstance(value, origin) and not (inner[:1] == (str,) and isinstance(value, str))
+    if isinstance(origin, type):  # a text is no collection
+        return isinstance(value, origin) and not isinstance(value, str)
     checkable = isinstance(hint, type) and hint is not Any and not getattr(hint, "_is_protocol", False)
     return not checkable or not getattr(hint, "exclusive", True) or isinstance(value, hint)
 
