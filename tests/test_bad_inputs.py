@@ -197,6 +197,7 @@ CASES = {
     "stage of a table": lambda: SyntheticRegressionDataModule().setup("val"),
     "gradient of a number": lambda: with_gradient_of(1.0, torch.ones(3)),
     "checkpoint 3": lambda: RobustClassifier.load_from_checkpoint(3),
+    "penalty of integers": lambda: JumpReLU(2).penalty(X.long()),
     "memory of numbers": lambda: beam_search(print, {"a": 1}, {}, bos=0, eos=1, limits=ONE),
 }
 
