@@ -180,7 +180,7 @@ class LitSparseCLI(CommandLine):
         if not self._execute:
             return
         if self.run_folder is not None and self.trainer.is_global_zero and not self._quiet:
-            print(f"run folder: {self.run_folder}", flush=True)
+            print(printable(f"run folder: {self.run_folder}"), flush=True)
         try:
             with warnings.catch_warnings(), self.folder_if_used(), told_as(self._run_error):
                 if subcommand != "fit":  # the callbacks of training are not needed for scoring
@@ -241,8 +241,8 @@ class LitSparseCLI(CommandLine):
                 for line in best_metrics(read_metrics(self.run_folder), *monitor_of(self.model), self.model):
                     print(line)
             line = self._next("fit", "last") if continue_it else self._next("test", "best", "last")
-            print(line or "no checkpoint was written")
+            print(printable(line or "no checkpoint was written"))
         if self.command == "predict":
             for path in sorted(self.run_folder.glob("predictions*")):
                 print(printable(f"predictions: {path}"))
-        print(f"run folder: {self.run_folder}", flush=True)
+        print(printable(f"run folder: {self.run_folder}"), flush=True)

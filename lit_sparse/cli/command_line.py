@@ -20,7 +20,7 @@ from lit_sparse.cli.callbacks import SaveConfig
 from lit_sparse.cli.checkpoints import StoredModel, changes_of_run, read_for
 from lit_sparse.cli.configs import Given
 from lit_sparse.cli.help import USAGES
-from lit_sparse.cli.loggers import ROWS
+from lit_sparse.cli.loggers import Kept, kept_by
 from lit_sparse.cli.messages import SAID, START
 from lit_sparse.cli.parser import Parser
 from lit_sparse.cli.stopping import say_less
@@ -87,7 +87,7 @@ class CommandLine(LightningCLI):
         self._execute = execute
         self._checkpoint: Path | None = None
         self._resumed_step: int | None = None
-        self._kept_rows: int | None = None
+        self._kept_rows: Kept = None, None
         self._limits: Limits | None = None
         self._optimizer_options: dict[str, Any] = {}
         self.run_folder: Path | None = None
@@ -149,7 +149,7 @@ class CommandLine(LightningCLI):
             within = self._checkpoint.parents[1] if newest else None
             checkpoint = read_for(self.command, self._checkpoint, repr(shown), within)
             if self.command == "fit":
-                self._resumed_step, self._kept_rows = checkpoint.get("global_step"), checkpoint.get(ROWS)
+                self._resumed_step, self._kept_rows = checkpoint.get("global_step"), kept_by(checkpoint)
             self._limits = Limits.of(repr(shown), checkpoint["state_dict"])
             notes += self._merge(parser, args, shown, checkpoint)
             self._options()["ckpt_path"] = shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,10 @@ class DiskError(LitSparseError, OSError):
 
 
 class WholeFiles(TorchCheckpointIO):
-    """Checkpoint plugin that writes to a temporary file and renames it, so a checkpoint is complete or absent."""
+    """Checkpoint plugin that writes to a temporary file and renames it, so a checkpoint is complete or absent.
+
+    Times of change follow the order of writing, even if a clock was set back: a continued run tells later files by them.
+    """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         """Write a checkpoint completely, or leave an earlier file of that name unchanged.
@@ -37,6 +41,9 @@ class WholeFiles(TorchCheckpointIO):
         try:
             with replaced(target, "wb") as file:
                 torch.save(checkpoint, file)
+            times = [path.stat().st_mtime_ns for path in target.parent.glob("*.ckpt") if path != target and path.is_file()]
+            if (latest := max(times, default=0)) >= target.stat().st_mtime_ns:
+                os.utime(target, ns=(latest + 1, latest + 1))
         except (OSError, RuntimeError) as error:
             cause = cause_of(error, OSError) or error  # torch's error hides the system's
             reason = getattr(cause, "strerror", None) or " ".join(str(cause).split()).rstrip(".")

@@ -11,13 +11,23 @@ from lit_sparse.cli.callbacks import as_list
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.files import open_to_append, replaced
 from lit_sparse.ground.stored import read_table
-from lit_sparse.lightning.choice import CSVLogger, ExperimentWriter, Logger, TensorBoardLogger, pl, rank_zero_only
+from lit_sparse.lightning.choice import (
+    CSVLogger,
+    ExperimentWriter,
+    Logger,
+    TensorBoardLogger,
+    pl,
+    rank_zero_info,
+    rank_zero_only,
+)
 from lit_sparse.lightning.internals import next_row
-from lit_sparse.runs.checkpoint_files import ROWS
+from lit_sparse.runs.checkpoint_files import LOGGED_STEP, ROWS, leaves
 
-__all__ = ["ROWS", "RowsBeforeCheckpoint", "RunBoard", "RunCSVLogger", "run_loggers"]
+__all__ = ["ROWS", "RowsBeforeCheckpoint", "RunBoard", "RunCSVLogger", "kept_by", "run_loggers"]
 
 Row = dict[str, Any]
+#: Number of rows of ``metrics.csv`` at a checkpoint, and the step of Lightning's last ones; None where it is not known.
+Kept = tuple[int | None, int | None]
 
 
 class _RowAhead(Logger):
@@ -48,9 +58,13 @@ class _Continued(ExperimentWriter):
         log_dir: folder of the file.
         kept: number of rows of an existing file to keep; None to keep the rows before the step ``before``.
         before: step before which rows are kept.
+        step: step of Lightning's rows at the checkpoint; None if it is not known.
+
+    Raises:
+        ConfigurationError: if the file has fewer rows than are to be kept.
     """
 
-    def __init__(self, log_dir: str, kept: int | None, before: int | None) -> None:
+    def __init__(self, log_dir: str, kept: int | None, before: int | None, step: int | None = None) -> None:
         super().__init__(log_dir)
         self.path = Path(self.metrics_file_path)
         self.rows = 0
@@ -62,6 +76,13 @@ class _Continued(ExperimentWriter):
             raise ConfigurationError(
                 f"Expected {kept} rows in {str(self.path)!r}, as when the checkpoint was written, but got {len(rows)}. Restore"
                 " the file, or remove it to log anew."
+            )
+        if kept is not None and step is not None and any(_is_before(row, step) for row in rows[kept:]):
+            whole = self.path.with_name(f"metrics_{len(rows)}.csv")
+            with replaced(whole, "wb") as file:
+                file.write(self.path.read_bytes())
+            rank_zero_info(
+                f"note: the checkpoint has {kept} rows of {self.path.name}, fewer than its step; all are in {whole.name}"
             )
         if kept is None and before is not None:
             rows = [row for row in rows if row.get("step") and float(row["step"]) < before]
@@ -101,6 +122,11 @@ class _Continued(ExperimentWriter):
         self.rows = len(rows)
 
 
+def _is_before(row: Row, step: int) -> bool:
+    """Return whether Lightning logged a row at an earlier step; a row without an epoch has a step of the user's."""
+    return bool(row.get("epoch") and row.get("step")) and float(row["step"]) < step
+
+
 class RunCSVLogger(_RowAhead, CSVLogger):
     """Logger that writes metrics to ``metrics.csv`` in the run folder, and appends to an existing file.
 
@@ -108,18 +134,20 @@ class RunCSVLogger(_RowAhead, CSVLogger):
         folder: the run folder.
         kept: number of rows of an existing file to keep, from the checkpoint of a resumed run.
         resumed_step: step before which rows are kept, for a checkpoint without a number of rows.
+        logged_step: step of the rows that Lightning logged last before the checkpoint.
     """
 
-    def __init__(self, folder: str, kept: int | None = None, resumed_step: int | None = None) -> None:
+    def __init__(
+        self, folder: str, kept: int | None = None, resumed_step: int | None = None, logged_step: int | None = None
+    ) -> None:
         super().__init__(save_dir=folder, name="", version="", flush_logs_every_n_steps=50)
-        self._kept = kept
-        self._resumed_step = resumed_step
+        self._continued = kept, resumed_step, logged_step
 
     @property
     def experiment(self) -> Any:
         """The writer of the CSV file on the first process; Lightning's dummy, whose methods do nothing, on the others."""
         if self._experiment is None and not getattr(rank_zero_only, "rank", 0):
-            self._experiment = _Continued(self.log_dir, self._kept, self._resumed_step)
+            self._experiment = _Continued(self.log_dir, *self._continued)
         return super().experiment
 
     def sync(self) -> int:
@@ -157,17 +185,23 @@ class RowsBeforeCheckpoint(pl.Callback):
                 logger.experiment.flush()
 
 
-def run_loggers(folder: Path, asked: Any, kept: int | None, resumed_step: int | None, board: bool) -> list[Logger]:
+def kept_by(checkpoint: dict[str, Any]) -> Kept:
+    """Return how many rows a run keeps that continues from a checkpoint, and their last step; its counters were checked."""
+    steps = [value for place, value in leaves("", checkpoint.get("loops"), "") if place.endswith(LOGGED_STEP)]
+    return checkpoint.get(ROWS), min(steps, default=None)
+
+
+def run_loggers(folder: Path, asked: Any, kept: Kept, resumed_step: int | None, board: bool) -> list[Logger]:
     """Return the loggers of a run; the logger of ``metrics.csv`` comes first.
 
     Args:
         folder: the run folder.
         asked: the user's loggers, which replace TensorBoard's; None or True for none.
-        kept: number of rows of ``metrics.csv`` that a resumed run keeps; None if the checkpoint does not store it.
+        kept: number of rows of ``metrics.csv`` that a resumed run keeps, and their last step; see :func:`kept_by`.
         resumed_step: step at which a resumed run continues; None for a new run.
         board: whether to also write TensorBoard events.
     """
-    own = RunCSVLogger(str(folder), kept, resumed_step)
+    own = RunCSVLogger(str(folder), kept[0], resumed_step, kept[1])
     if asked is None or asked is True:
         return [own, RunBoard(str(folder), resumed_step)] if board else [own]
     return [own, *as_list(asked)]

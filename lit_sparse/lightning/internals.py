@@ -283,7 +283,8 @@ def next_row(trainer: pl.Trainer) -> tuple[dict[str, Any], int] | None:
     metrics = {name: value.item() if isinstance(value, Tensor) else value for name, value in connector.metrics["log"].items()}
     if not metrics:
         return None
-    step = int(metrics.pop("step", step))
+    if "step" in metrics:  # the user's, for which Lightning adds no epoch
+        return metrics, int(metrics.pop("step"))
     return {"epoch": trainer.current_epoch, **metrics}, step
 
 

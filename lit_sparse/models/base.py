@@ -264,7 +264,8 @@ class LitSparseModule(ObjectiveModule):
             self._limits = limits_of(self.trainer)
             for logger in self.trainer.loggers:
                 logger.log_hyperparams(describe_run(self, getattr(self.trainer, "datamodule", None)))
-            self.stage_metrics("train")
+            for kind in ("train", "val"):  # a run that has ended is not validated again, but prints its table
+                self.stage_metrics(kind)
             after_restore(self.trainer, self._begin_weights)
 
     def _begin_weights(self) -> None:

@@ -21,6 +21,7 @@ from lit_sparse.runs.torch_files import SUGGESTION, leaves, read_torch_file
 from lit_sparse.runs.trust import trusting
 
 __all__ = [
+    "LOGGED_STEP",
     "ROWS",
     "SUGGESTION",
     "WRITTEN",
@@ -41,8 +42,9 @@ Loaded = TypeVar("Loaded")
 OLD_KEYS = ("hparams", "module_arguments", "checkpoint_callback_best_model_path", "checkpoint_callback_best")
 #: Keys under which ModelCheckpoint keeps the files that it has written and later removes.
 WRITTEN = ("best_model_path", "kth_best_model_path", "last_model_path")
-#: Counters of Lightning's progress.
-COUNTERS = {"ready", "started", "processed", "completed"}
+#: Last name of Lightning's step of logged rows, and of the counters of its progress.
+LOGGED_STEP = "_batches_that_stepped"
+COUNTERS = {"ready", "started", "processed", "completed", LOGGED_STEP}
 #: Key of the number of rows in ``metrics.csv`` when the checkpoint was written, if the run has that file.
 ROWS = "metrics_rows"
 #: Examples of what a run continues with besides Lightning's states.

@@ -125,14 +125,19 @@ class RunStatus:
 
     def interrupt(self, why: str, *, began: bool) -> None:
         """Record that the run was interrupted or, if it made no step, restore its earlier status."""
-        if self._former is not None and self._former["state"] == "finished" and not began:
-            self.update(**self._former)
-        else:
-            self.update(state="interrupted", why=why)
+        former = self._former if self._former and self._former["state"] == "finished" and not began else None
+        changes = former or {"state": "interrupted", "why": why}
+        try:
+            self.update(**changes)
+        except OSError:  # such as of a full disk, on which the file itself leaves room for the next one
+            self.path.unlink(missing_ok=True)
+            self.update(**changes)
 
 
 def take(folder: Path) -> RunStatus:
     """Return the status of a run folder that this process takes over, after removing files left half written.
+
+    An empty folder in which no status can be written is removed.
 
     Raises:
         ConfigurationError: if another process has taken it, or it holds anything but files and folders.
@@ -149,6 +154,8 @@ def take(folder: Path) -> RunStatus:
                     inner.unlink(missing_ok=True)
             return RunStatus(path, former)
     except OSError as error:
+        with suppress(OSError):  # it is not empty
+            folder.rmdir()
         raise ConfigurationError(
             f"Expected to write {str(path)!r} but got: {error.strerror or error}. Free space on the disk, or check the"
             " permissions."

@@ -7,6 +7,7 @@ unpickles whatever such a folder holds, which may run any code. Here only plain 
 from __future__ import annotations
 
 import io
+import math
 import pickle
 import zipfile
 import zlib
@@ -31,6 +32,8 @@ __all__ = ["SUGGESTION", "is_sharded", "is_url", "leaves", "local_copy", "read_t
 SUGGESTION = "Use another checkpoint, such as one of checkpoints/ in a run folder."
 #: Bytes by which a tensor may be larger than its part of the file, as expanded ones are.
 MOST_EXPANDED = 2**26
+#: Number of times that the values of a file may be shared between its tensors, beside a few that are expanded.
+MOST_TIMES, MOST_BESIDE = 100, 2**28
 #: Number of values that any checkpoint may hold; lists that stand in lists several times can be billions.
 MOST_SHARED = 10**6
 #: Largest depth of dicts and lists in a checkpoint.
@@ -100,7 +103,7 @@ def read_torch_file(file: str | Path | IO[bytes], source: str, *, within: Path |
 
 
 def _check_tensors(source: str, found: Any, *, stored: bool) -> None:
-    """Check that each tensor is of a kind that can be read, and about as large as its part of the file.
+    """Check that each tensor is of a kind that can be read, and about as large as its part of the file, as are all together.
 
     Args:
         source: name of the file in messages.
@@ -125,6 +128,13 @@ def _check_tensors(source: str, found: Any, *, stored: bool) -> None:
                     f"Expected tensors in {source} whose entries are all stored but got an expanded one at `{place[1:]}`."
                     f" {SUGGESTION}"
                 )
+    dense = [value for _, value in held if stored and isinstance(value, Tensor) and value.layout == torch.strided]
+    storages = {value.untyped_storage()._cdata: value.untyped_storage().nbytes() for value in dense if not value.is_nested}
+    size = sum(value.numel() * value.element_size() for value in dense)
+    if size > MOST_TIMES * sum(storages.values()) + MOST_BESIDE:
+        raise CheckpointError(
+            f"Expected tensors in {source} that share few values but they unpack to {size:,} bytes. {SUGGESTION}"
+        )
 
 
 def _written_out(found: Any, known: dict[int, int]) -> int:
@@ -232,23 +242,38 @@ def _read_shards(folder: Path, source: str) -> dict[str, Any]:
 def _tensors(folder: Path, source: str, listed: Any) -> dict[str, Any]:
     """Return the tensors and other values by name."""
     places = {(index.fqn, tuple(index.offset or ())): place for index, place in listed.storage_data.items()}
-    allowed = sum(path.stat().st_size for path in folder.iterdir())
+    sizes = {}
+    for file in {place.relative_path for place in places.values()}:
+        if Path(file).name != file:
+            raise ValueError(f"{file!r} is not a plain file of it")
+        with open_plain(folder / file, folder) as opened:
+            sizes[file] = opened.seek(0, io.SEEK_END)
+    left = {"bytes": 2 * sum(sizes.values())}  # each is read once, and stored once
+
+    def spend(name: str, size: int) -> None:
+        left["bytes"] -= abs(size)
+        if left["bytes"] < 0:
+            raise ValueError(f"{name} is larger than its files")
+
     flat: dict[str, Any] = {}
 
     def part(name: str, offset: tuple[int, ...]) -> Any:
         place = places[name, offset]
-        if Path(place.relative_path).name != place.relative_path or getattr(place, "transform_descriptors", None):
-            raise ValueError(f"{place.relative_path!r} is not a plain file of it")
+        if getattr(place, "transform_descriptors", None):
+            raise ValueError(f"{name} is transformed")
+        spend(name, place.length)
         with open_plain(folder / place.relative_path, folder) as file:
             file.seek(place.offset)
-            return read_torch_file(io.BytesIO(file.read(min(place.length, allowed))), source)
+            return read_torch_file(io.BytesIO(file.read(max(0, place.length))), source)
 
     for name, entry in listed.state_dict_metadata.items():
         if not hasattr(entry, "chunks"):
             flat[name] = part(name, ())
             continue
-        if torch.empty(entry.size, dtype=entry.properties.dtype, device="meta").nbytes > allowed:
-            raise ValueError(f"{name} is larger than its files")
+        whole = torch.empty(entry.size, dtype=entry.properties.dtype, device="meta")
+        spend(name, whole.nbytes)
+        if sum(math.prod(chunk.sizes) for chunk in entry.chunks) != whole.numel():
+            raise ValueError(f"{name} lacks a part, or has one twice")
         flat[name] = torch.zeros(entry.size, dtype=entry.properties.dtype)
         for chunk in entry.chunks:
             where = tuple(slice(start, start + size) for start, size in zip(chunk.offsets, chunk.sizes, strict=True))

@@ -43,8 +43,8 @@ __all__ = ["main", "parser"]
 MOST = 2**27
 #: Number of bytes that a cell of attention takes in it.
 CELL = 50
-#: Largest number of values from which the importance of options is computed.
-VALUES = 10**6
+#: Largest number of trials times choices of all options from which the importance of options is computed.
+VALUES = 10**5
 #: Dashes of the lines in the legend, as in the figures.
 DASHES = ("none", "6 3", "2 2")
 #: Parts of the names of columns, and what they mean.
@@ -298,7 +298,7 @@ def _search(folder: Path, storage: str | None) -> Search | None:
         raise ConfigurationError(
             f"Expected the trials of a sweep in {storage or str(journal)!r} but got: {reason}. Restore it."
         ) from error
-    choices = [len(getattr(one, "choices", "1")) for trial in trials for one in trial.distributions.values()]
+    choices = [sum(len(getattr(one, "choices", "1")) for one in trial.distributions.values()) for trial in trials]
     importances = {}
     if len(trials) * max(choices, default=0) <= VALUES:
         with warnings.catch_warnings(), suppress(Exception):  # too few trials, no scikit-learn, or values that are all equal

@@ -53,6 +53,15 @@ def test_it_describes_the_best_checkpoint(capsys: pytest.CaptureFixture[str]) ->
     assert out.splitlines()[-1] == f"run folder: {run}"
 
 
+@pytest.mark.gate
+def test_a_continued_run_that_had_ended_prints_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    fit = ["fit", "-c", "soae/digits", *DIGITS[3:], "--trainer.max_epochs=1"]
+    assert main(fit) == 0
+    out = capsys.readouterr().out
+    assert main([*fit, "--ckpt_path=last"]) == 0
+    assert list(table(capsys.readouterr().out)[1].items()) == list(table(out)[1].items())
+
+
 def test_a_training_without_a_validation_prints_no_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*DIGITS, "--trainer.max_epochs=1", "--trainer.check_val_every_n_epoch=5"]) == 0
     first, hint, last = capsys.readouterr().out.splitlines()

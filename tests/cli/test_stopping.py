@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import shlex
 import threading
+import warnings
 from pathlib import Path
 
 import pytest
@@ -90,3 +91,8 @@ def test_a_thread_of_a_logger_that_finds_the_disk_full_prints_no_traceback(
         thread.start()
         thread.join()
     assert found == shown
+
+
+def test_the_seconds_of_the_first_process_are_not_advised_to_be_summed() -> None:
+    with quiet():  # in the tests other warnings are errors
+        warnings.warn("It is recommended to use `self.log('train/seconds', ..., sync_dist=True)` when logging", stacklevel=1)

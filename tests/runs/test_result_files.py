@@ -144,3 +144,14 @@ def test_a_continued_table_has_all_rows_of_its_checkpoint(tmp_path: Path) -> Non
     (tmp_path / "metrics.csv").write_text("epoch,step\n0,1\n")
     with pytest.raises(ConfigurationError, match=r"Expected 2 rows in .* but got 1"):
         RunCSVLogger(str(tmp_path), kept=2).experiment  # noqa: B018
+
+
+def test_a_checkpoint_with_too_small_a_number_of_rows_loses_none(tmp_path: Path) -> None:
+    table = "epoch,step,loss\r\n0,0,1\r\n,1,2\r\n0,1,3\r\n0,1,\r\n0,2,5\r\n"  # one at a step of the user's
+    (tmp_path / "metrics.csv").write_text(table, newline="")
+    RunCSVLogger(str(tmp_path), 4, 2, 2).experiment  # noqa: B018
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.csv"], "the row of the checkpoint's own step is logged again"
+    assert len(read_metrics(tmp_path)) == 4
+    RunCSVLogger(str(tmp_path), 1, 2, 2).experiment  # noqa: B018
+    assert len((tmp_path / "metrics_4.csv").read_text().splitlines()) == 5
+    assert len(read_metrics(tmp_path)) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pickle
 from collections.abc import Callable
@@ -72,6 +73,16 @@ def grown(listed: Any) -> None:
     listed.state_dict_metadata["state_dict.a.weight"].size = torch.Size([2**20, 2**20])
 
 
+def shared(listed: Any) -> None:
+    """Many tensors that are all one part of a file."""
+    (index, place), *_ = ((index, place) for index, place in listed.storage_data.items() if index.fqn == "state_dict.a.weight")
+    for number in range(9):
+        name = f"state_dict.b{number}"
+        listed.state_dict_metadata[name] = listed.state_dict_metadata[index.fqn]
+        listed.storage_data[dataclasses.replace(index, fqn=name)] = place
+        listed.planner_data[name] = ("state_dict", f"b{number}")
+
+
 def acting_value(folder: Path) -> None:
     written(folder, acts=Acts())
 
@@ -81,6 +92,11 @@ BAD: dict[str, tuple[Callable[[Path], None], str]] = {
     "a value that acts": (acting_value, "cannot be read"),
     "files elsewhere": (edited(moved), "is not a plain file of it"),
     "a size that the files do not have": (edited(grown), "larger than its files"),
+    "a tensor without its part": (
+        edited(lambda listed: listed.state_dict_metadata["state_dict.a.weight"].chunks.clear()),
+        "lacks a part",
+    ),
+    "one part for many tensors": (edited(shared), "larger than its files"),
     "no list": (lambda folder: (folder / ".metadata").write_bytes(b""), "cannot be read"),
     "a list of lists": (edited(lambda listed: listed.planner_data.update(a=("b", 10**12))), "too long"),
 }

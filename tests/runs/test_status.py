@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.runs import status as status_file
 from lit_sparse.runs.status import LARGEST, STATUS, check_plain, logged, read_status, take
 
 TAKES = """
@@ -151,6 +153,38 @@ def test_a_status_whose_file_was_removed_and_taken_by_another_process_is_not_wri
     (tmp_path / STATUS).unlink()
     status.finish("a test")
     assert json.loads((tmp_path / STATUS).read_text())["state"] == "finished"
+
+
+def test_a_run_that_a_full_disk_ends_is_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state, write = take(tmp_path), status_file._write
+
+    def full(path: Path, fields: dict[str, Any]) -> None:
+        if path.exists():  # there is room for one such file
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(path, fields)
+
+    monkeypatch.setattr(status_file, "_write", full)
+    state.interrupt("the disk is full", began=True)
+    found = read_status(tmp_path)
+    assert found is not None
+    assert (found["state"], found["why"]) == ("interrupted", "the disk is full")
+
+
+def test_a_new_folder_on_a_full_disk_is_removed_but_no_folder_with_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, fields: dict[str, Any]) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(status_file, "_write", full)
+    new, former = tmp_path / "1", tmp_path / "0"
+    for folder in (new, former):
+        folder.mkdir()
+    (former / "metrics.csv").touch()
+    for folder in (new, former):
+        with pytest.raises(ConfigurationError, match="No space left on device"):
+            take(folder)
+    assert [*tmp_path.rglob("*")] == [former, former / "metrics.csv"]
 
 
 def test_a_run_that_fails_before_its_first_step_is_as_it_was(tmp_path: Path) -> None:

@@ -402,6 +402,16 @@ def test_lists_that_share_their_items_are_refused(trained: Path, tmp_path: Path)
         lit_sparse.load(tmp_path / "evil.ckpt")
 
 
+@pytest.mark.parametrize("shared", [torch.zeros(1).expand(2**24), torch.zeros(2**20)])
+def test_tensors_that_share_their_values_many_times_are_refused(shared: torch.Tensor, trained: Path, tmp_path: Path) -> None:
+    content = content_of(trained)
+    content["state_dict"] |= {f"more_{number}": shared[:] for number in range(2000)}
+    torch.save(content, tmp_path / "evil.ckpt")
+    assert (tmp_path / "evil.ckpt").stat().st_size < 2**23
+    with pytest.raises(CheckpointError, match=r"tensors in .* that share few values but they unpack to"):
+        lit_sparse.load(tmp_path / "evil.ckpt")
+
+
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
 @pytest.mark.parametrize("kind", ["expanded", "meta", "sparse csr"])
 @pytest.mark.parametrize("place", ["state_dict", "optimizer_states"])

@@ -440,3 +440,16 @@ def test_the_pictures_of_a_page_have_a_limit_in_all(
     monkeypatch.setattr("lit_sparse.studies.report.MOST", 4 * len(PNG))
     assert main(["report", str(tmp_path / "a"), "-o", str(tmp_path / "report.html")]) == 2
     assert "Expected pictures of at most" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("options", "computed"), [(1, True), (60, False)])
+def test_the_importance_of_very_many_choices_is_not_computed(options: int, computed: bool, tmp_path: Path) -> None:
+    optuna = pytest.importorskip("optuna", reason="sweeps need the extra 'sweep'")
+    backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / "journal.log"))
+    study = optuna.create_study(storage=optuna.storages.JournalStorage(backend), study_name=tmp_path.name)
+    study.set_user_attr("settings", {"metrics": ["val/loss"]})
+    spaces = {f"o{number}": optuna.distributions.CategoricalDistribution([*range(1000)]) for number in range(options)}
+    for value in (1, 2, 3):
+        study.add_trial(optuna.create_trial(params=dict.fromkeys(spaces, value), distributions=spaces, value=value))
+    found = report._search(tmp_path, None)
+    assert found is not None and len(found.values) == 3 and bool(found.importances) == computed

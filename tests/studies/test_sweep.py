@@ -36,7 +36,7 @@ optuna = pytest.importorskip("optuna", reason="sweeps need the extra 'sweep'")
 from lit_sparse.runs.result_files import read_metrics  # noqa: E402
 from lit_sparse.studies.jobs.cell_run import RunOf  # noqa: E402
 from lit_sparse.studies.jobs.logged import check_logged, summarized  # noqa: E402
-from lit_sparse.studies.jobs.processes import call  # noqa: E402
+from lit_sparse.studies.jobs.processes import JobFailedError, call  # noqa: E402
 from lit_sparse.studies.search.storage import _limited  # noqa: E402
 from lit_sparse.studies.search.sweep import Sweep  # noqa: E402
 
@@ -178,6 +178,15 @@ def test_a_sweep_that_was_killed_while_it_wrote_its_journal_continues(tmp_path: 
     assert Sweep([CONFIG], {K: [2]}, ["val/nelbo"], ["minimize"], Path("sweep")).study.user_attrs["name"] == 1
 
 
+def test_a_continued_sweep_whose_sampler_has_a_seed_draws_new_values(tmp_path: Path) -> None:
+    sampler = {"class_path": "optuna.samplers.RandomSampler", "init_args": {"seed": 1}}
+    drawn = []
+    for _ in range(2):
+        sweep = Sweep([CONFIG], {RATE: {"low": 0.0, "high": 1.0}}, ["val/nelbo"], ["minimize"], tmp_path, sampler=sampler)
+        drawn += [sweep.study.ask(sweep.distributions).params[RATE] for _ in range(2)]
+    assert len({*drawn}) == 4
+
+
 KILLED = """
 import os, signal, sqlite3, sys
 database = sqlite3.connect(sys.argv[1], isolation_level=None)
@@ -278,7 +287,7 @@ def test_two_metrics_give_a_front(tmp_path: Path, capsys: pytest.CaptureFixture[
     words += ["--metric", "train/decoder_calls_mean", "--output", str(tmp_path)]
     assert main([*words, "--", "--trainer.max_epochs=1"]) == 0
     assert (tmp_path / "bits" / "front.png").stat().st_size > 5000
-    assert capsys.readouterr().out.count("| **") == 4, "neither trial is better in both values"
+    assert capsys.readouterr().out.count("**") == 8, "both values of both trials: neither is better in both"
 
 
 @pytest.mark.slow
@@ -377,6 +386,36 @@ def test_a_killed_training_is_left_for_the_next_command(tmp_path: Path, monkeypa
     assert again.run(2) == []
     assert begun[2:] == ["trial_0"]
     assert [trial.state for trial in again.study.trials] == [COMPLETE] * 2
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "sys.exit('OSError: [Errno 28] No space left on device')",
+        "sys.exit('lit-sparse: error: Expected to write to the run folder but got: Input/output error.')",
+        "import os; os.kill(os.getpid(), 7)",  # a mapped file that the disk did not hold
+    ],
+)
+def test_a_trial_that_the_machine_ended_is_run_again(ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        call([sys.executable, "-c", f"import sys; {ending}"], tmp_path / "log", 1)
+
+    monkeypatch.setattr(RunOf, "logged", lambda _: [{"val/nelbo": 1.0}])
+    monkeypatch.setattr(RunOf, "train", fail)
+    (tmp_path / "log").write_text("No space left on device\n" * bool("kill" in ending))  # of an earlier command
+    assert sweep_of(tmp_path / "sweep").run(2)
+    monkeypatch.setattr(RunOf, "train", lambda *_: None)
+    again = sweep_of(tmp_path / "sweep")
+    assert again.run(2) == []
+    assert [trial.state for trial in again.study.trials] == [COMPLETE, COMPLETE]
+
+
+def test_a_failure_is_of_the_disk_only_if_the_command_itself_says_so(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("No space left on device\n")
+    with pytest.raises(JobFailedError, match="k must be positive") as caught:
+        call([sys.executable, "-c", "import sys; sys.exit('k must be positive')"], tmp_path / "log", 1)
+    assert type(caught.value) is JobFailedError
+    assert (tmp_path / "log").read_text().endswith("k must be positive\nexit status 1\n")
 
 
 def test_a_sweep_of_which_all_trials_had_failed_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -681,6 +720,15 @@ def test_a_changed_database_is_refused(name: str, tmp_path: Path) -> None:
         database.executescript(change)
     with pytest.raises(ConfigurationError, match=message):
         assert Sweep(*options, storage=f"sqlite:///{path}").study
+
+
+def test_a_stored_value_that_no_float_holds_is_refused(tmp_path: Path) -> None:
+    study = sweep_of(tmp_path / "sweep").study
+    study.tell(study.ask(sweep_of(tmp_path / "sweep").distributions), 1.0)
+    journal = tmp_path / "sweep" / "journal.log"
+    journal.write_text(journal.read_text().replace('"values":[1.0]', f'"values":[1{"0" * 400}]'))
+    with pytest.raises(ConfigurationError, match="to have 1 numbers but got"):
+        assert sweep_of(tmp_path / "sweep").study
 
 
 @pytest.mark.parametrize("values", ["[1.0,2.0]", "[NaN]"])

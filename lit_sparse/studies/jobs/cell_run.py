@@ -124,11 +124,11 @@ class RunOf:
         """Store the settings with which the run is started.
 
         Raises:
-            JobFailedError: if it was started with other settings before.
+            ConfigurationError: if it was started with other settings before.
         """
         begun = self.begun
         if begun is not None and begun != self.settings and (self.trained or self.checkpoint().is_file()):
-            raise JobFailedError(
+            raise ConfigurationError(
                 f"{self.folder.parent} was started with different settings: {'; '.join(changes(begun, self.settings))}."
                 f" Choose another --output, or remove it with {self._begun}."
             )

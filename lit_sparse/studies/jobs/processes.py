@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, Protocol, TextIO
 
-from lit_sparse.errors import LitSparseError, Terminated, refusal_of_system, terminable
+from lit_sparse.errors import DISK_IS_FULL, LitSparseError, Terminated, refusal_of_system, terminable
 from lit_sparse.ground.files import make_folder, open_to_append
 
 try:
@@ -56,13 +57,16 @@ class JobInterruptedError(JobFailedError):
 
 
 class JobKilledError(JobFailedError):
-    """Error for a command that was killed, as by a system without memory left."""
+    """Error for a command that the machine ended, such as one without memory left, whatever the command's options are."""
 
 
 #: Path -> lock between the threads of this process, on systems without locks of files.
 _LOCKS: defaultdict[Path, threading.Lock] = defaultdict(threading.Lock)
 #: Bytes at the end of a log that a message is made of.
 TAIL = 10_000
+#: Exit statuses of commands that were killed, or had a file that the disk did not hold; and what a failing machine says.
+KILLED = (-9, 137, -7, 135)
+FAULTS = [os.strerror(code) for code in (errno.EACCES, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ESTALE)]
 #: Commands that run on this machine.
 _RUNNING: set[subprocess.Popen[bytes]] = set()
 #: Whether the tasks are being interrupted, so that a command fails for it, whatever its exit status is.
@@ -140,9 +144,11 @@ def call(
 
     Raises:
         JobFailedError: if the command fails.
+        OSError: if it fails because the disk is full.
     """
     make_folder(log.parent)
     with open_to_append(log) as output:
+        begin = os.fstat(output.fileno()).st_size
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
         if start is not None:
             status, stopped = _wait(start(arguments, log), stops)
@@ -152,18 +158,25 @@ def call(
                     arguments, stdout=output, stderr=subprocess.STDOUT, env=environment, pass_fds=tuple(inherited)
                 )
             except OSError as error:
-                raise JobFailedError(f"The command cannot be run: {error.strerror}: {arguments[0]!r}.") from error
+                raise JobKilledError(f"The command cannot be run: {error.strerror}: {arguments[0]!r}.") from error
             _RUNNING.add(local)
             try:
                 status, stopped = _wait(local, stops)
             finally:
                 _RUNNING.discard(local)
     if status != 0 and not stopped:
-        with log.open("rb") as written:
-            written.seek(max(0, written.seek(0, os.SEEK_END) - TAIL))
-            tail = "\n".join(written.read(TAIL).decode(errors="replace").splitlines()[-5:])
         interrupted = status in (130, 143, -2, -15) or _INTERRUPTED.is_set()
-        kind = JobInterruptedError if interrupted else JobKilledError if status in (-9, 137) else JobFailedError
+        with log.open("rb") as written:
+            written.seek(max(begin, written.seek(0, os.SEEK_END) - TAIL))
+            text = written.read(TAIL).decode(errors="replace")
+        tail = "\n".join(text.splitlines()[-5:])
+        full = [code for code in DISK_IS_FULL if os.strerror(code) in text]
+        if full and not interrupted:
+            raise OSError(full[0], f"{os.strerror(full[0])}, as {str(log)!r} says")
+        with open_to_append(log) as output:  # which fails if not even a message fits on the disk
+            output.write("" if interrupted else f"exit status {status}\n")
+        killed = status in KILLED or any(fault in tail for fault in FAULTS)
+        kind = JobInterruptedError if interrupted else JobKilledError if killed else JobFailedError
         raise kind(f"{' '.join(arguments)}\nfailed; the end of {log}:\n{tail}")
 
 

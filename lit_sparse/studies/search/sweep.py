@@ -134,8 +134,10 @@ class Sweep:
         if [direction.name.lower() for direction in found.directions] != list(self.directions):
             raise ConfigurationError(f"{self.folder} was started with different metrics. Choose another --output.")
         self._check_settings(found)
-        for place, trial in enumerate(found.get_trials(deepcopy=False)):
+        for place, trial in enumerate(stored := found.get_trials(deepcopy=False)):
             self._check_trial(place, trial)
+        if stored and self.sampler != "grid":
+            found.sampler.reseed_rng()  # a sampler with a seed would draw the values of the first trials again
         return found
 
     def _open(self, options: dict[str, Any]) -> Any:
@@ -174,7 +176,7 @@ class Sweep:
             trial.number != place
             or any(key.startswith("constraints") for key in attributes)  # a sweep has none
             or not isinstance(attributes.get("fixed_params", {}), dict)
-            or not all(isinstance(value, int | float) for value in trial.intermediate_values.values())
+            or not all(map(_is_number, trial.intermediate_values.values()))
             or (point is not None and (attributes.get("search_space") != self.space or point not in range(self.grid_size)))
         ):
             raise ConfigurationError(
@@ -182,7 +184,7 @@ class Sweep:
                 f" {reprlib.repr(attributes)}. The storage was changed: choose another --output."
             )
         self.params(trial, whole=trial.state.name == "COMPLETE")
-        numbers = [value for value in trial.values or () if isinstance(value, int | float) and not math.isnan(value)]
+        numbers = [value for value in trial.values or () if _is_number(value) and not math.isnan(value)]
         if trial.state.name == "COMPLETE" and len(numbers) != len(self.metrics):
             raise ConfigurationError(
                 f"Expected trial {trial.number} in {self.place} to have {len(self.metrics)} numbers"
@@ -374,6 +376,11 @@ class Sweep:
         runner = self.runner(number, folds=1)
         command = runner.of(next(iter(runner.study.cells)), 0).printing()
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def _is_number(value: Any) -> bool:
+    """Return whether a stored value is a number that a float can hold."""
+    return isinstance(value, float) or (isinstance(value, int) and value.bit_length() < 1024)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
