@@ -23,6 +23,7 @@ from lit_sparse.data import (
     RadialBases,
     Ragged,
     SymmetricNoise,
+    SyntheticRegressionDataModule,
 )
 from lit_sparse.errors import LitSparseError
 from lit_sparse.estimators import Marginalize, TopKMarginalize
@@ -31,7 +32,7 @@ from lit_sparse.ground.directions import directions
 from lit_sparse.mappings import JumpReLU, LearnableEntmax, RegularizedArgmax, Sparsemax
 from lit_sparse.mappings.functional import fusedmax, jump_relu
 from lit_sparse.metrics import Bleu, DeadFraction, ExplainedVariance, MeanOverExamples, MessageStructure, topographic_similarity
-from lit_sparse.models import BayesianRegression, Seq2Seq, mean_metrics
+from lit_sparse.models import BayesianRegression, RobustClassifier, Seq2Seq, mean_metrics
 from lit_sparse.nn import (
     MLP,
     EntailmentNetwork,
@@ -184,6 +185,16 @@ CASES = {
     "draws by 3": lambda: GaussianPosterior(torch.zeros(2), torch.eye(2)).sample(2, 3),
     "inputs in a list": lambda: UnbalancedOTDRO(1.0, 1.0, 0.1).perturb(lambda x: x.sum(-1), [1.0]),
     "trusting a number": lambda: runs.trusting([3]).__enter__(),
+    "a covariance of another dtype": lambda: GaussianPosterior(torch.zeros(2), torch.eye(2).double()),
+    "a precision that is a vector": lambda: GaussianPosterior.from_precision(torch.ones(2), torch.zeros(2)),
+    "one width": lambda: MLP([4]),
+    "no widths": lambda: MLP([]),
+    "weights of integers": lambda: MultiheadAttention(4, 2, dtype=torch.int64),
+    "complex weights": lambda: MultiheadAttention(4, 2, dtype=torch.complex64),
+    "stage of images": lambda: DigitsDataModule().setup("train"),
+    "stage of a table": lambda: SyntheticRegressionDataModule().setup("val"),
+    "checkpoint 3": lambda: RobustClassifier.load_from_checkpoint(3),
+    "penalty of integers": lambda: JumpReLU(2).penalty(X.long()),
     "memory of numbers": lambda: beam_search(print, {"a": 1}, {}, bos=0, eos=1, limits=ONE),
 }
 

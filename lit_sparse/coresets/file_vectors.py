@@ -48,14 +48,15 @@ class _RowWise(Vectors):
 
     @override
     def correlate(self, direction: Tensor) -> Tensor:
-        products = self._direction(direction).new_empty(self.shape[0])
+        direction = self._direction(direction)
+        products = direction.new_empty(self.shape[0])
         for start, block in self.blocks():
             products[start : start + len(block)] = row_products(block, None, direction)
         return products
 
     @override
     def correlate_some(self, indices: Tensor, direction: Tensor) -> Tensor:
-        found = torch.empty(len(indices), dtype=self.dtype)
+        direction, found = self._direction(direction), torch.empty(len(indices), dtype=self.dtype)
         for start, rows in self._some(indices):
             found[start : start + len(rows)] = row_products(rows, torch.arange(len(rows)), direction)
         return found

@@ -46,7 +46,7 @@ class GaussianPosterior:
         covariance: (D, D), positive definite.
 
     Raises:
-        DataError: if the shapes do not fit, or the covariance is not finite and symmetric.
+        DataError: if the shapes or dtypes do not fit, or the covariance is not finite and symmetric.
     """
 
     mean: Tensor
@@ -55,7 +55,8 @@ class GaussianPosterior:
     def __post_init__(self) -> None:
         check_tensor(self.mean, "a floating mean (D,)", shape=(None,), dtypes=FLOATS, error=DataError)
         square = (len(self.mean), len(self.mean))
-        check_tensor(self.covariance, f"a floating covariance {square}", shape=square, dtypes=FLOATS, error=DataError)
+        what = f"a covariance {square} of {self.mean.dtype}, as the mean is,"
+        check_tensor(self.covariance, what, shape=square, dtypes=(self.mean.dtype,), error=DataError)
         if not bool(self.mean.isfinite().all()):
             raise DataError("Expected a finite mean but got NaN or infinity. Check the data or the prior.")
         if not _is_symmetric(self.covariance):
@@ -73,9 +74,11 @@ class GaussianPosterior:
         """Return the normal distribution given by its precision matrix (D, D), and the product (D,) of precision and mean.
 
         Raises:
-            DataError: if the precision is not positive definite.
+            DataError: if the shapes or dtypes do not fit, or the precision is not positive definite.
         """
-        factor = _cholesky(precision)
+        check_tensor(shift, "a floating `shift` (D,)", shape=(None,), dtypes=FLOATS, error=DataError)
+        what = f"a precision {(len(shift),) * 2} of {shift.dtype}, as its product with the mean is,"
+        factor = _cholesky(check_tensor(precision, what, shape=(len(shift),) * 2, dtypes=(shift.dtype,), error=DataError))
         covariance = torch.cholesky_inverse(factor)
         return cls(torch.cholesky_solve(shift.unsqueeze(-1), factor).squeeze(-1), 0.5 * (covariance + covariance.mT))
 

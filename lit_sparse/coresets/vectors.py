@@ -71,8 +71,9 @@ class Vectors(VectorSource, ABC):
         """
 
     def _direction(self, direction: Tensor) -> Tensor:
-        """Return a direction after checking that it is (S,); a product with a matrix would have another shape."""
-        return check_tensor(direction, f"a floating direction ({self.shape[1]},)", shape=self.shape[1:], dtypes=FLOATS)
+        """Return a direction in the vectors' dtype, if it is (S,); a product with a matrix would have another shape."""
+        what = f"a floating direction ({self.shape[1]},)"
+        return check_tensor(direction, what, shape=self.shape[1:], dtypes=FLOATS).to(self.dtype)
 
     def correlate_some(self, indices: Tensor, direction: Tensor) -> Tensor:
         """Return the inner products (n,) of the vectors at indices (n,) with a direction (S,)."""
@@ -85,7 +86,8 @@ class Vectors(VectorSource, ABC):
     def combine(self, indices: Tensor, weights: Tensor) -> Tensor:
         """Return the weighted sum (S,) of the vectors at indices (n,), with weights (n,)."""
         rows = self.rows(indices)
-        return check_tensor(weights, f"floating weights ({len(rows)},)", shape=rows.shape[:1], dtypes=FLOATS) @ rows
+        weights = check_tensor(weights, f"floating weights ({len(rows)},)", shape=rows.shape[:1], dtypes=FLOATS)
+        return weights.to(rows.dtype) @ rows
 
     @abstractmethod
     def divided(self, unit: float) -> Vectors:
@@ -261,7 +263,8 @@ class BlockVectors(Vectors):
 
     @override
     def correlate(self, direction: Tensor) -> Tensor:
-        products = self._direction(direction).new_empty(self.shape[0])
+        direction = self._direction(direction)
+        products = direction.new_empty(self.shape[0])
         for start, block in self.blocks():
             products[start : start + len(block)] = block @ direction
         return products

@@ -14,7 +14,7 @@ from torch.utils.data import DistributedSampler, Sampler
 from typing_extensions import Self
 
 from lit_sparse.checks import SEED, Count, check_indices, check_integer, ranges
-from lit_sparse.data.fetched import batches_of, checks_indices, fetched, seeded
+from lit_sparse.data.fetched import batches_of, checks_indices, checks_stage, fetched, seeded
 from lit_sparse.data.loader import MOST_WORKERS, Batch, EpochLoader
 from lit_sparse.data.splits import Split, in_batches, share_of, shuffled
 from lit_sparse.errors import CheckpointError, ConfigurationError, DataError, full_name
@@ -72,6 +72,8 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
         super().__init_subclass__(**options)
         if "fetch" in vars(cls):
             cls.fetch = checks_indices(cls.fetch)  # type: ignore[method-assign,assignment]
+        if "setup" in vars(cls):
+            cls.setup = checks_stage(cls.setup)  # type: ignore[method-assign,assignment,arg-type]
 
     def __init__(
         self,

@@ -17,7 +17,11 @@ from lit_sparse.data.loader import Batch
 from lit_sparse.data.splits import Split
 from lit_sparse.errors import ConfigurationError, full_name
 
-__all__ = ["batches_of", "checks_indices", "fetched", "seeded"]
+__all__ = ["batches_of", "checks_indices", "checks_stage", "fetched", "seeded"]
+
+
+#: Stages of Lightning's trainer.
+STAGES = ("fit", "validate", "test", "predict")
 
 
 def checks_indices(fetch: Callable[[Any, Split, int, Tensor], Batch]) -> Callable[[Any, Split, int, Tensor], Batch]:
@@ -27,6 +31,16 @@ def checks_indices(fetch: Callable[[Any, Split, int, Tensor], Batch]) -> Callabl
     def checked(self: Any, split: Split, epoch: int, indices: Tensor) -> Batch:
         size = self.size(check_choice("split", split, get_args(Split)))
         return fetch(self, split, check_integer("epoch", epoch), check_indices(indices, size))
+
+    return checked
+
+
+def checks_stage(setup: Callable[[Any, str | None], None]) -> Callable[[Any, str | None], None]:
+    """Return the ``setup`` of a data module with a check of its stage: another word would stand for all splits."""
+
+    @wraps(setup)
+    def checked(self: Any, stage: str | None = None) -> None:
+        setup(self, stage if stage is None else check_choice("stage", stage, STAGES))
 
     return checked
 

@@ -195,8 +195,8 @@ def _fits(value: Any, hint: Any) -> bool:
         listed = isinstance(value, Sequence) and not isinstance(value, str | bytes)
         numbers = inner[0] in (int, float) and getattr(value, "ndim", 0) > 0
         return numbers or (listed and all(_fits(one, inner[0]) for one in value))
-    if isinstance(origin, type):  # a text is no collection of texts
-        return isinstance(value, origin) and not (inner[:1] == (str,) and isinstance(value, str))
+    if isinstance(origin, type):  # a text is no collection
+        return isinstance(value, origin) and not isinstance(value, str)
     checkable = isinstance(hint, type) and hint is not Any and not getattr(hint, "_is_protocol", False)
     return not checkable or not getattr(hint, "exclusive", True) or isinstance(value, hint)
 

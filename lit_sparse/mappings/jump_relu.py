@@ -11,6 +11,7 @@ from typing_extensions import Self, override
 from lit_sparse.checks import POSITIVE, SHAPE, Count, check_parameter, ranges
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.distributed import reduce, world_size
+from lit_sparse.ground.tensors import FLOATS, check_tensor
 from lit_sparse.mappings.base import SparseMapping, with_slope
 from lit_sparse.mappings.masking import allowed_scores, along_last, mark_invalid
 
@@ -112,9 +113,10 @@ class JumpReLU(SparseMapping):
         In training, it has a gradient with respect to the thresholds, averaged over the same band as the layer's.
 
         Args:
-            scores: (..., d).
+            scores: (..., d), floating.
         """
         t = self.thresholds
+        check_tensor(scores, "floating scores (..., d)", dtypes=FLOATS)
         above = (scores > t).to(scores.dtype)
         if self._learns:
             above = above + self._slope(scores, t, 1.0, -1)

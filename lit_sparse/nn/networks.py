@@ -21,7 +21,7 @@ class MLP(nn.Sequential):
         sizes: width of the input, of each hidden layer and of the output.
 
     Raises:
-        ConfigurationError: if a width is negative, or too large to be meant.
+        ConfigurationError: for fewer than two widths, or one that is negative, or too large to be meant.
 
     Example:
         >>> MLP([784, 256, 10])[0].in_features
@@ -30,6 +30,8 @@ class MLP(nn.Sequential):
 
     def __init__(self, sizes: Sequence[int]) -> None:
         widths = [check_count("sizes", size, 0, MOST_INPUTS) for size in sizes]
+        if len(widths) < 2:
+            raise ConfigurationError(f"Expected `sizes` to have the widths of the input and the output but got {widths}.")
         layers: list[nn.Module] = []
         for i, (before, after) in enumerate(itertools.pairwise(widths)):
             if i > 0:
@@ -44,8 +46,7 @@ class MLP(nn.Sequential):
         Raises:
             ConfigurationError: for inputs of another shape or dtype.
         """
-        if len(self):
-            check_input("inputs", input, ("...", self.sizes[0]), next(self.parameters(), None))
+        check_input("inputs", input, ("...", self.sizes[0]), next(self.parameters()))
         return super().forward(input)  # type: ignore[no-any-return, no-untyped-call]
 
 

@@ -13,7 +13,7 @@ from typing import IO, Any, TypeVar
 import torch
 from torch import Tensor
 
-from lit_sparse.errors import CheckpointError, LitSparseError, cause_of
+from lit_sparse.errors import CheckpointError, ConfigurationError, LitSparseError, cause_of, full_name
 from lit_sparse.ground.state_checks import ANY, COUNT, SCALAR, DictOf, ListOf, at_most, check_state, is_of_kind
 from lit_sparse.runs.allocation import Limits
 from lit_sparse.runs.builder import Plan, plan, plan_arguments
@@ -170,6 +170,8 @@ def load_module(
     Raises:
         CheckpointError: if the file is not a checkpoint, does not match the model, or names a forbidden class.
     """
+    if not isinstance(file, str | Path) and not hasattr(file, "read"):
+        raise ConfigurationError(f"Expected a path, a URL or an open file as checkpoint but got {full_name(file)}.")
     source = repr(str(file)) if isinstance(file, str | Path) else "the checkpoint"
     content = file if isinstance(file, str | Path) else io.BytesIO(file.read())
     found: Any = read_checkpoint(content, source, map_location, within)

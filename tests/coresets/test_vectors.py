@@ -165,3 +165,14 @@ def test_wrong_directions_weights_and_indices_are_refused(kind: Any, tmp_path: P
     for indices in (torch.tensor([-1]), torch.tensor([6]), torch.tensor([True]), torch.tensor([[0]])):
         with pytest.raises(IndexError, match="Expected indices"):
             vectors.rows(indices)
+
+
+@pytest.mark.parametrize("kind", [DenseVectors, lambda x: BlockVectors(lambda i: x[i], len(x)), None])
+def test_directions_and_weights_of_another_dtype_are_converted(kind: Any, tmp_path: Path) -> None:
+    rows, some = torch.randn(6, 3), torch.tensor([0, 2])
+    vectors = FileVectors.save(rows, tmp_path / "x.npy") if kind is None else kind(rows)
+    for dtype in (torch.float64, torch.float16):
+        direction, weights = torch.tensor([1.0, 2.0, -0.5]).to(dtype), torch.tensor([0.5, 2.0]).to(dtype)
+        torch.testing.assert_close(vectors.correlate(direction), rows @ direction.float())
+        torch.testing.assert_close(vectors.correlate_some(some, direction), rows[some] @ direction.float())
+        torch.testing.assert_close(vectors.combine(some, weights), weights.float() @ rows[some])

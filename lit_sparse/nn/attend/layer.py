@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from lit_sparse.checks import FEATURES, Number, check_flag, ranges
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.ground.tensors import is_dense, shown
+from lit_sparse.ground.tensors import FLOATS, is_dense, shown
 from lit_sparse.mappings import Softmax, SparseMapping
 from lit_sparse.mappings.base import check_mapping, warn_off_simplex
 from lit_sparse.nn.attend.function import Method, attend
@@ -90,6 +90,8 @@ class MultiheadAttention(nn.MultiheadAttention):
             raise ConfigurationError(
                 f"Expected `num_heads` to divide `embed_dim`={embed_dim} but got {num_heads}. Allowed: {divisors}."
             )
+        if dtype not in (None, *FLOATS):
+            raise ConfigurationError(f"Expected argument `dtype` to be a floating dtype or None but got {dtype!r}.")
         if mapping is not None:
             check_mapping(mapping)
             warn_off_simplex(mapping)

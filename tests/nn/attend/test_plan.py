@@ -146,7 +146,7 @@ def test_sparse_refuses_transforms_and_forward_mode() -> None:
     with pytest.raises(ConfigurationError, match="values of dense tensors"):
         attention(*inputs(3, 4, device="meta"), Sparsemax(), method="sparse")
     rows = torch.nested.nested_tensor([torch.randn(3, 8), torch.randn(4, 8)], layout=torch.jagged)
-    with pytest.raises(ConfigurationError, match="values of dense tensors"):
+    with pytest.raises(ConfigurationError, match="a sparse or nested tensor"):
         attention(rows, rows, rows, Sparsemax(), method="sparse", need_weights=False)
     with pytest.raises(ConfigurationError, match=r"`method` to be one of \('auto', 'sparse', 'dense'\) but got 'fast'"):
         attention(*given, Sparsemax(), method="fast")
