@@ -50,7 +50,7 @@ def check_input(name: str, given: Tensor, shape: tuple[int | str, ...], weight: 
 def _check_shape(name: str, given: Tensor, shape: tuple[int | str, ...]) -> None:
     if not isinstance(given, Tensor):
         raise ConfigurationError(f"Expected {name} in a torch tensor but got {full_name(given)}.")
-    if not is_dense(given):
+    if given.layout != torch.strided or given.is_nested:
         raise ConfigurationError(f"Expected {name} in a dense tensor but got {shown(given)}.")
     sizes = shape[1:] if shape[0] == "..." else shape
     got = given.shape[given.dim() - len(sizes) :] if shape[0] == "..." else given.shape

@@ -531,7 +531,7 @@ def test_the_sweep_of_the_documentation(tmp_path: Path, monkeypatch: pytest.Monk
     (command,) = re.findall(r"```bash\nlit-sparse (.*?)\n```", text, re.DOTALL)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "space.yaml").write_text(values)
-    words = command.replace("--trials 12", "--trials 2").split()
+    words = command.replace("\\\n", "").replace("--trials 12", "--trials 2").split()
     assert main([*words, "--trainer.limit_train_batches=2"]) == 0
     assert len((tmp_path / "runs/sweep/ssvae/digits/sweep.csv").read_text().splitlines()) == 3
 

@@ -190,13 +190,13 @@ def choose(operands: Operands, mapping: SparseMapping, method: Method, need_weig
     has_any = programs or way == "blocks"
     if auto and not (query.is_cpu or (has_any and saves(operands))):
         return Plan("dense", "the device has no faster way")
-    traced = not need_weights and (has_any or query.is_cpu) and not query.is_nested and traces_operators()
+    traced = not need_weights and (has_any or query.is_cpu) and traces_operators()
     if not traced:
         if not can_read_values():
             return Plan("dense", "a graph is traced, a transform of torch.func is active, or a mode records operations")
         if forward_mode_active():
             return Plan("dense", "derivatives in forward mode are computed")
-        if query.is_meta or query.is_nested:
+        if query.is_meta:
             return Plan("dense", "it needs the values of dense tensors")
     if threshold is None or not (isinstance(threshold.alpha, Tensor) or threshold.alpha > 1):
         return Plan("dense", f"{mapping!r} is not sparsemax, top-k sparsemax, or entmax with alpha above 1")

@@ -191,7 +191,7 @@ def check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
 
 
 def _check_floating(name: str, given: object, advice: str = "") -> None:
-    if not isinstance(given, Tensor) or not given.is_floating_point() or not is_dense(given):
+    if not isinstance(given, Tensor) or not given.is_floating_point() or given.layout != torch.strided or given.is_nested:
         got = str(given.dtype) if isinstance(given, Tensor) and is_dense(given) else shown(given)
         raise ConfigurationError(f"Expected `{name}` to be a floating tensor but got {got}.{advice}")
 
