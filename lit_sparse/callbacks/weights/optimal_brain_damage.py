@@ -157,11 +157,8 @@ class OptimalBrainDamage(pl.Callback):
         drawn = torch.multinomial(log_probs.detach().float().exp().nan_to_num(0.0) + TINY, 1, generator=generator)
         chosen = log_probs.gather(-1, drawn).sum()
         (slopes,) = torch.autograd.grad(chosen, met["output"])
-        with torch.no_grad():
-            for (
-                name,
-                buffer,
-            ) in model.named_buffers():  # such as the running means of normalization, which count each batch once
+        with torch.no_grad():  # running means of normalization count each batch once
+            for name, buffer in model.named_buffers():
                 buffer.copy_(buffers.get(name, buffer))
         slopes, inputs = slopes.float(), met["input"].float()
         if slopes.dim() > 2:  # an example's derivative is the sum over its positions
