@@ -102,21 +102,11 @@ def make_folder(path: Path) -> None:
         ) from error
 
 
-def _opened(part: Path, mode: str) -> IO[Any]:
-    """Return a new file to write, where the system allows it without a name, so that a killed process leaves nothing of it."""
-    text: dict[str, Any] = {} if "b" in mode else {"newline": "", "encoding": "utf-8"}
-    if hasattr(os, "O_TMPFILE") and Path("/proc/self/fd").is_dir():
-        with suppress(OSError):
-            return os.fdopen(os.open(part.parent, os.O_TMPFILE | os.O_WRONLY, 0o666), mode, **text)
-    return part.open(mode.replace("w", "x"), **text)
-
-
 @contextmanager
 def replaced(path: Path, mode: str) -> Iterator[IO[Any]]:
     """Provide, within a context, a temporary file that replaces ``path`` once it is complete and on disk.
 
-    The temporary file is in the same folder. It has no name while it is written, where the system allows this, and then a
-    random one, which must be new, so a link that waits there is never followed.
+    The temporary file has a random name in the same folder and must be new, so a link that waits there is never followed.
 
     Args:
         path: file to write or replace.
@@ -127,13 +117,12 @@ def replaced(path: Path, mode: str) -> Iterator[IO[Any]]:
     """
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}{PART}")
     make_folder(path.parent)
+    text = {} if "b" in mode else {"newline": "", "encoding": "utf-8"}
     try:
-        with _opened(part, mode) as file:
+        with part.open(mode.replace("w", "x"), **text) as file:  # type: ignore[call-overload]
             yield file
             file.flush()
             os.fsync(file.fileno())
-            if not part.exists():  # Python follows the link to the file only if a folder is given
-                os.link(f"/proc/self/fd/{file.fileno()}", part, src_dir_fd=file.fileno())
         try:
             part.replace(path)
         except IsADirectoryError as error:
@@ -144,7 +133,7 @@ def replaced(path: Path, mode: str) -> Iterator[IO[Any]]:
         full = cause_of(error, OSError) if isinstance(error, OSError) or type(error) is RuntimeError else None  # as torch's
         if full is None or full.errno not in DISK_IS_FULL:
             raise
-        if full.filename is None or str(part) in (full.filename, full.filename2):  # on a full disk
+        if full.filename in (None, str(part)):  # the system names no file when the disk is full
             full.filename = str(path)
         raise full from (None if full is error else error)
     if os.name == "posix":  # also synchronize the new name to the disk

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -41,10 +39,7 @@ def test_nothing_is_appended_through_links_pipes_and_devices(kind: str, tmp_path
     assert (victim.read_text() == "precious") if kind == "link" else not victim.exists()
 
 
-@pytest.mark.parametrize("unnamed", [False, True])
-def test_a_file_is_replaced_without_following_a_link(unnamed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not unnamed:  # as on systems without such files
-        monkeypatch.delattr(os, "O_TMPFILE", raising=False)
+def test_a_file_is_replaced_without_following_a_link(tmp_path: Path) -> None:
     victim, path = tmp_path / "victim", tmp_path / "table.md"
     victim.write_text("precious")
     path.symlink_to(victim)
@@ -53,15 +48,6 @@ def test_a_file_is_replaced_without_following_a_link(unnamed: bool, tmp_path: Pa
         file.write("new")
     assert path.read_text() == "new"
     assert victim.read_text() == "precious"
-
-
-@pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="the system has no files without names")
-def test_a_killed_writer_leaves_nothing(tmp_path: Path) -> None:
-    """Not only in run folders, which are tidied when a run is continued."""
-    write = "with replaced(Path('a'), 'wb') as file: file.write(bytes(10**6)); os.kill(os.getpid(), 9)"
-    code = f"import os; from pathlib import Path; from lit_sparse.ground.files import replaced\n{write}"
-    assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path).returncode == -9
-    assert not [*tmp_path.iterdir()]
 
 
 def test_a_folder_is_not_replaced(tmp_path: Path) -> None:
