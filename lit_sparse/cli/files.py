@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +42,10 @@ class WholeFiles(TorchCheckpointIO):
         try:
             with replaced(target, "wb") as file:
                 torch.save(checkpoint, file)
-            times = [path.stat().st_mtime_ns for path in target.parent.glob("*.ckpt") if path != target and path.is_file()]
-            if (latest := max(times, default=0)) >= target.stat().st_mtime_ns:
-                os.utime(target, ns=(latest + 1, latest + 1))
+            with suppress(OSError):  # the checkpoint is whole
+                times = [path.stat().st_mtime_ns for path in target.parent.glob("*.ckpt") if path != target and path.is_file()]
+                if (latest := max(times, default=0)) >= target.stat().st_mtime_ns:
+                    os.utime(target, ns=(latest + 1, latest + 1))
         except (OSError, RuntimeError) as error:
             cause = cause_of(error, OSError) or error  # torch's error hides the system's
             reason = getattr(cause, "strerror", None) or " ".join(str(cause).split()).rstrip(".")

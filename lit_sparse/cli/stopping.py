@@ -182,9 +182,7 @@ def quiet() -> Iterator[None]:
         warnings.filterwarnings("ignore", message=r"The dirpath has changed from")  # a run continues in a new folder
         warnings.filterwarnings("ignore", message=r"Checkpoint directory .* exists and is not empty")
         warnings.filterwarnings("ignore", message=r"Total length of `list` across ranks is zero")  # no validation
-        warnings.filterwarnings(
-            "ignore", message=r"It is recommended to use `self.log\('train/seconds'"
-        )  # of the first process
+        warnings.filterwarnings("ignore", message=r"It is recommended to use `self.log\('train/seconds'")  # of one process
         try:
             yield
         finally:

@@ -163,7 +163,7 @@ class DenseVectors(Vectors):
 
     @override
     def rows(self, indices: Tensor) -> Tensor:
-        return self.vectors.index_select(0, check_indices(indices, self.shape[0]))
+        return self.vectors.index_select(0, check_indices(indices, self.shape[0]) if self.vectors.is_cpu else indices)
 
     @override
     def correlate_roughly(self, direction: Tensor) -> tuple[Tensor, float]:

@@ -70,6 +70,8 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        if not cls.__module__.startswith("lit_sparse."):
+            return
         if "fetch" in vars(cls):
             cls.fetch = checks_indices(cls.fetch)  # type: ignore[method-assign,assignment]
         if "setup" in vars(cls):

@@ -80,7 +80,7 @@ def _merged(parts: Tensor) -> Tensor:
     """
     counts, variations, means = parts[:, 0], parts[:, 1], parts[:, 2:]
     shares = (counts / counts.sum().clamp_min(1)).unsqueeze(-1)
-    first = means[counts.argmax()]  # of a part with vectors; the mean is exactly it, if all are equal
+    first = means.index_select(0, counts.argmax().reshape(1))[0]  # of a part with vectors; it is the mean if all are equal
     mean = first + (shares * (means - first)).sum(0)
     between = (counts.unsqueeze(-1) * (means - mean).square()).sum()
     return torch.cat([torch.stack([counts.sum(), variations.sum() + between]), mean])

@@ -57,17 +57,17 @@ class StageMetrics(nn.ModuleDict):
             groups: (B,) group of each example; names with B values, or one per labelled example, are averaged by group.
             labels: (B,) label of each example, negative if it has none.
         """
-        of_labelled = groups[labels >= 0] if groups is not None and getattr(labels, "shape", None) == groups.shape else None
         for name, metric in self.items():
             values = per_example.get(metric.value if isinstance(metric, GroupMeans) else name)
             if values is None:
                 continue
             if isinstance(metric, MeanOverExamples):
                 metric.update(values)
-            elif isinstance(metric, GroupMeans):
-                own = next((some for some in (groups, of_labelled) if some is not None and some.shape == values.shape), None)
-                if own is not None:
-                    metric.update(values, own)
+            elif isinstance(metric, GroupMeans) and groups is not None:
+                if groups.shape != values.shape and getattr(labels, "shape", None) == groups.shape:
+                    groups = groups[labels >= 0]
+                if groups.shape == values.shape:
+                    metric.update(values, groups)
 
     def log(self, model: pl.LightningModule, stage: str, count_name: str) -> None:
         """Log the metrics of an epoch, except means without values.

@@ -60,7 +60,7 @@ def _check_shape(name: str, given: Tensor, shape: tuple[int | str, ...]) -> None
 
 
 def check_state(what: str, given: dict[str, Tensor], shapes: dict[str, tuple[int | str, ...]], weight: Tensor) -> None:
-    """Raise an error unless a dict of tensors, such as a memory, has the entries of one model and batch, and no others.
+    """Raise an error unless a dict of tensors, such as a memory, has the entries of one model and batch, and maybe others.
 
     Args:
         what: name of the dict in the message.
@@ -71,12 +71,13 @@ def check_state(what: str, given: dict[str, Tensor], shapes: dict[str, tuple[int
     Raises:
         ConfigurationError: naming what is wrong.
     """
-    if not isinstance(given, dict) or given.keys() != shapes.keys():
+    if not isinstance(given, dict) or not shapes.keys() <= given.keys():
         got = f"one with {', '.join(map(str, given))}" if isinstance(given, dict) else full_name(given)
         raise ConfigurationError(f"Expected the {what} of this model, with {', '.join(shapes)}, but got {got}.")
-    sizes: dict[int | str, int | str] = {}
+    sizes: dict[str, int] = {}
     for name, letters in shapes.items():
-        entry, shape = f"{name!r} of the {what}", tuple(sizes.get(size, size) for size in letters)
+        entry = f"{name!r} of the {what}"
+        shape = tuple(sizes.get(size, size) if isinstance(size, str) else size for size in letters)
         if name == "mask":
             _check_shape(entry, given[name], shape)
             check_mask(given[name], "a position is allowed")
@@ -116,6 +117,6 @@ def check_ids(name: str, given: Tensor, size: int) -> None:
 def embedded(name: str, given: Tensor, embedding: nn.Module) -> Tensor:
     """Return the vectors of ids, which are checked if the embedding is torch's; see :func:`check_ids`."""
     if isinstance(embedding, nn.Embedding):
-        check_ids(name, given, embedding.num_embeddings)
+        check_ids(name, given, embedding.weight.shape[0])
     vectors: Tensor = embedding(given)
     return vectors

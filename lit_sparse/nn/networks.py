@@ -46,7 +46,7 @@ class MLP(nn.Sequential):
         Raises:
             ConfigurationError: for inputs of another shape or dtype.
         """
-        check_input("inputs", input, ("...", self.sizes[0]), next(self.parameters()))
+        check_input("inputs", input, ("...", self.sizes[0]), next(self.parameters(), None))
         return super().forward(input)  # type: ignore[no-any-return, no-untyped-call]
 
 

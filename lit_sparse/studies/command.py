@@ -55,8 +55,8 @@ def main(arguments: Sequence[str]) -> int:
     written = write(runner)
     if not written and options.tables:
         raise ConfigurationError(f"{runner.rows.path} has no rows: nothing is finished yet.")
-    print(*written, sep="\n")
     if written:
+        print(*written, sep="\n")
         table = page(replace(runner.study, notes=[], source=""), runner.stored()[0], aligned=True)
         given = {"--schedule": options.schedule, "--results": str(options.results)}
         words = [word for pair in given.items() if pair[1] not in (None, "results") for word in pair]

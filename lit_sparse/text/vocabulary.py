@@ -225,14 +225,15 @@ class Vocabulary:
     def join(self, tokens: Sequence[str]) -> str:
         """Return the text of a list of tokens."""
         _check_many("tokens", tokens)
+        tokens = list(tokens)
         if wrong := [token for token in tokens if not isinstance(token, str)]:
             raise ConfigurationError(f"Expected `tokens` to be texts but got {full_name(wrong[0])}.")
         if self.kind == "bpe":
             with guarded("The tokens cannot be decoded"):
-                text: str = self._tokenizer.decoder.decode(list(tokens))
+                text: str = self._tokenizer.decoder.decode(tokens)
             return text.strip()
         if self.kind == "moses":
-            return str(_moses(self.language)[1].detokenize(list(tokens)))
+            return str(_moses(self.language)[1].detokenize(tokens))
         return join_words(tokens) if self.kind == "words" else " ".join(tokens)
 
     def get_itos(self) -> list[str]:

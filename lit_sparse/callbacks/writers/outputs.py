@@ -11,12 +11,14 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from torch import Tensor
 from typing_extensions import override
 
 from lit_sparse.callbacks.base import check_folder
 from lit_sparse.errors import DataError, full_name
 from lit_sparse.ground.distributed import gather_objects, gather_to_first, world_size
 from lit_sparse.ground.files import open_to_append, replaced
+from lit_sparse.ground.tensors import shown
 from lit_sparse.lightning.choice import BasePredictionWriter, pl, rank_zero_warn
 
 __all__ = ["PredictionWriter", "Writer", "check_indices", "write_files"]
@@ -122,16 +124,17 @@ class PredictionWriter(Writer):
 
     @override
     def rows_of(self, outputs: Any) -> Iterable[dict[str, Any]]:
-        if not isinstance(outputs, dict):
+        if not isinstance(outputs, dict | None):
             rank_zero_warn(
                 f"PredictionWriter writes nothing: it expects a dict of tensors from predict_step but got {full_name(outputs)}."
             )
         if not isinstance(outputs, dict) or "lines" in outputs:  # text: TextPredictionWriter's
             return []
         columns: dict[str, list[Any]] = {}
-        shapes = {name: tuple(getattr(values, "shape", ())) for name, values in outputs.items()}
-        if len({shape[:1] for shape in shapes.values()} | {()}) > 2 or () in shapes.values():
-            raise DataError(f"Expected tensors (B, ...) from predict_step but got the shapes {shapes}.")
+        tensors = all(isinstance(values, Tensor) and values.dim() for values in outputs.values())
+        if not tensors or len({len(values) for values in outputs.values()}) > 1:
+            got = ", ".join(f"{name} {shown(values)}" for name, values in outputs.items())
+            raise DataError(f"Expected tensors (B, ...) from predict_step but got {got}.")
         for name, values in outputs.items():
             if values.dim() == 1:
                 columns[name] = values.tolist()

@@ -96,10 +96,10 @@ class RecurrentBody(EncoderDecoder):
     @override
     def step(self, embedded: Tensor, memory: State, state: State) -> tuple[Tensor, Tensor, State]:
         check_input("embedded tokens", embedded, ("B", self.width), self.score.weight)
-        self._check_memory(memory, len(embedded))
+        self._check_memory(memory, embedded.shape[0])
         fed = ["fed"] if self.input_feeding else []
         names = [*(f"{name}{layer}" for name in self._carried for layer in range(self.layers)), *fed]
-        check_state("state", state, dict.fromkeys(names, (len(embedded), self.width)), self.score.weight)
+        check_state("state", state, dict.fromkeys(names, (embedded.shape[0], self.width)), self.score.weight)
         x = torch.cat([embedded, state["fed"]], -1) if self.input_feeding else embedded
         after: State = {}
         for layer, parameters in enumerate(self.decoder.all_weights):
@@ -119,7 +119,7 @@ class RecurrentBody(EncoderDecoder):
     @override
     def decode(self, embedded: Tensor, memory: State) -> tuple[Tensor, Tensor]:
         check_input("embedded sentences", embedded, ("B", "L", self.width), self.score.weight)
-        self._check_memory(memory, len(embedded))
+        self._check_memory(memory, embedded.shape[0])
         if not self.input_feeding:
             begin = [memory[name].transpose(0, 1).contiguous() for name in ("h", "c") if name in memory]
             outputs, _ = call_recurrent(self.decoder, embedded, tuple(begin) if len(begin) > 1 else begin[0])

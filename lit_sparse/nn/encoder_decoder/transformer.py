@@ -99,8 +99,8 @@ class TransformerBody(EncoderDecoder):
     @override
     def step(self, embedded: Tensor, memory: State, state: State) -> tuple[Tensor, Tensor, State]:
         check_input("embedded tokens", embedded, ("B", self.width), self.decoder_norm.weight)
-        self._check_memory(memory, len(embedded))
-        check_state("state", state, self._projections(len(embedded), "T"), self.decoder_norm.weight)
+        self._check_memory(memory, embedded.shape[0])
+        check_state("state", state, self._projections(embedded.shape[0], "T"), self.decoder_norm.weight)
         x = self._placed(embedded.unsqueeze(1), state["keys0"].shape[2])
         memory = memory if "keys0" in memory else self.prepare(memory)
         mask = memory["mask"][:, None, None]
@@ -120,7 +120,7 @@ class TransformerBody(EncoderDecoder):
     @override
     def decode(self, embedded: Tensor, memory: State) -> tuple[Tensor, Tensor]:
         check_input("embedded sentences", embedded, ("B", "L", self.width), self.decoder_norm.weight)
-        self._check_memory(memory, len(embedded))
+        self._check_memory(memory, embedded.shape[0])
         length = embedded.shape[1]
         later = torch.ones(length, length, dtype=torch.bool, device=embedded.device).triu(1)
         x = self._placed(embedded, 0)

@@ -88,7 +88,8 @@ class Runner(Workspace):
             held: list that receives the run if another process works on it; None to wait for that process.
 
         Raises:
-            JobFailedError: if the run fails, or was started with other settings.
+            JobFailedError: if the run fails.
+            ConfigurationError: if it was started with other settings.
         """
         path = self.folder / f"{run.place}.lock"
         if held is not None:

@@ -15,7 +15,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, Protocol, TextIO
 
-from lit_sparse.errors import DISK_IS_FULL, LitSparseError, Terminated, refusal_of_system, terminable
+from lit_sparse.errors import LitSparseError, Terminated, refusal_of_system, terminable
 from lit_sparse.ground.files import make_folder, open_to_append
 
 try:
@@ -64,9 +64,10 @@ class JobKilledError(JobFailedError):
 _LOCKS: defaultdict[Path, threading.Lock] = defaultdict(threading.Lock)
 #: Bytes at the end of a log that a message is made of.
 TAIL = 10_000
-#: Exit statuses of commands that were killed, or had a file that the disk did not hold; and what a failing machine says.
+#: Exit statuses of commands that were killed, or had a file that the disk did not hold; and last words of a failing machine.
 KILLED = (-9, 137, -7, 135)
-FAULTS = [os.strerror(code) for code in (errno.EACCES, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ESTALE)]
+FULL = (errno.ENOSPC, errno.EDQUOT)
+FAULTS = [os.strerror(code) for code in (errno.EIO, errno.EMFILE, errno.ENFILE, errno.ESTALE)]
 #: Commands that run on this machine.
 _RUNNING: set[subprocess.Popen[bytes]] = set()
 #: Whether the tasks are being interrupted, so that a command fails for it, whatever its exit status is.
@@ -170,12 +171,13 @@ def call(
             written.seek(max(begin, written.seek(0, os.SEEK_END) - TAIL))
             text = written.read(TAIL).decode(errors="replace")
         tail = "\n".join(text.splitlines()[-5:])
-        full = [code for code in DISK_IS_FULL if os.strerror(code) in text]
+        last = text.rstrip().rpartition("\n")[2]
+        full = [code for code in FULL if os.strerror(code) in last]
         if full and not interrupted:
             raise OSError(full[0], f"{os.strerror(full[0])}, as {str(log)!r} says")
         with open_to_append(log) as output:  # which fails if not even a message fits on the disk
             output.write("" if interrupted else f"exit status {status}\n")
-        killed = status in KILLED or any(fault in tail for fault in FAULTS)
+        killed = status in KILLED or any(fault in last for fault in FAULTS)
         kind = JobInterruptedError if interrupted else JobKilledError if killed else JobFailedError
         raise kind(f"{' '.join(arguments)}\nfailed; the end of {log}:\n{tail}")
 

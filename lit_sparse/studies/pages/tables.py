@@ -109,11 +109,11 @@ def condensed(table: Sequence[Sequence[str]]) -> tuple[list[list[str]], list[str
     for head, *cells in zip(*table, strict=True):
         key = tuple(cell.strip("*") for cell in cells)
         if len(cells) > 1 and kept and {*cells} == {*key[:1]}:  # not in bold, as the best are
-            told["The same in all"].append(f"{head} {key[0]}")
-        elif len(cells) > 1 and key in kept:
+            told["The same in all"] += [] if key[0] == MISSING else [f"{head} {key[0]}"]
+        elif len(cells) > 1 and kept.get(key, [""])[0]:
             told["Shown once"].append(f"{head} = {kept[key][0]}")
         else:
-            kept[key if len(cells) > 1 else (head,)] = [head, *cells]
+            kept[key if len(cells) > 1 and key not in kept else (head,)] = [head, *cells]
     return [*map(list, zip(*kept.values(), strict=True))], [f"{key}: {', '.join(some)}." for key, some in told.items() if some]
 
 

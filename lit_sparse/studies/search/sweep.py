@@ -383,7 +383,7 @@ class Sweep:
             last = (done.stderr.strip() or done.stdout.strip() or f"the status {done.returncode}").splitlines()[-1]
             raise processes.JobFailedError(
                 f"Expected the config of trial_{number} from {' '.join(command)} but got: {last.rstrip('.')}. The trials are"
-                " stored: make the program a LightningCLI, and give the command again."
+                " stored: make the command work, such as of a program that is a LightningCLI, and start the sweep again."
             )
         return done.stdout
 
