@@ -136,6 +136,12 @@ def test_quantized_weights_take_floating_inputs(layer: torch.nn.Module) -> None:
     assert torch.equal(network(x), layer(x))
 
 
+def test_a_network_without_parameters_takes_floating_inputs() -> None:
+    network = MLP([4, 2])
+    network[0] = torch.nn.Identity()
+    assert torch.equal(network(torch.ones(3, 4)), torch.ones(3, 4))
+
+
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
 def test_quantized_inputs_pass_to_quantized_layers() -> None:
     network = MLP([4, 2])

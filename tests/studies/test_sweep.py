@@ -410,6 +410,13 @@ def test_a_trial_that_the_machine_ended_is_run_again(ending: str, tmp_path: Path
     assert [trial.state for trial in again.study.trials] == [COMPLETE, COMPLETE]
 
 
+@pytest.mark.parametrize("said", ["skipped a.png: File too large", "cache: Permission denied", "x: No space left on device"])
+def test_a_failure_is_of_the_machine_only_if_its_last_words_say_so(said: str, tmp_path: Path) -> None:
+    with pytest.raises(JobFailedError) as caught:
+        call([sys.executable, "-c", f"print({said!r}, flush=True); raise ValueError('k')"], tmp_path / "log", 1)
+    assert type(caught.value) is JobFailedError
+
+
 def test_a_failure_is_of_the_disk_only_if_the_command_itself_says_so(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("No space left on device\n")
     with pytest.raises(JobFailedError, match="k must be positive") as caught:

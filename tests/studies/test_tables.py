@@ -15,7 +15,7 @@ from lit_sparse.cli import main
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.studies.jobs.engine import Runner
 from lit_sparse.studies.pages.figures import canvas_of, series
-from lit_sparse.studies.pages.tables import cell_text, markdown, page
+from lit_sparse.studies.pages.tables import cell_text, condensed, markdown, page
 from lit_sparse.studies.plan.load import load_study
 from lit_sparse.studies.plan.presentation import Column, Panel
 from lit_sparse.studies.plan.study import digest
@@ -357,3 +357,8 @@ def test_columns_are_aligned_in_a_terminal() -> None:
     lines = markdown([["trial", "lr"], ["1", "**0.001**"]], aligned=True)
     assert lines == ["| trial |        lr |", "| ----- | --------: |", "| 1     | **0.001** |"]
     assert markdown([["", "a"]], aligned=True) == ["|     |    a |", "| --- | ---: |"]
+
+
+def test_names_are_no_other_column_and_nothing_is_said_of_missing_values() -> None:
+    table = [["", "mapping", "nelbo", "lr"], ["a", "a", "9", "-"], ["b", "b", "8", "-"]]
+    assert condensed(table) == ([line[:3] for line in table], [])

@@ -369,3 +369,7 @@ def test_nothing_is_dropped_at_random() -> None:
     described["tokenizer"]["model"]["dropout"] = 0.5
     read = Vocabulary.from_json(json.dumps(described))
     assert len({str(read.encode(["lowest lower"])) for _ in range(20)}) == 1
+
+
+def test_tokens_of_an_iterator_are_joined() -> None:
+    assert Vocabulary.build(["a b"], kind="spaces").join(token for token in "ab") == "a b"  # type: ignore[arg-type]
