@@ -48,7 +48,7 @@ def test_a_process_without_examples_writes_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize("more", [{"text": ["a"]}, {"scalar": torch.tensor(1.0)}, {"other": torch.ones(2)}])
 def test_columns_of_another_kind_or_length_are_refused(more: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(
-        DataError, match=r"Expected tensors \(B, \.\.\.\) from predict_step but got the shapes \{'index': \(1,\)"
+        DataError, match=r"Expected tensors \(B, \.\.\.\) from predict_step but got index \(1,\) of torch\.int64, "
     ):
         write(tmp_path, batch(0, 1, 2, **more))
 
