@@ -65,13 +65,15 @@ def below(folder: Path, skipped: Collection[str] = ()) -> Iterator[Path]:
             raise ConfigurationError(
                 f"Expected at most {DEEPEST} folders within each other in {str(folder)!r} but got more. Remove them."
             )
-        with suppress(OSError), os.scandir(place) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    if not depth and entry.name in skipped:
-                        continue
-                    pending.append((place / entry.name, depth + 1))
-                yield place / entry.name
+        entries: list[os.DirEntry[str]] = []
+        with suppress(OSError), os.scandir(place) as found:
+            entries = [*found]
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                if not depth and entry.name in skipped:
+                    continue
+                pending.append((place / entry.name, depth + 1))
+            yield place / entry.name
 
 
 def matching(folder: Path, pattern: str) -> list[Path]:

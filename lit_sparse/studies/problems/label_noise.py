@@ -48,8 +48,12 @@ class LabelNoiseCurves(pl.Callback):
         data.setup("test")
         model.eval()
         found = {
-            "curves/loss": robust_loss(model, data.fetch("train", 0, torch.arange(self.train_examples))),
-            "curves/val_accuracy": accuracy(model, data.fetch("val", 0, torch.arange(self.val_examples))),
+            "curves/loss": robust_loss(
+                model, data.fetch("train", 0, torch.arange(min(self.train_examples, data.size("train"))))
+            ),
+            "curves/val_accuracy": accuracy(
+                model, data.fetch("val", 0, torch.arange(min(self.val_examples, data.size("val"))))
+            ),
             "curves/test_accuracy": accuracy(model, data.fetch("test", 0, torch.arange(data.size("test")))),
             "curves/overflows": float(model.risk.measurements().get("overflows", 0)),
         }
