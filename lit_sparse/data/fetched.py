@@ -32,6 +32,7 @@ def checks_indices(fetch: Callable[[Any, Split, int, Tensor], Batch]) -> Callabl
         size = self.size(check_choice("split", split, get_args(Split)))
         return fetch(self, split, check_integer("epoch", epoch), check_indices(indices, size))
 
+    checked.unchecked = fetch  # type: ignore[attr-defined]
     return checked
 
 
@@ -53,7 +54,9 @@ def fetched(data: Any, split: Split, epoch: int, indices: Tensor) -> Batch:
     Raises:
         ConfigurationError: if the batch is None, or its ``index`` has another number of examples.
     """
-    batch = data.fetch(split, epoch, indices)
+    fetch = data.fetch
+    inner = getattr(fetch, "unchecked", None)  # the indices are the data module's own
+    batch = fetch(split, epoch, indices) if inner is None else inner(data, split, epoch, indices)
     index: Any = batch.get("index") if isinstance(batch, dict) else None
     if batch is None or (isinstance(index, Tensor) and index.shape != indices.shape):
         got = "None" if batch is None else f"an `index` {tuple(index.shape)}"

@@ -137,9 +137,9 @@ class TransformerBody(EncoderDecoder):
         check_state("memory", memory, shapes, self.decoder_norm.weight)
 
     def _projections(self, batch: int | str, length: str) -> dict[str, tuple[int | str, ...]]:
-        """Return the shapes of each layer's projected keys and values."""
+        """Return the shapes of the projected keys and values of the first and the last layer, as those of the others are."""
         shape = (batch, self.heads, length, self.width // self.heads)
-        return {f"{kind}{number}": shape for number in range(self.layers) for kind in ("keys", "values")}
+        return {f"{kind}{number}": shape for number in (0, self.layers - 1) for kind in ("keys", "values")}
 
     def _placed(self, embedded: Tensor, first: int) -> Tensor:
         """Scale embeddings (B, L, E) and add their positions, counted from ``first``."""
