@@ -61,8 +61,9 @@ class ExplainedVariance(ExactMetric):
         vectors = vectors.detach().double()
         self.error += (vectors - made.detach()).square().sum()
         if len(vectors):
-            mean = vectors[0] + (vectors - vectors[0]).mean(0)  # exactly the vector, if all are equal
-            own = [mean.new_tensor([len(vectors)]), (vectors - mean).square().sum().reshape(1), mean]
+            shifted = vectors - vectors[0]
+            shift = shifted.mean(0)  # exactly 0, if all vectors are equal
+            own = [shift.new_tensor([len(vectors)]), (shifted - shift).square().sum().reshape(1), vectors[0] + shift]
             self.moments = _merged(torch.stack([self.moments, torch.cat(own)]))
 
     def compute(self) -> Tensor:

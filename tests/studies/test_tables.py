@@ -176,6 +176,9 @@ def test_cells_are_compared_with_the_best(write_study: Callable[..., Path]) -> N
     lines = page(study, rows, samples)
     assert "| slow | -1.00 | -1.00 to -1.00 | 0.010 |" in lines
     assert "| fast | best | - | - |" in lines
+    broken = [row | {"test/bleu": "nan"} if row["cell"] == "slow" else row for row in rows]
+    nothing = [row | {"values": row["values"].replace("30", "nan", 1)} if row["cell"] == "slow" else row for row in samples]
+    assert "| fast | best | - | - |" in page(study, broken, nothing), "without a direction, too, a broken one is not"
     study.columns["bleu"] = replace(study.columns["bleu"], best="min")
     assert "| slow | best | - | - |" in page(study, rows, samples)
 

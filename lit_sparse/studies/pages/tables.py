@@ -6,6 +6,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import pandas as pd
 
@@ -189,6 +190,7 @@ def bootstrap_table(study: Study, rows: Sequence[Row], samples: Sequence[Row]) -
     common = machines(rows)[:1]
     rows = [row for row in rows if machines([row]) in ([], common)]
     column, chosen = study.columns[study.compare.column], {}
+    column = replace(column, best=column.best or "max")  # scores of texts are large where these are good
     for name in study.cells:
         known = [row for row in _of(rows, name) if row.get(column.value)]
         ordered = sorted(zip(by_size(numbers(known, column), column), (row["seed"] for row in known), strict=True))
