@@ -137,7 +137,7 @@ class TransformerBody(EncoderDecoder):
         check_state("memory", memory, shapes, self.decoder_norm.weight)
 
     def _projections(self, batch: int | str, length: str) -> dict[str, tuple[int | str, ...]]:
-        """Return the shapes of the projected keys and values of the first and the last layer, as those of the others are."""
+        """Return the shapes of the projected keys and values of the first and the last layer; all layers have equal ones."""
         shape = (batch, self.heads, length, self.width // self.heads)
         return {f"{kind}{number}": shape for number in (0, self.layers - 1) for kind in ("keys", "values")}
 
