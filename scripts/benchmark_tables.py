@@ -84,6 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         found: dict[str, Any] = (of_lit_sparse if options.way == "lit_sparse" else of_datasets)(options.file)
         print(json.dumps({**found, "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}))
         return
+    options.folder.mkdir(parents=True, exist_ok=True)
     write(options.folder, options.rows)
     print("file, way, rows prepared per second, rows of an epoch per second, peak memory in GiB")
     for name in ("rows.csv", "rows.parquet"):
