@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import re
+from collections import defaultdict
 from functools import cache
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -45,10 +47,28 @@ def text_of(source: dict[str, Any]) -> str:
     if "ranks" in source:
         table = (ROOT / "results" / f"{source['ranks']}.md").read_text()
         return re.findall(rf"^\| {re.escape(source['cell'])} \| \d+ \|.* ([\d.]+) \|$", table, re.MULTILINE)[0]
+    if "ahead" in source:
+        return str(max(ahead_from(source, problem) for problem in source["problems"]))
+    where = {key: value if isinstance(value, list) else [value] for key, value in source["where"].items()}
+    rows = selected(rows_of(source["rows"]), where)
+    if source.get("show") == "total":
+        return f"{sum(float(row[source['value']]) for row in rows):g}"
     options = {key: value for key, value in source.items() if key not in ("rows", "where")}
     column = Column(**{"show": "median", **options})
-    found = numbers(selected(rows_of(source["rows"]), {key: [value] for key, value in source["where"].items()}), column)
+    found = numbers(rows, column)
     return cell_text(found, column).split()[0]
+
+
+def ahead_from(source: dict[str, Any], problem: str) -> int:
+    """Return the smallest size of a coreset from which one method's medians are smaller than another's."""
+    found: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows_of(source["rows"]):
+        if row["problem"] == problem:
+            found[row["selector"]][int(row["k"])].append(float(row[source["value"]]))
+    one, two = (found[selector] for selector in source["ahead"])
+    both = one.keys() & two.keys()
+    behind = max((k for k in both if median(one[k]) >= median(two[k])), default=0)
+    return min(k for k in both if k > behind)
 
 
 def value(text: str) -> float:
@@ -84,6 +104,13 @@ def test_numbers_of_the_text_stand_in_a_table(name: str) -> None:
     values = {abs(value(number)) for number in known if NUMBER.fullmatch(number)}
     text = OTHER.sub(" ", TABLE.sub("", page, count=1) if "table" in source else page)
     assert {number for number in NUMBER.findall(text) if "." in number and abs(value(number)) not in values} == set()
+
+
+@pytest.mark.parametrize("name", [name for name, source in SOURCES.items() if "says" in source])
+def test_sentences_have_the_numbers_of_rows(name: str) -> None:
+    page = " ".join((ROOT / "docs" / f"{name}.md").read_text().split())
+    for said in SOURCES[name]["says"]:
+        assert said["text"].format(*map(text_of, said["of"])) in page
 
 
 def test_published_results_of_studies_are_those_of_the_publications() -> None:
