@@ -134,7 +134,9 @@ def index_sampler(batches: Sequence[Tensor]) -> Any:
 
 
 def settle_counters(trainer: pl.Trainer, loops: dict[str, Any]) -> None:
-    """Change the counters in a checkpoint that is being written to one of three consistent forms.
+    """Make the counters in a checkpoint that is being written agree, so that Lightning resumes where training is.
+
+    That is between two epochs, between two batches, or within a batch, which Lightning runs again.
 
     Args:
         trainer: the trainer that writes the checkpoint.
