@@ -128,9 +128,6 @@ class TableDataModule(RegressionDataModule):
         self._tables = {split: self._made(together[torch.searchsorted(apart, rows)]) for split, rows in held.items()}
         self._stream = stream
 
-    def _made(self, table: Table) -> Table:
-        return Table(self._features_of(table.features), self._target_of(table.target))
-
     @override
     def size(self, split: Split) -> int:
         return len(self._rows) if self.streaming and split == "train" else super().size(split)
