@@ -221,8 +221,7 @@ class TableDataModule(RegressionDataModule):
 
     def _from_table(self, path: Place) -> dict[Split, Columns]:
         table, others = read_numbers(path, self._columns(), [] if self.group is None else [self.group])
-        group = None if self.group is None else np.array(others[self.group])
-        return {"train": (table[:, :-1], table[:, -1], group)}
+        return {"train": (table[:, :-1], table[:, -1], None if self.group is None else np.array(others[self.group]))}
 
     def _from_libsvm(self, path: Place) -> dict[Split, Columns]:
         from sklearn.datasets import load_svmlight_file
