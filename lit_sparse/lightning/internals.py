@@ -98,11 +98,7 @@ def sets_rates(trainer: pl.Trainer) -> bool:
 
 def skip_sanity_check(trainer: pl.Trainer) -> None:
     """Skip the sanity check of this fit, which would overwrite what callbacks store of the last validation."""
-
-    def skip() -> None:
-        del trainer._run_sanity_check
-
-    trainer._run_sanity_check = skip  # type: ignore[method-assign]
+    trainer._run_sanity_check = lambda: delattr(trainer, "_run_sanity_check")  # type: ignore[method-assign]
 
 
 def given_hyperparameters() -> dict[str, Any]:

@@ -103,11 +103,7 @@ def _check(study: Study) -> None:
         raise ConfigurationError(f"{study.path} needs at least one entry in `cells`.")
     _check_values(study)
     for name, cell in study.cells.items():
-        if (
-            cell.function is None
-            and not study.program
-            and all(study.change_of(name, schedule).config is None for schedule in (None, *study.schedules))
-        ):
+        if not (cell.function or study.program or any(study.change_of(name, one).config for one in (None, *study.schedules))):
             raise ConfigurationError(f"{study.path}: cell {name!r} needs a `config` or a `function`, or the study a `program`.")
         check_names(cell.checkpoints.values(), study.cells, f"`checkpoints` of cell {name!r} in {study.path}")
         sources = {*cell.checkpoints.values()}
