@@ -194,8 +194,7 @@ class CommandLine(LightningCLI):
         """Do nothing: Lightning would let the checkpoint silently override the command line."""
 
     def _options(self) -> Namespace:
-        options: Namespace = self.config[self.command]
-        return options
+        return self.config[self.command]  # type: ignore[no-any-return]
 
     def _experiment(self) -> Path:
         """Return the folder of all runs of this experiment, and note its name in the config."""

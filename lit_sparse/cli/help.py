@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from argparse import Action, ArgumentParser, _ArgumentGroup
+from argparse import Action, _ArgumentGroup
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
+
+from lit_sparse.ground.commands import command_parser
 
 __all__ = ["USAGES", "command_parser", "grouped", "plain"]
 
@@ -65,11 +67,6 @@ _HELP = {
     "data": "Class of the data module; `lit-sparse list data` lists them. A config may be given in its place.",
     "ckpt_path": "Path or URL of a checkpoint, or `best` or `last` for one of the newest run of the config.",
 }
-
-
-def command_parser(command: str, description: str, epilog: str | None = None) -> ArgumentParser:
-    """Return the argument parser of a command that runs no model, without its options."""
-    return ArgumentParser(prog=f"lit-sparse {command}", description=description, epilog=epilog, allow_abbrev=False)
 
 
 def plain(text: str) -> str:

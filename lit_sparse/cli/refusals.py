@@ -29,8 +29,6 @@ LEAST = {
     "trainer.log_every_n_steps": 0,
     "trainer.num_sanity_val_steps": -1,
 }
-#: Options that Lightning takes as 0, and then fails or validates never.
-ABOVE_ZERO = ("trainer.val_check_interval",)
 
 
 def check_numbers(options: Namespace) -> None:
@@ -60,11 +58,8 @@ def check_numbers(options: Namespace) -> None:
             raise ConfigurationError(
                 f"Expected `{name}` to be at least {least} but got {number}. Choose another, or leave it out."
             )
-    for name in ABOVE_ZERO:
-        if options.get(name) == 0:
-            raise ConfigurationError(
-                f"Expected `{name}` to be above 0 but got {options[name]}. Choose another, or leave it out."
-            )
+    if options.get(name := "trainer.val_check_interval") == 0:  # which Lightning takes, and then fails or validates never
+        raise ConfigurationError(f"Expected `{name}` to be above 0 but got {options[name]}. Choose another, or leave it out.")
 
 
 def refusal(error: Exception, logged: Collection[str] = ()) -> ConfigurationError | None:

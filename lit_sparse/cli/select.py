@@ -182,8 +182,7 @@ def main(arguments: Sequence[str]) -> int:
             data.setup("fit")
             _select(data, folder, sizes, cli.option("every"))
             if world_size() == 1 and not isinstance(cli.model, NoModel):
-                trainer = cli.option("trainer")
-                _weigh(data, cli.model, folder, trainer.get("max_epochs"))
+                _weigh(data, cli.model, folder, cli.option("trainer").get("max_epochs"))
             cli.finish()
     return 0
 
@@ -214,8 +213,7 @@ def _select(data: CoresetDataModule, folder: Path, sizes: list[int], every: int)
         coreset = data.select(vectors, selector, k, state)
         seconds = time.perf_counter() - began
         uniform = data.select(vectors, Uniform(), k).objective / whole
-        share = coreset.objective / whole
-        values = (k, len(coreset), coreset.objective, share, uniform, seconds)
+        values = (k, len(coreset), coreset.objective, coreset.objective / whole, uniform, seconds)
         rows.append(dict(zip(COLUMNS, map(str, values), strict=True)))
         if is_first():
             coreset.save(folder / "coresets" / f"{k}.npz")

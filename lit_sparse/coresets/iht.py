@@ -274,7 +274,16 @@ def squared_norm(vectors: Vectors, products: int = 50) -> Tensor:
 
 
 def best_step(vectors: Vectors, subspace: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the optimal step size along a gradient (n,) on some examples, and the change of their sum (S,) per unit step."""
+    """Return the step size that minimizes the distance to the target along a gradient of the weights, by exact line search.
+
+    Args:
+        vectors: (N, S).
+        subspace: indices (n,) of the examples whose weights change.
+        gradient: (n,), the inner products of their vectors with the residual.
+
+    Returns:
+        The step size ``||g||^2 / ||V^T g||^2``, and the change ``V^T g`` (S,) of the weighted sum per unit step.
+    """
     change = vectors.combine(subspace, gradient)
     length = change.square().sum()
     return torch.where(length > 0, gradient.square().sum() / torch.where(length > 0, length, 1.0), 0.0), change

@@ -255,8 +255,7 @@ class ActivationDataModule(ResumableDataModule):
         Raises:
             DataError: if a shard is missing or damaged, or does not fit the others.
         """
-        described = read_json(self._place(split, "activations.json")) or {}
-        count = described.get("shards")
+        count = (read_json(self._place(split, "activations.json")) or {}).get("shards")
         if not isinstance(count, int) or not 0 < count < 10**6:
             raise DataError(
                 f"Expected activations in {str(self._place(split))!r} but got none. Call data.prepare_data() first."

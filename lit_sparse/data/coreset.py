@@ -138,8 +138,7 @@ class CoresetDataModule(ResumableDataModule):
     @property
     def batch_size(self) -> int:
         """Examples per training batch and process, by default the same number as in ``base``."""
-        size: int = vars(self).get("_batch_size") or getattr(self.base, "batch_size", None) or self._source.batch_size
-        return size
+        return vars(self).get("_batch_size") or getattr(self.base, "batch_size", None) or self._source.batch_size
 
     @batch_size.setter
     def batch_size(self, value: int) -> None:
@@ -172,22 +171,16 @@ class CoresetDataModule(ResumableDataModule):
 
     @override
     def size(self, split: Split) -> int:
-        if split == "train":
-            return len(self.coreset)
-        size: int = self.base.size(split)  # type: ignore[attr-defined]
-        return size
+        return len(self.coreset) if split == "train" else self.base.size(split)  # type: ignore[attr-defined]
 
     def fetch(self, split: Split, epoch: int, indices: Tensor) -> Batch:
         """Return the coreset's examples at indices (B,) with their weights as a batch, or a batch of another split."""
         if split != "train":
-            other: Batch = self.base.fetch(split, epoch, indices)  # type: ignore[attr-defined]
-            return other
+            return self.base.fetch(split, epoch, indices)  # type: ignore[attr-defined, no-any-return]
         weights = self.coreset.weights
         scale = 1 / float(weights.mean()) if self._normalize else len(weights) / self.coreset.size
-        batch: Batch = with_weights(
-            self._source.fetch(epoch, self.coreset.indices[indices]), (scale * weights[indices]).float()
-        )
-        return batch
+        batch = self._source.fetch(epoch, self.coreset.indices[indices])
+        return with_weights(batch, (scale * weights[indices]).float())  # type: ignore[no-any-return]
 
     @override
     def val_dataloader(self) -> Any:
@@ -335,8 +328,7 @@ class CoresetDataModule(ResumableDataModule):
         if self.trainer is None:
             return coreset
         # Random vectors may differ between processes, so all use the selection of the first.
-        first: Coreset = self.trainer.strategy.broadcast(coreset)
-        return first
+        return self.trainer.strategy.broadcast(coreset)
 
     def objective(self, vectors: Vectors, coreset: Coreset) -> float:
         """Return the objective of a coreset of the training examples, from its indices and weights.

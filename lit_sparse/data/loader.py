@@ -153,10 +153,15 @@ class EpochLoader:
         self._restored = True
 
     def rest(self, epoch: int, batch: int, parts: list[list[int]]) -> Sequence[Tensor]:
-        """Return the indices of the batches of an epoch after the first ``batch``, whose examples are counted in ``parts``.
+        """Return the indices of an epoch's remaining batches, after the first ``batch`` ones.
+
+        Args:
+            epoch: number of the epoch.
+            batch: number of batches before the position.
+            parts: ``[[examples]]``, the number of examples in these batches, as stored with the position.
 
         Raises:
-            CheckpointError: if these batches had other numbers of examples.
+            CheckpointError: if the first ``batch`` batches have another number of examples now.
         """
         batches = self.batch_indices(epoch)
         if [[sum(len(indices) for indices in batches[:batch])]] != parts:

@@ -129,9 +129,7 @@ class ReferentialGameDataModule(ResumableDataModule):
             )
         splits = {}
         for split, images in read.items():
-            vectors = images.pixels
-            if self.normalize:
-                vectors = directions(vectors)
+            vectors = directions(images.pixels) if self.normalize else images.pixels
             splits[split] = _Split(split, Images(vectors, images.labels), self.candidates, self.distractors)
         self._splits = splits
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from lit_sparse.data.base import ResumableDataModule
 from lit_sparse.data.loader import Batch
 from lit_sparse.data.readers.arrays import check_kind, read_npy
 from lit_sparse.data.readers.places import reading
+from lit_sparse.data.readers.text_files import existing
 from lit_sparse.data.splits import Split
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.ground.stored import open_plain
@@ -194,9 +194,7 @@ class Points(Measure):
 
 
 def _from_file(name: str) -> np.ndarray:
-    path = Path(name).expanduser()
-    if not path.is_file():
-        raise DataError(f"The file {str(path)!r} does not exist. Give the path of the points.")
+    path = existing(name, "points")
     if path.suffix not in (".npy", ".csv"):
         raise DataError(f"Expected points in a .npy or .csv file but got {str(path)!r}. Convert it.")
     if path.suffix == ".npy":

@@ -212,7 +212,7 @@ class SparseMAPMarginalize(Estimator):
 
     @property
     def potentials(self) -> Tensor | None:
-        """Scores of more than single entries, a parameter if they are learned; None without potentials."""
+        """Scores of several entries together, such as two neighbouring tags; a parameter if learned; None if there are none."""
         return self.layer.potentials
 
     @classmethod

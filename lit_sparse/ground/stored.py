@@ -189,9 +189,7 @@ def read_yaml(path: Path, within: Path | None = None) -> dict[Any, Any] | None:
         if (mark := getattr(error, "problem_mark", None)) is not None:
             got = f"in line {mark.line + 1}, column {mark.column + 1}: {getattr(error, 'problem', got)}"
         raise refusal(path, "YAML", got, REPAIR) from error
-    if within is None:
-        return _mapping(path, content)
-    return _checked(path, content)
+    return _mapping(path, content) if within is None else _checked(path, content)
 
 
 def read_json(path: Path, within: Path | None = None) -> dict[Any, Any] | None:

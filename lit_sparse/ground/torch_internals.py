@@ -149,7 +149,7 @@ def no_autograd() -> bool:
 
 
 def is_exporting() -> bool:
-    """Return whether ``torch.export`` traces in its default mode, which runs Python."""
+    """Return whether ``torch.export`` is tracing in its non-strict mode, in which Python itself runs the model."""
     return torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
 
 

@@ -147,7 +147,12 @@ def count_labels(labels: Tensor) -> Tensor:
 
 
 def summed_cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the cross-entropy (B,) of each example, summed over its labels."""
+    """Return the cross-entropy (B,) of each example, in nats, summed over its labels.
+
+    Args:
+        logits: (B, ..., C).
+        labels: (B, ...) int64; -100 where there is no label.
+    """
     losses = F.cross_entropy(logits.float().flatten(0, -2), labels.flatten(), ignore_index=IGNORED, reduction="none")
     return losses.view(len(labels), -1).sum(-1)
 

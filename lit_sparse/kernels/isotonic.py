@@ -100,22 +100,16 @@ def isotonic_blocks(a: Tensor, tied: Tensor) -> tuple[Tensor, Tensor]:
         a: (..., d).
         tied: (..., d - 1), True where neighbours must share a block.
     """
-    (joined,) = repeat_while(
-        lambda joined, a: _violating(a, joined),
-        lambda joined, a: (joined | _violating(a, joined),),
-        (tied,),
-        (a,),
-    )
-    ids, mean = _means(a, joined)
-    return mean, ids
+    (joined,) = repeat_while(_violating, lambda joined, a: (joined | _violating(joined, a),), (tied,), (a,))
+    return _means(joined, a)
 
 
-def _violating(a: Tensor, joined: Tensor) -> Tensor:
+def _violating(joined: Tensor, a: Tensor) -> Tensor:
     """Return the neighbouring blocks (..., d - 1) whose means increase."""
-    _, mean = _means(a, joined)
+    mean, _ = _means(joined, a)
     return ~joined & (mean[..., :-1] < mean[..., 1:])
 
 
-def _means(a: Tensor, joined: Tensor) -> tuple[Tensor, Tensor]:
+def _means(joined: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
     ids = torch.cat([torch.zeros_like(a[..., :1]).long(), (~joined).long()], -1).cumsum(-1)
-    return ids, group_sums(a, ids) / group_sums(torch.ones_like(a), ids)
+    return group_sums(a, ids) / group_sums(torch.ones_like(a), ids), ids

@@ -98,11 +98,7 @@ def sets_rates(trainer: pl.Trainer) -> bool:
 
 def skip_sanity_check(trainer: pl.Trainer) -> None:
     """Skip the sanity check of this fit, which would overwrite what callbacks store of the last validation."""
-
-    def skip() -> None:
-        del trainer._run_sanity_check
-
-    trainer._run_sanity_check = skip  # type: ignore[method-assign]
+    trainer._run_sanity_check = lambda: delattr(trainer, "_run_sanity_check")  # type: ignore[method-assign]
 
 
 def given_hyperparameters() -> dict[str, Any]:
@@ -134,7 +130,9 @@ def index_sampler(batches: Sequence[Tensor]) -> Any:
 
 
 def settle_counters(trainer: pl.Trainer, loops: dict[str, Any]) -> None:
-    """Change the counters in a checkpoint that is being written to one of three consistent forms.
+    """Make the counters in a checkpoint that is being written agree, so that Lightning resumes where training is.
+
+    That is between two epochs, between two batches, or within a batch, which Lightning runs again.
 
     Args:
         trainer: the trainer that writes the checkpoint.

@@ -139,8 +139,7 @@ def restore_process(trainer: pl.Trainer, kept: dict[str, Any]) -> None:
 
 def copied(found: dict[str, Any]) -> dict[str, Any]:
     """Return a copy of a state with its tensors on the CPU."""
-    copied: dict[str, Any] = apply_to_collection(found, Tensor, lambda value: value.detach().cpu().clone())
-    return copied
+    return apply_to_collection(found, Tensor, lambda value: value.detach().cpu().clone())  # type: ignore[no-any-return]
 
 
 def _torchmetrics(model: nn.Module) -> Iterator[tuple[str, Metric]]:

@@ -266,7 +266,7 @@ def with_slope(parameter: Tensor, slope: Tensor) -> Tensor:
     """
     if not must_decompose():
         return _Sloped.apply(parameter, slope, torch.zeros_like(slope), None)  # type: ignore[no-any-return, no-untyped-call]
-    return (parameter - parameter.detach()) * 0.5 * (slope + slope.detach())  # half of its derivative counts on either way
+    return (parameter - parameter.detach()) * 0.5 * (slope + slope.detach())  # each factor adds half of the slope's derivative
 
 
 class _Sloped(torch.autograd.Function):

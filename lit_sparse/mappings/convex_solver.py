@@ -65,7 +65,8 @@ class SimplexProblem:
         named = dict(omega.named_parameters()) if isinstance(omega, nn.Module) else {}
         self.names, self.parameters = tuple(named), tuple(named.values())
         self.buffers = dict(omega.named_buffers()) if isinstance(omega, nn.Module) else {}
-        self.dtype = self.width = torch.float64
+        self.dtype = self.width = torch.float64  # of Omega, and of the rest of the arithmetic
+        # Rows that did not converge, their largest residual, and rows where Omega turned out not to be convex.
         self.unfinished, self.worst, self.bent = 0, 0.0, 0
 
     def settle(self, x: Tensor) -> None:
@@ -200,10 +201,10 @@ class SimplexProblem:
         k, rows = len(candidates), torch.arange(len(z), device=z.device)
         points = self.evaluate(torch.cat(candidates), z.repeat(k, 1), parameters)
         change, error = now.at(rows.repeat(k)).change_to(points)
-        level = (change - error).view(k, -1) <= (change + error).view(k, -1).amin(0)
+        tied = (change - error).view(k, -1) <= (change + error).view(k, -1).amin(0)
         residual = points.residual.view(k, -1)
-        level = (level | (now.residual <= self.tol)) & ~residual.isnan()
-        which = torch.where(level, residual, torch.inf).argmin(0)
+        tied = (tied | (now.residual <= self.tol)) & ~residual.isnan()
+        which = torch.where(tied, residual, torch.inf).argmin(0)
         return points.at(which * len(z) + rows), which
 
     def newton(self, v: Tensor, y: Tensor, support: Tensor, parameters: tuple[Tensor, ...]) -> Tensor:

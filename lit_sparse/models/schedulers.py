@@ -98,7 +98,7 @@ class StepwiseLR(lr_scheduler.LRScheduler):
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of steps so far, the full rates and the state of the other scheduler."""
+        """Return the number of steps so far, the learning rates after the warm-up, and the other scheduler's state."""
         inner = None if self.scheduler is None else self.scheduler.state_dict()
         return {"last_epoch": self.last_epoch, "full_rates": self.full_rates, "scheduler": inner}
 

@@ -13,6 +13,7 @@ import yaml
 
 from lit_sparse.checks import check_count
 from lit_sparse.errors import ConfigurationError, printable
+from lit_sparse.ground.commands import command_parser
 from lit_sparse.ground.files import result_file
 from lit_sparse.runs.config_files import config_names, find_config
 from lit_sparse.studies.jobs.cluster import Cluster
@@ -70,11 +71,10 @@ def main(arguments: Sequence[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Return the argument parser of ``lit-sparse study``."""
-    found = argparse.ArgumentParser(
-        prog="lit-sparse study",
-        description="Run what is not finished of a study, and write its tables and figures.",
-        epilog="Options after -- are given to every training: lit-sparse study STUDY -- --trainer.accelerator gpu",
-        allow_abbrev=False,
+    found = command_parser(
+        "study",
+        "Run what is not finished of a study, and write its tables and figures.",
+        "Options after -- are given to every training: lit-sparse study STUDY -- --trainer.accelerator gpu",
     )
     found.add_argument("study", nargs="?", help="path of a study file, or the name of a study; without it all names are listed")
     found.add_argument("--cells", nargs="+", help="cells to run; all by default")

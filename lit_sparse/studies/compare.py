@@ -15,6 +15,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from lit_sparse.errors import ConfigurationError, did_you_mean, printable
+from lit_sparse.ground.commands import command_parser
 from lit_sparse.ground.files import matching, not_plain, result_file
 from lit_sparse.ground.stored import is_file
 from lit_sparse.runs.folders import numbered
@@ -51,11 +52,7 @@ LONGEST = 36
 
 def parser() -> argparse.ArgumentParser:
     """Return the argument parser of ``lit-sparse compare``."""
-    found = argparse.ArgumentParser(
-        prog="lit-sparse compare",
-        description="Print and write the numbers and curves of some runs next to each other.",
-        allow_abbrev=False,
-    )
+    found = command_parser("compare", "Print and write the numbers and curves of some runs next to each other.")
     found.add_argument("runs", nargs="+", metavar="[NAME=]RUN", help="run folders, or the folder of a sweep or study")
     found.add_argument("--metric", help="metric of the curves and of the first column; by default the models' usual one")
     found.add_argument("--output", type=Path, default=Path("comparison"), help="path of the files to write, without an ending")

@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 from lit_sparse.errors import ConfigurationError, MissingExtraError
+from lit_sparse.ground.commands import command_parser
 from lit_sparse.ground.files import result_file
 from lit_sparse.ground.stored import LARGEST, is_file, read_text
 from lit_sparse.runs.config_files import find_config
@@ -108,11 +109,7 @@ Content = tuple[Study, Sequence[Figure], list[Row], list[Row], dict[str, Run]]
 
 def parser() -> argparse.ArgumentParser:
     """Return the argument parser of ``lit-sparse report``."""
-    found = argparse.ArgumentParser(
-        prog="lit-sparse report",
-        description="Write one page about runs, a sweep or a study: a single file that needs no network.",
-        allow_abbrev=False,
-    )
+    found = command_parser("report", "Write one page about runs, a sweep or a study: a single file that needs no network.")
     what = "run folders, or the folder of a sweep or study, or a study file"
     found.add_argument("source", nargs="+", metavar="[NAME=]RUN or STUDY", help=what)
     found.add_argument("-o", "--output", type=Path, default=Path("report.html"), help="path of the page to write")

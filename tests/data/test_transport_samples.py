@@ -109,7 +109,7 @@ def test_points_that_cannot_be_read(tmp_path: Path) -> None:
 
     np.save(tmp_path / "two.npy", np.ones(2))
     for points, words in (
-        (Points(str(tmp_path / "nothing.npy")), "does not exist"),
+        (Points(str(tmp_path / "nothing.npy")), "There is no file of points"),
         (reading("a.txt", b"1"), "in a .npy or .csv file"),
         (reading("broken.npy", b"1,2"), "cannot be read as an array"),
         (reading("objects.npy", np.array([{}, 1], dtype=object)), "Python objects in .*, which are not read"),

@@ -384,6 +384,13 @@ def test_names_that_are_unknown_are_explained(
             {"cells": {"a": {"checkpoints": {"x": "b"}}, "b": {"checkpoints": {"x": "a"}}}},
             "the checkpoints that cell 'a' needs depend on its own",
         ),
+        (
+            {
+                "cells": {f"c{i}": {"checkpoints": {"x": f"c{i + 1}", "y": f"c{i + 1}"}} for i in range(30)}
+                | {"c30": {"checkpoints": {"x": "c0"}}}
+            },
+            "the checkpoints that cell 'c0' needs depend on its own",
+        ),
         ({"checkpoint": "lost"}, "Did you mean 'last'?"),
         ({"columns": {"a": {"value": "v", "show": "medain"}}, "cells": {"a": {}}}, "Did you mean 'median'?"),
         ({"cells": {"a": {"published": {"nelb": 1}}}}, "Did you mean 'nelbo'?"),

@@ -65,6 +65,7 @@ def test_gaps_of_transport_become_small() -> None:
     assert 0 < found[1]["gap"] < found[0]["gap"] < 1
     again = kernel_transport.ascend(0, objective="safe", iterations=1000, **options)  # type: ignore[arg-type]
     assert again[-1] == found[1], "the samples do not depend on where the gap is measured"
+    assert kernel_transport.marks(5) == [5] and kernel_transport.marks(20)[-1] == 20
     (broken,) = kernel_transport.ascend(0, objective="dual", rho=1.0, width=0.7, step_size=1e6, iterations=[200])
     assert broken["gap"] == math.inf
     assert broken["overflows"] > 0

@@ -249,7 +249,10 @@ class ImageDataModule(ResumableDataModule):
         return [torch.cat(pair) for pair in pairs]
 
     def divided(self, batches: Sequence[Tensor], rank: int, processes: int) -> Sequence[Tensor]:
-        """Return a process's share of the rest of an epoch that was begun in other batches, labelled images first."""
+        """Return a process's share of the rest of an epoch that was begun with another batch size or number of processes.
+
+        As in every batch with unlabelled images, the first half of each is labelled.
+        """
         if self.labelled_only or not 0 < len(self._labelled) < len(self._has_label):
             return super().divided(batches, rank, processes)
         halves = [[batch.chunk(2)[half] for batch in batches] for half in (0, 1)]

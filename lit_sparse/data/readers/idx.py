@@ -29,8 +29,7 @@ def find_idx(folder: Path, name: str) -> Path:
             f"The data folder {str(folder)!r} does not exist. Give a folder with idx files, such as {name}.gz:"
             " --data.init_args.folder=PATH"
         )
-    spellings = [name, name.replace("-idx", ".idx")]
-    for spelling in spellings:
+    for spelling in (name, name.replace("-idx", ".idx")):
         for candidate in (folder / spelling, folder / f"{spelling}.gz"):
             if candidate.is_file():
                 return candidate

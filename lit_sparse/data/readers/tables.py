@@ -86,7 +86,7 @@ def from_chunks(
         if ending in (".csv", ".tsv") and all(map(_are_numbers, arrays)):  # these formats have no types
             decode = _number
             _check_digits(arrays, columns[role], first)
-        elif first is not None and any(map(_is_binary, arrays)):
+        elif first is not None and any(str(cells.type) == "large_binary" for cells in arrays):
             decode = TABLES[ending].decode
         read[role] = Column(arrays, decode)
     return read
@@ -258,12 +258,6 @@ def _check_digits(arrays: Iterable[Any], column: str, path: Place | None, row: i
             if place >= 0:
                 raise too_long(column, path, f"row {row + place + 1}")
         row += len(cells)
-
-
-def _is_binary(cells: Any) -> bool:
-    from pyarrow import types
-
-    return bool(types.is_large_binary(cells.type))
 
 
 def chunks_of_batches(batches: Iterable[Any], columns: Mapping[str, str]) -> Iterator[Chunk]:

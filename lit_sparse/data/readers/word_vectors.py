@@ -8,6 +8,7 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import metadata
+from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any
 
@@ -196,12 +197,7 @@ def _fits(vector: np.ndarray[Any, Any]) -> bool:
 
 def _trailing_numbers(fields: list[bytes]) -> int:
     """Return the number of numeric fields at the end of a line; the fields before belong to the word."""
-    count = 0
-    for field in reversed(fields):
-        if not FLOAT.fullmatch(field):
-            break
-        count += 1
-    return count
+    return len([*takewhile(FLOAT.fullmatch, reversed(fields))])
 
 
 def _start(line: bytes) -> str:

@@ -131,13 +131,15 @@ class RegressionDataModule(ResumableDataModule):
             return
         tables = self._split(loaded(self, Table))
         if self.standardize_target:
-            tables = self._with_standard_targets(tables)
+            target = tables["train"].target.double()
+            constant = bool((target == target[0]).all())
+            self._fit_target(float(target.mean()), float(target.std(correction=0)), len(target), constant=constant)
         self._fit_features(tables["train"].features.double())
-        made = {}
-        for split in [*tables]:  # each table is released when its features are made
-            table = tables.pop(split)
-            made[split] = replace(table, features=self._features_of(table.features.double()))
-        self._tables = made
+        self._tables = {split: self._made(tables.pop(split)) for split in [*tables]}  # each is released when it is made
+
+    def _made(self, table: Table) -> Table:
+        """Return rows (N, D) as they were read with the features (N, F) and targets that batches have."""
+        return replace(table, features=self._features_of(table.features.double()), target=self._target_of(table.target))
 
     def _fit_features(self, x: Tensor) -> None:
         """Compute from the training rows (N, D) how features are made."""
@@ -168,12 +170,6 @@ class RegressionDataModule(ResumableDataModule):
         columns = {"features": table.features, "target": table.target, "group": table.groups}
         rows = {name: column.index_select(0, indices) for name, column in columns.items() if column is not None}
         return {**rows, "index": indices}
-
-    def _with_standard_targets(self, tables: dict[Split, Table]) -> dict[Split, Table]:
-        target = tables["train"].target.double()
-        constant = bool((target == target[0]).all())
-        self._fit_target(float(target.mean()), float(target.std(correction=0)), len(target), constant=constant)
-        return {split: replace(table, target=self._target_of(table.target)) for split, table in tables.items()}
 
     def _fit_target(self, mean: float, std: float, count: int, *, constant: bool) -> None:
         """Set the mean and deviation of the training targets."""

@@ -128,9 +128,6 @@ class TableDataModule(RegressionDataModule):
         self._tables = {split: self._made(together[torch.searchsorted(apart, rows)]) for split, rows in held.items()}
         self._stream = stream
 
-    def _made(self, table: Table) -> Table:
-        return Table(self._features_of(table.features), self._target_of(table.target))
-
     @override
     def size(self, split: Split) -> int:
         return len(self._rows) if self.streaming and split == "train" else super().size(split)
@@ -224,8 +221,7 @@ class TableDataModule(RegressionDataModule):
 
     def _from_table(self, path: Place) -> dict[Split, Columns]:
         table, others = read_numbers(path, self._columns(), [] if self.group is None else [self.group])
-        group = None if self.group is None else np.array(others[self.group])
-        return {"train": (table[:, :-1], table[:, -1], group)}
+        return {"train": (table[:, :-1], table[:, -1], None if self.group is None else np.array(others[self.group]))}
 
     def _from_libsvm(self, path: Place) -> dict[Split, Columns]:
         from sklearn.datasets import load_svmlight_file

@@ -25,7 +25,7 @@ from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.lightning.choice import rank_zero_info, rank_zero_warn
 from lit_sparse.text import Vocabulary, VocabularyOptions
 
-__all__ = ["WORDS", "TextDataModule"]
+__all__ = ["WORDS", "TextDataModule", "check_text"]
 
 WORDS = VocabularyOptions()
 #: Number of batches in a stretch that is sorted by length.
@@ -152,7 +152,7 @@ class TextDataModule(ResumableDataModule):
         values = self.read_inputs() if split == "predict" else self.read(split)
         for role in self.roles:
             for row, text in enumerate(unchecked(values.get(role, ()))):
-                _check_text(text, role, row, split)
+                check_text(text, role, row, split)
         counts = {role: len(rows) for role, rows in values.items()}
         if len(set(counts.values())) > 1:
             raise DataError(f"Expected equally many rows of each role in the {split} data but got {counts}. Correct them.")
@@ -320,7 +320,7 @@ class TextDataModule(ResumableDataModule):
         rows = self._stream.rows(indices)
         for role in self.roles:
             for row, text in zip(indices.tolist(), rows[role], strict=True):
-                _check_text(text, role, row, "train")
+                check_text(text, role, row, "train")
         ragged = {role: Ragged.of(self._encoded(role, rows[role])).cut(self.max_length) for role in self.roles}
         return {role: self._framed(role, sequences) for role, sequences in ragged.items()}
 
@@ -363,10 +363,12 @@ class TextDataModule(ResumableDataModule):
                 )
 
 
-def _check_text(text: Any, role: str, row: int, split: Split) -> None:
+def check_text(text: Any, role: str, row: int, split: Split) -> None:
     """Check that a value is text without a lone surrogate (half of a character), which UTF-8 cannot encode."""
     if not isinstance(text, str):
-        raise DataError(f"Expected text as {role} but got {text!r} in row {row} of the {split} data. Correct it.")
+        raise DataError(
+            f"Expected text as {role} but got {text!r} in row {row + 1} of the {split} data (counted from 1). Correct it."
+        )
     if text.isascii():
         return
     try:

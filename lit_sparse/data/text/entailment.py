@@ -16,7 +16,7 @@ from lit_sparse.data.loader import Batch
 from lit_sparse.data.readers.splits import read_split
 from lit_sparse.data.readers.word_vectors import read_vectors, read_words
 from lit_sparse.data.splits import Split
-from lit_sparse.data.text.base import WORDS, TextDataModule
+from lit_sparse.data.text.base import WORDS, TextDataModule, check_text
 from lit_sparse.errors import ConfigurationError, DataError, did_you_mean
 from lit_sparse.lightning.choice import rank_zero_info
 from lit_sparse.text import Vocabulary, VocabularyOptions
@@ -175,12 +175,8 @@ class EntailmentDataModule(TextDataModule):
     def _sentences(self, values: dict[str, Any], split: Split) -> dict[str, Any]:
         """Return the columns of a split with its sentences as text; trees become their leaves."""
         for role, column in self.columns("predict").items():
-            for row, text in enumerate(unchecked(values[role]), 1):
-                if not isinstance(text, str):  # checked here, before dropped pairs change the row numbers
-                    raise DataError(
-                        f"Expected text as {role} but got {text!r} in row {row} of the {split} data (counted from 1)."
-                        " Correct it."
-                    )
+            for row, text in enumerate(unchecked(values[role])):
+                check_text(text, role, row, split)  # here, before dropped pairs change the row numbers
             if column.endswith(TREES):
                 values[role] = [" ".join(part for part in text.split() if part not in "()") for text in values[role]]
         return values

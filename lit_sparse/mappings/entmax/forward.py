@@ -248,7 +248,9 @@ def shifted(x: Any, row: Any, top: Any, gamma: Any, z: Any) -> None:
 
 @compile_rows(frozenset({"contract"}))
 def write_powers(z: Any, row: Any, eps: Any, t: Any, total: Any, out: Any) -> Any:
-    """Write a row's normalized squares or fourth powers; return how many entries equal the threshold up to rounding.
+    """Write a row's entmax ``max(1 + eps (z - t), 0)^(1 / eps) / total``; return how many entries are at the threshold.
+
+    An entry is at the threshold if ``1 + eps (z - t)`` is zero up to rounding.
 
     Args:
         z: (d,) scaled scores of the row.

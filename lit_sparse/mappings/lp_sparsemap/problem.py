@@ -99,8 +99,7 @@ class GraphProblem:
 
     def __call__(self, x: Tensor, potentials: Tensor) -> tuple[Tensor, ...]:
         """Solve rows, differentiable in scores and potentials; arguments and results as for :meth:`solve`."""
-        results: tuple[Tensor, ...] = _Marginals.apply(x, potentials, self)  # type: ignore[no-untyped-call]
-        return results
+        return _Marginals.apply(x, potentials, self)  # type: ignore[no-any-return, no-untyped-call]
 
     def local(self, x: Tensor) -> Local:
         """Return the graph's factors for scores (B, d), on their device."""

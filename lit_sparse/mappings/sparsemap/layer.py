@@ -246,7 +246,7 @@ class SparseMAP(PotentialMapping):
         return _distribution(allowed_scores(scores, mask), problem, self.potentials, self.gamma)
 
     def squared_norm(self, y: Tensor, allowed: Tensor) -> Tensor:
-        """Return the squared norm (...) of marginals (..., d), including entries that the structure does not show."""
+        """Return the squared norm (...) of marginals (..., d), including hidden entries, such as tags not selected."""
         return self.structure.squared_norm(y, allowed)
 
     @override

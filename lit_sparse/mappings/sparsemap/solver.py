@@ -166,8 +166,7 @@ class StructureProblem:
 
     def __call__(self, scores: Tensor, potentials: Tensor | None) -> tuple[Tensor, ...]:
         """Solve rows, differentiable in scores and potentials; arguments and results as for :meth:`solve`."""
-        results: tuple[Tensor, ...] = _Distribution.apply(scores, potentials, self)  # type: ignore[no-untyped-call]
-        return results
+        return _Distribution.apply(scores, potentials, self)  # type: ignore[no-any-return, no-untyped-call]
 
     @on_values
     def solve(self, scores: Tensor, potentials: Tensor | None) -> tuple[Tensor, ...]:

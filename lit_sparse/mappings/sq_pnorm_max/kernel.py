@@ -243,7 +243,17 @@ def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, ps: Any, gamm
 
 @row_kernel(product_block, seconds=1e-9)
 def pnorm_product(v: Tensor, y: Tensor, p: float | Tensor, gamma: float) -> Tensor:
-    """Return the product of the Jacobian of sq-pnorm-max at its result y and v, both (..., d)."""
+    """Return ``J v``, where J is the Jacobian of sq-pnorm-max at its result y.
+
+    With ``n = ||y||_p``, ``s = (y / n)^(2 - p)`` and ``kappa = (2 - p) / n^2`` on the support, it is
+    ``(s (v - mean) - kappa y (<y, v> - mean)) / (gamma (p - 1))``, where the mean is such that its entries sum to zero.
+
+    Args:
+        v: (..., d) vectors.
+        y: (..., d) results of sq-pnorm-max.
+        p: exponent of the norm.
+        gamma: strength of the regularizer.
+    """
     p = torch.as_tensor(p, dtype=y.dtype, device=y.device)
     support = y != 0
     size = torch.where(support, y, 1.0)

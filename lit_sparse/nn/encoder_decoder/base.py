@@ -175,7 +175,7 @@ def run_recurrent(
 
 
 def call_recurrent(rnn: nn.GRU | nn.LSTM, inputs: Any, start: Any = None) -> tuple[Any, Any]:
-    """Return the output of a recurrent network, in float32 if the processor does not support autocast's dtype.
+    """Return a recurrent network's outputs and final states, in float32 if the processor does not support autocast's dtype.
 
     Args:
         rnn: recurrent network.

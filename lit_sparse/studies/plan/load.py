@@ -103,17 +103,13 @@ def _check(study: Study) -> None:
         raise ConfigurationError(f"{study.path} needs at least one entry in `cells`.")
     _check_values(study)
     for name, cell in study.cells.items():
-        if (
-            cell.function is None
-            and not study.program
-            and all(study.change_of(name, schedule).config is None for schedule in (None, *study.schedules))
-        ):
+        if not (cell.function or study.program or any(study.change_of(name, one).config for one in (None, *study.schedules))):
             raise ConfigurationError(f"{study.path}: cell {name!r} needs a `config` or a `function`, or the study a `program`.")
         check_names(cell.checkpoints.values(), study.cells, f"`checkpoints` of cell {name!r} in {study.path}")
-        above = list(cell.checkpoints.values())
-        for _ in study.cells:
-            above = [other for source in above for other in study.cells[source].checkpoints.values()]
-        if above:
+        sources = {*cell.checkpoints.values()}
+        for _ in study.cells:  # only a cycle is longer than the list of cells
+            sources = {other for source in sources for other in study.cells[source].checkpoints.values()}
+        if sources:
             raise ConfigurationError(f"{study.path}: the checkpoints that cell {name!r} needs depend on its own.")
         check_names(cell.schedules, study.schedules, f"`schedules` of cell {name!r} in {study.path}")
         for change in (cell, *cell.schedules.values()):

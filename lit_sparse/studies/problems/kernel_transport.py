@@ -42,8 +42,8 @@ def ascend(
             N that are evenly spaced on a logarithmic scale.
 
     Returns:
-        ``iterations``, ``gap`` (the optimum minus S(u), both by quadrature on 601 points; infinite after an overflow), and
-        the number of ``overflows``.
+        A dict for each number of ``iterations``, with the ``gap`` (the optimal semi-dual value minus the value S(u) of the
+        potential u, both by quadrature on 601 points; infinite after an overflow) and the number of ``overflows``.
 
     Source: Gladin, Kroshnin, Zhu & Dvurechensky (2025), Improved Stochastic Optimization of LogSumExp, arXiv:2509.24894,
     section 3.1 and appendix B.
@@ -51,7 +51,7 @@ def ascend(
     stops = marks(iterations) if isinstance(iterations, int) else list(iterations)
     potentials = KernelPotentials(width, step_size, capacity=stops[-1]).build(1)
     index = torch.arange(stops[-1])
-    x, y = SOURCE.sample(2 * seed, index), TARGET.sample(2 * seed + 1, index)
+    x, y = SOURCE.sample(2 * seed, index), TARGET.sample(2 * seed + 1, index)  # independent: seeds of their own
     results, done, overflows = [], 0, 0
     for stop in stops:
         if not overflows:
@@ -63,7 +63,7 @@ def ascend(
 
 def marks(last: int) -> list[int]:
     """Return numbers of iterations up to the last, evenly spaced on a logarithmic scale."""
-    return sorted({max(10, round(last ** (k / 40))) for k in range(8, 41)} | {last})
+    return sorted({min(last, max(10, round(last ** (k / 40)))) for k in range(8, 41)})
 
 
 @cache

@@ -15,6 +15,7 @@ import yaml
 
 from lit_sparse.checks import check_count
 from lit_sparse.errors import ConfigurationError, printable
+from lit_sparse.ground.commands import command_parser
 from lit_sparse.ground.files import replaced
 from lit_sparse.ground.stored import read_yaml
 from lit_sparse.runs.config_files import find_config
@@ -49,11 +50,7 @@ def _yaml(text: str) -> Any:
 
 def parser() -> argparse.ArgumentParser:
     """Return the argument parser of ``lit-sparse sweep``."""
-    found = argparse.ArgumentParser(
-        prog="lit-sparse sweep",
-        description="Search over the values of a config, or over the options of a program, with Optuna.",
-        allow_abbrev=False,
-    )
+    found = command_parser("sweep", "Search over the values of a config, or over the options of a program, with Optuna.")
     add = found.add_argument
     add("-c", "--config", action="append", default=[], help="file or name of a config, followed by its overlays")
     add("-s", "--space", type=Path, required=True, help="YAML file with options and their values, or a program and its space")

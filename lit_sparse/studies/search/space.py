@@ -52,7 +52,7 @@ def distribution_of(key: str, values: Any) -> Any:
 
 
 def matching(values: Any, stored: Any) -> list[Any]:
-    """Return a list with the value of an option's space that equals a stored value, or an empty list."""
+    """Return the value in an option's search space that equals a stored one, as a list of one; an empty list without it."""
     if isinstance(values, list):
         return [value for value in values if type(value) is type(stored) and value == stored]
     low, high, step = values["low"], values["high"], values.get("step")

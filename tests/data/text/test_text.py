@@ -275,7 +275,7 @@ def test_bad_input_is_refused(folder: Path) -> None:
     with pytest.raises(ConfigurationError, match="max_length"):
         module(folder, max_length=0)
     (folder / "one.jsonl").write_text(json.dumps({"source": 3, "target": "x"}) + "\n")
-    with pytest.raises(DataError, match=r"Expected text as source but got 3 in row 0 of the val data"):
+    with pytest.raises(DataError, match=r"Expected text as source but got 3 in row 1 of the val data \(counted from 1\)"):
         TranslationDataModule(str(folder), val="one").texts("val")
     with pytest.raises(DataError, match=r"(?s)quelle.*source"):
         TranslationDataModule(str(folder), source="quelle", val="one").texts("val")
