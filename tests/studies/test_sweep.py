@@ -35,7 +35,7 @@ optuna = pytest.importorskip("optuna", reason="sweeps need the extra 'sweep'")
 
 from lit_sparse.runs.result_files import read_metrics  # noqa: E402
 from lit_sparse.studies.jobs.cell_run import RunOf  # noqa: E402
-from lit_sparse.studies.jobs.logged import check_logged, summarized  # noqa: E402
+from lit_sparse.studies.jobs.logged import check_logged, directions_of, summarized  # noqa: E402
 from lit_sparse.studies.jobs.processes import JobFailedError, call  # noqa: E402
 from lit_sparse.studies.search.storage import _limited  # noqa: E402
 from lit_sparse.studies.search.sweep import Sweep  # noqa: E402
@@ -469,6 +469,12 @@ def test_mistakes_are_explained(
 ) -> None:
     assert main(["sweep", *words, "-s", space(tmp_path, **values), "--output", str(tmp_path)]) == 2
     assert text in capsys.readouterr().err
+
+
+def test_a_word_beside_the_name_of_a_metric_may_turn_its_direction() -> None:
+    known = [directions_of(f"val/{name}") for name in ("accuracy_group_0", "bleu_precision1", "worst_group_loss")]
+    assert known == [["maximize"], ["maximize"], ["minimize"]]
+    assert not any(directions_of(f"val/{name}") for name in ("bleu_ratio", "loss_recovered", "accuracy_gap", "neg_loss"))
 
 
 @pytest.mark.parametrize("option", ["--sampler", "--prune"])

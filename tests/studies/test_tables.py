@@ -131,6 +131,19 @@ def test_cells_and_points_with_fewer_seeds_say_so(function_study: Path) -> None:
     ]
 
 
+def test_a_cell_over_other_numbers_of_values_than_seeds_says_so(write_study: Callable[..., Path]) -> None:
+    study = load_study(write_study(columns={"v": {"value": "v"}}, cells={"a": {}, "b": {"grid": {"x": [1, 2]}}}, figures=[]))
+    values = [("a", "0", "1", "1"), ("a", "1", "1", ""), ("b", "0", "1", "1"), ("b", "0", "2", "3")]
+    rows = [dict(zip(("cell", "seed", "x", "v"), value, strict=True)) for value in values]
+    assert page(study, rows)[4:6] == ["| a | 2 | 1.00 (over 1 value) |", "| b | 1 | 2.0 ± 1.4 (over 2 values) |"]
+
+
+def test_the_point_of_least_value_is_not_asked_of_a_column_whose_largest_is_best(write_study: Callable[..., Path]) -> None:
+    columns = {"v": {"value": "v", "best": "max"}}
+    with pytest.raises(ConfigurationError, match=r"`least`, a column without `best: max`, .* to be among none but got 'v'"):
+        load_study(write_study(columns=columns, cells={"a": {}}, tables=[{"least": "v"}], figures=[]))
+
+
 def test_the_point_of_least_median_is_shown(write_study: Callable[..., Path], function_study: Path) -> None:
     text = function_study.read_text()
     path = write_study("best", **{**_keys(text), "tables": [{"least": "y", "keys": ["x"]}]})

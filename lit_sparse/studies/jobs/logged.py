@@ -22,6 +22,8 @@ DIRECTIONS = {
     "minimize": r"loss|nelbo|nll|bits|(?<=/)rate(?!_)|distortion|perplexity|classification|calls|error",
     "maximize": r"success|accuracy|similarity|bleu|rouge",
 }
+#: Words beside the name of a metric that give it another direction, or none.
+OTHERWISE = re.compile(r"(?<![a-z])(?:neg|negative|gap|ratio|recovered|std)(?![a-z])")
 
 
 def logged_by_program(folder: Path, pattern: str = Study.metric_files, within: Path | None = None) -> list[dict[str, float]]:
@@ -61,7 +63,8 @@ def directions_of(metric: str) -> list[str]:
         ... ]
         [['maximize'], ['minimize'], [], []]
     """
-    return [way for way, names in DIRECTIONS.items() if re.search(rf"(?<![a-z])(?:{names})(?![a-z])", metric)]
+    found = [way for way, names in DIRECTIONS.items() if re.search(rf"(?<![a-z])(?:{names})(?![a-z])", metric)]
+    return [] if OTHERWISE.search(metric) else found
 
 
 def summarized(lines: Sequence[Mapping[str, float]], value: str) -> float | None:

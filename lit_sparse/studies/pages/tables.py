@@ -48,6 +48,13 @@ def cell_text(values: Sequence[float], column: Column) -> str:
     return format(middle, column.form)
 
 
+def _text(rows: Sequence[Row], column: Column) -> str:
+    """Return the text of a table's cell, with the number of values unless each seed has one."""
+    values, seeds = numbers(rows, column), {row["seed"] for row in rows}
+    over = f" (over {len(values)} value{'s' * (len(values) != 1)})" if values and len(values) != len(seeds) else ""
+    return cell_text(values, column) + over
+
+
 def _alike(values: Sequence[float], form: str, deviation: float = 0.0) -> list[str]:
     """Return the texts of numbers with equal decimals, no more than two significant digits of a deviation unless it is 0."""
     texts = [format(value, form) for value in values]
@@ -162,7 +169,7 @@ def by_cell(
         values = {name: found for name, some in there.items() if (found := numbers(some, column))}
         if not values:
             continue
-        texts = {name: cell_text(found, column) for name, found in values.items()}
+        texts = {name: _text(there[name], column) for name in values}
         if alike and column.best is not None and len(values) > 1:
             summaries = by_size([summary(found, column) for found in values.values()], column)
             best = summaries.agg(column.best)
@@ -279,7 +286,7 @@ def pivot(study: Study, rows: Sequence[Row], table: Table, column: Column) -> li
     for name in values(lines_of):
         line = selected(rows, {lines_of: [name]})
         parts = [selected(line, {across: [other]}) for other in values(across)]
-        lines.append([title(lines_of, name), *(cell_text(numbers(part, column), column) for part in parts)])
+        lines.append([title(lines_of, name), *(_text(part, column) for part in parts)])
     return lines
 
 

@@ -140,7 +140,7 @@ def _check(study: Study) -> None:
         ([column.show for column in columns if not ABOVE.fullmatch(column.show)], shows, "`show` of a column"),
         ([column.best for column in columns if column.best], ("min", "max"), "`best` of a column"),
         ([] if study.program else [study.checkpoint], ends, "`checkpoint`"),
-        (least, study.columns, "`least` of a table or figure"),
+        (least, [name for name, one in study.columns.items() if one.best != "max"], "`least`, a column without `best: max`,"),
         (shown, study.columns, "a table"),
     ):
         check_names(asked, known, f"{where} of {study.path}")
