@@ -32,6 +32,8 @@ WORDS = VocabularyOptions()
 POOL = 100
 #: Number of lines that are encoded together.
 CHUNK = 10_000
+#: Largest number of characters of a text, each of which takes hundreds of bytes while the text is encoded.
+LONGEST = 2**20
 
 
 @ranges(max_length=Count(), max_test_length=Count(), train_size=Count(), shuffle_buffer=Count(0))
@@ -152,7 +154,7 @@ class TextDataModule(ResumableDataModule):
         values = self.read_inputs() if split == "predict" else self.read(split)
         for role in self.roles:
             for row, text in enumerate(unchecked(values.get(role, ()))):
-                _check_text(text, role, row, split)
+                _checked(text, role, row, split)
         counts = {role: len(rows) for role, rows in values.items()}
         if len(set(counts.values())) > 1:
             raise DataError(f"Expected equally many rows of each role in the {split} data but got {counts}. Correct them.")
@@ -196,8 +198,8 @@ class TextDataModule(ResumableDataModule):
                 if isinstance(source, VocabularyOptions):
                     roles = [role for role, its in self.roles.items() if its == name]
                     texts: Any = self._stream.values if self.streaming else self.texts("train").__getitem__
-                    lines: Any = () if source.file else (line for role in roles for line in texts(role))
-                    made[name] = source.make(lines)
+                    lines: Any = (_checked(text, role, row, "train") for role in roles for row, text in enumerate(texts(role)))
+                    made[name] = source.make(() if source.file else lines)
                 else:
                     made[name] = Vocabulary.of(source)
             self._vocabularies = made
@@ -320,7 +322,7 @@ class TextDataModule(ResumableDataModule):
         rows = self._stream.rows(indices)
         for role in self.roles:
             for row, text in zip(indices.tolist(), rows[role], strict=True):
-                _check_text(text, role, row, "train")
+                _checked(text, role, row, "train")
         ragged = {role: Ragged.of(self._encoded(role, rows[role])).cut(self.max_length) for role in self.roles}
         return {role: self._framed(role, sequences) for role, sequences in ragged.items()}
 
@@ -363,16 +365,21 @@ class TextDataModule(ResumableDataModule):
                 )
 
 
-def _check_text(text: Any, role: str, row: int, split: Split) -> None:
-    """Check that a value is text without a lone surrogate (half of a character), which UTF-8 cannot encode."""
+def _checked(text: Any, role: str, row: int, split: Split) -> str:
+    """Return a value that is a text of plausible length without a lone surrogate (half of a character), which has no UTF-8."""
     if not isinstance(text, str):
         raise DataError(f"Expected text as {role} but got {text!r} in row {row} of the {split} data. Correct it.")
-    if text.isascii():
-        return
+    if len(text) > LONGEST:
+        raise DataError(
+            f"Expected texts of at most {LONGEST:,} characters as {role} but got {len(text):,} in row {row + 1} of the {split}"
+            " data (counted from 1). Divide it, or leave it out."
+        )
     try:
-        text.encode()
+        if not text.isascii():
+            text.encode()
     except UnicodeEncodeError as error:
         raise DataError(
             f"Expected whole characters as {role} but got the lone surrogate {text[error.start]!r} in row {row + 1} of the"
             f" {split} data (counted from 1) at position {error.start + 1}. Replace or remove it."
         ) from error
+    return text
