@@ -41,7 +41,14 @@ from lit_sparse.lightning.internals import continue_training, describe_progress,
 from lit_sparse.lightning.limits import describe_end, restore_end, use_settings
 from lit_sparse.lightning.states import begin_training, check_continues, check_schedulers, describe_states, is_tuning, steps_in
 from lit_sparse.models.restored_optimizers import State, check_optimizers
-from lit_sparse.runs.checkpoint_files import LOGGED_STEP, WRITTEN, check_finite, check_removable, check_resumable, restoring_error
+from lit_sparse.runs.checkpoint_files import (
+    LOGGED_STEP,
+    WRITTEN,
+    check_finite,
+    check_removable,
+    check_resumable,
+    restoring_error,
+)
 
 __all__ = ["guard_restoring", "prepare_to_continue", "start_training", "store_training"]
 

@@ -101,7 +101,10 @@ UNFINISHED: dict[str, tuple[Callable[[Content], Any], str]] = {
     "loops of another type": (put("loops", value=3), "Expected `loops` in 'changed.ckpt' to be a dict with `fit_loop`"),
     "states of another type": (put("states", value=3), "Expected `states` in 'changed.ckpt' to be a dict with keys"),
     "states with other entries": (put("states", "flags", value=3), "Expected `states.flags`"),
-    "rows of later steps": (put(*FIT, "epoch_loop.state_dict", LOGGED_STEP, value=9), f"{LOGGED_STEP}` in .* to be 1, .* got 9"),
+    "rows of later steps": (
+        put(*FIT, "epoch_loop.state_dict", LOGGED_STEP, value=9),
+        f"{LOGGED_STEP}` in .* to be 1, .* got 9",
+    ),
     "a place that is text": (put(*POSITION, value="a"), "combined_loader.0.*but got 'a'"),
     "a place of other types": (
         put(*POSITION, "epoch", value="a"),
