@@ -161,9 +161,18 @@ class RunBoard(_RowAhead, TensorBoardLogger):  # type: ignore[misc]
     Args:
         folder: the run folder.
         resumed_step: step from which a resumed run replaces logged values.
+
+    Raises:
+        ConfigurationError: if the path of the folder cannot be encoded in UTF-8, as TensorBoard does.
     """
 
     def __init__(self, folder: str, resumed_step: int | None = None) -> None:
+        try:
+            folder.encode()
+        except UnicodeEncodeError as error:
+            raise ConfigurationError(
+                f"Expected a run folder with a name in UTF-8 but got {folder!r}. Rename it, or choose another --output_dir."
+            ) from error
         super().__init__(folder, name="", version="", default_hp_metric=False, purge_step=resumed_step)
 
 

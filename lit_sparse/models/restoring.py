@@ -41,7 +41,14 @@ from lit_sparse.lightning.internals import continue_training, describe_progress,
 from lit_sparse.lightning.limits import describe_end, restore_end, use_settings
 from lit_sparse.lightning.states import begin_training, check_continues, check_schedulers, describe_states, is_tuning, steps_in
 from lit_sparse.models.restored_optimizers import State, check_optimizers
-from lit_sparse.runs.checkpoint_files import WRITTEN, check_finite, check_removable, check_resumable, restoring_error
+from lit_sparse.runs.checkpoint_files import (
+    LOGGED_STEP,
+    WRITTEN,
+    check_finite,
+    check_removable,
+    check_resumable,
+    restoring_error,
+)
 
 __all__ = ["guard_restoring", "prepare_to_continue", "start_training", "store_training"]
 
@@ -354,10 +361,14 @@ def _check_loops(source: str, trainer: pl.Trainer, checkpoint: State) -> None:
         if not between and type(data).train_dataloader.__module__.startswith("lit_sparse."):
             example = {"combined_loader": [position]}
         check_state(source, "loops.fit_loop.state_dict", loop["state_dict"], example)
-    steps = loop["epoch_loop.manual_optimization.optim_step_progress"]
+    steps, stepped = loop["epoch_loop.manual_optimization.optim_step_progress"], range(batches["total"]["ready"] + 1)
     if trainer.lightning_module.automatic_optimization:
         steps = loop["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]["step"]
+        stepped = range(checkpoint["global_step"] - 1, checkpoint["global_step"] + 1)  # it is counted after the hooks of a step
     check_state(source, "global_step", checkpoint["global_step"], equal_to(steps["total"]["completed"]))
+    logged = loop["epoch_loop.state_dict"][LOGGED_STEP]
+    if logged not in stepped:
+        check_state(source, f"loops.fit_loop.epoch_loop.state_dict.{LOGGED_STEP}", logged, equal_to(stepped[-1]))
     ended = epochs["current"]["processed"]
     if trainer.max_epochs is not None and -1 != trainer.max_epochs < ended:
         raise ConfigurationError(

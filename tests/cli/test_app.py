@@ -386,6 +386,10 @@ def test_a_fit_that_fails_after_its_parts_were_built_leaves_no_folder(
     assert not [path for path in Path().rglob("*") if path.name.isdigit()]
 
 
+def test_a_run_folder_that_tensorboard_cannot_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert r"a name in UTF-8 but got 'runs\udcff/" in refused(["fit", *DIGITS, *QUIET, "--output_dir", "runs\udcff"], capsys)
+
+
 @pytest.mark.gate
 def test_a_callback_that_the_config_names_stands_for_ours(tmp_path: Path) -> None:
     config = tmp_path / "own.yaml"

@@ -16,7 +16,7 @@ from lit_sparse.cli import main
 from lit_sparse.errors import CheckpointError
 from lit_sparse.models import SemiSupervisedVAE
 from lit_sparse.models.loaded_weights import read_weights
-from lit_sparse.runs.checkpoint_files import read_checkpoint
+from lit_sparse.runs.checkpoint_files import LOGGED_STEP, read_checkpoint
 from tests.conftest import CONFIGS
 
 QUIET = ("--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false", "--trainer.accelerator=cpu")
@@ -54,8 +54,9 @@ def less(*keys: str) -> Callable[[Content], Content]:
     return lambda content: {key: value for key, value in content.items() if key not in keys}
 
 
-PROGRESS = ("loops", "fit_loop", "epoch_progress", "total", "ready")
-POSITION = ("loops", "fit_loop", "state_dict", "combined_loader", 0)
+FIT = ("loops", "fit_loop")
+PROGRESS = (*FIT, "epoch_progress", "total", "ready")
+POSITION = (*FIT, "state_dict", "combined_loader", 0)
 NAN = torch.full((10,), torch.nan)
 #: Changes of a checkpoint, and the message of each command.
 MALFORMED: dict[str, tuple[Callable[[Content], Any], str]] = {
@@ -100,6 +101,10 @@ UNFINISHED: dict[str, tuple[Callable[[Content], Any], str]] = {
     "loops of another type": (put("loops", value=3), "Expected `loops` in 'changed.ckpt' to be a dict with `fit_loop`"),
     "states of another type": (put("states", value=3), "Expected `states` in 'changed.ckpt' to be a dict with keys"),
     "states with other entries": (put("states", "flags", value=3), "Expected `states.flags`"),
+    "rows of later steps": (
+        put(*FIT, "epoch_loop.state_dict", LOGGED_STEP, value=9),
+        f"{LOGGED_STEP}` in .* to be 1, .* got 9",
+    ),
     "a place that is text": (put(*POSITION, value="a"), "combined_loader.0.*but got 'a'"),
     "a place of other types": (
         put(*POSITION, "epoch", value="a"),
