@@ -128,7 +128,7 @@ def _is_before(row: Row, step: int) -> bool:
 
 
 class RunCSVLogger(_RowAhead, CSVLogger):
-    """Logger that writes metrics to ``metrics.csv`` in the run folder, and appends to an existing file.
+    """Logger that writes metrics to ``metrics.csv``, by default in the run folder, and appends to an existing file.
 
     Args:
         folder: the run folder.
@@ -136,6 +136,8 @@ class RunCSVLogger(_RowAhead, CSVLogger):
         resumed_step: step before which rows are kept, for a checkpoint without a number of rows.
         logged_step: step of the rows that Lightning logged last before the checkpoint.
     """
+
+    _continued: tuple[int | None, int | None, int | None] = (None, None, None)  # the user's logger keeps all rows
 
     def __init__(
         self, folder: str, kept: int | None = None, resumed_step: int | None = None, logged_step: int | None = None
@@ -176,6 +178,10 @@ class RunBoard(_RowAhead, TensorBoardLogger):  # type: ignore[misc]
         super().__init__(folder, name="", version="", default_hp_metric=False, purge_step=resumed_step)
 
 
+#: Lightning's loggers -> the kinds that the user's own become, so that they lose no row at a kill.
+OWN_KINDS: dict[type, type] = {CSVLogger: RunCSVLogger, TensorBoardLogger: RunBoard}
+
+
 class RowsBeforeCheckpoint(pl.Callback):
     """Callback that writes all rows up to a checkpoint before the checkpoint itself, which stores their number.
 
@@ -189,7 +195,7 @@ class RowsBeforeCheckpoint(pl.Callback):
             if row is not None and isinstance(logger, _RowAhead):
                 logger.log_ahead(*row)
             if isinstance(logger, RunCSVLogger):
-                checkpoint[ROWS] = logger.sync()
+                checkpoint.setdefault(ROWS, logger.sync())  # the run's own logger comes first
             elif isinstance(logger, TensorBoardLogger):
                 logger.experiment.flush()
 
@@ -213,4 +219,7 @@ def run_loggers(folder: Path, asked: Any, kept: Kept, resumed_step: int | None, 
     own = RunCSVLogger(str(folder), kept[0], resumed_step, kept[1])
     if asked is None or asked is True:
         return [own, RunBoard(str(folder), resumed_step)] if board else [own]
-    return [own, *as_list(asked)]
+    for logger in (others := as_list(asked)):
+        if type(logger) in OWN_KINDS and "://" not in str(logger.save_dir):
+            logger.__class__ = OWN_KINDS[type(logger)]
+    return [own, *others]

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
+from torch.utils.data._utils import signal_handling
 
 from lit_sparse.checks import Count, ranges
 from lit_sparse.errors import CheckpointError, ConfigurationError, LitSparseError
@@ -192,6 +193,13 @@ class EpochLoader:
                 if isinstance(batch, LitSparseError):
                     raise batch
                 yield batch
+        except RuntimeError as error:
+            if "exited unexpectedly" not in str(error):
+                raise
+            raise LitSparseError(
+                "Expected the workers to fetch all batches but the system ended one, perhaps because memory is short. Free"
+                " memory, or lower `num_workers`."
+            ) from error
         finally:
             if self.persistent_workers:
                 self._workers = keys, loader
@@ -199,6 +207,7 @@ class EpochLoader:
     def _started(self) -> tuple[list[Any], DataLoader[Any]]:
         """Return a loader of batches by their epochs and indices, and the list in which it looks these up."""
         keys: list[Any] = []
+        signal_handling._SIGCHLD_handler_set = True  # torch's own handler raises wherever this process is when a worker ends
         loader = DataLoader(
             _Batches(self.fetch),
             batch_size=None,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing.reduction
+import os
+import signal
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -75,6 +77,21 @@ def test_no_file_is_sent_to_workers_which_may_outlive_this_process(monkeypatch: 
     monkeypatch.setattr(multiprocessing.reduction, "DupFd", sent)
     assert len(list(EpochLoader(lambda _: torch.arange(20).split(4), lambda *_: {}, num_workers=1))) == 5
     assert not files
+
+
+def test_a_killed_worker_is_named_where_its_batch_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nowhere else: torch would raise the error in the middle of a step, or while a checkpoint is written."""
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.2)
+    before, main = signal.getsignal(signal.SIGCHLD), os.getpid()
+
+    def fetch(_: int, indices: torch.Tensor) -> dict[str, Any]:
+        if os.getpid() != main and int(indices[0]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"index": indices}
+
+    with pytest.raises(LitSparseError, match=r"the system ended one[^`]*`num_workers`"):
+        list(EpochLoader(lambda _: torch.arange(8).split(4), fetch, num_workers=1))
+    assert signal.getsignal(signal.SIGCHLD) == before
 
 
 def test_an_error_in_a_worker_has_its_own_message(monkeypatch: pytest.MonkeyPatch) -> None:

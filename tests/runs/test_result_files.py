@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from lit_sparse.cli.loggers import RunCSVLogger
+from lit_sparse.cli.loggers import RowsBeforeCheckpoint, RunCSVLogger, run_loggers
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.lightning.choice import pl
+from lit_sparse.lightning.choice import CSVLogger, pl
 from lit_sparse.runs.result_files import read_attention, read_metrics, read_png
 from tests.ground.test_stored import ODD_KINDS, check_odd_refused, check_refused
 
@@ -138,6 +138,14 @@ def test_a_continued_run_reads_its_metrics_with_the_same_checks(content: bytes, 
     with pytest.raises(ConfigurationError, match=r"metrics\.csv"):
         RunCSVLogger(str(tmp_path), kept=1).experiment  # noqa: B018
     assert (tmp_path / "metrics.csv").read_bytes() == content
+
+
+def test_csv_files_of_the_user_lose_no_row_to_a_kill_or_a_test(tmp_path: Path) -> None:
+    for step in range(2):  # of two processes, as Lightning would delete the file and hold back rows
+        trainer = pl.Trainer(logger=run_loggers(tmp_path / "run", CSVLogger(tmp_path, "", ""), (None, None), step, False))
+        trainer.loggers[1].log_metrics({"loss": 1.0}, step)
+        RowsBeforeCheckpoint().on_save_checkpoint(trainer, pl.LightningModule(), {})
+        assert len(read_metrics(tmp_path)) == step + 1
 
 
 def test_a_continued_table_has_all_rows_of_its_checkpoint(tmp_path: Path) -> None:

@@ -37,7 +37,10 @@ SETTINGS = ("OPT", "BOUNDSCHECK", "LOOP_VECTORIZE", "SLP_VECTORIZE", "ENABLE_AVX
 
 def cache_folder() -> Path:
     """Return the folder of compiled code: ``NUMBA_CACHE_DIR``, or ``lit_sparse`` in the user's cache folder."""
-    return Path(config.CACHE_DIR or AppDirs("lit_sparse").user_cache_dir, "kernels")  # type: ignore[attr-defined]
+    default = AppDirs("lit_sparse").user_cache_dir
+    if not Path(default).is_absolute():  # of an XDG_CACHE_HOME that the specification ignores
+        default = os.path.expanduser("~/.cache/lit_sparse")  # noqa: PTH111 - Path raises an error without a home folder
+    return Path(config.CACHE_DIR or default, "kernels")  # type: ignore[attr-defined]
 
 
 @cache

@@ -11,8 +11,16 @@ import pytest
 
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.kernels import compile_rows
+from lit_sparse.kernels.cpu import cache
 
 NOTICE = "Compiling kernels for this processor"
+
+
+@pytest.mark.parametrize("named", ["", "relative"])
+def test_the_cache_is_in_no_folder_of_the_current_one(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", named)  # which the specification ignores
+    monkeypatch.setattr(cache.config, "CACHE_DIR", "")
+    assert cache.cache_folder().is_absolute()
 
 
 def run(program: str, cache: Path) -> subprocess.CompletedProcess[str]:
