@@ -22,14 +22,18 @@ from lit_sparse.cli import build_cli
 from lit_sparse.coresets import (
     Coreset,
     Examples,
+    FileVectors,
     GaussianPosterior,
     LogisticLikelihood,
     LogLikelihoodVectors,
     NormalLikelihood,
     PoissonLikelihood,
+    SelectionState,
+    Uniform,
 )
 from lit_sparse.coresets.posteriors import gaussian_mean_posterior, map_distance
 from lit_sparse.data import (
+    CaliforniaHousingDataModule,
     DigitsDataModule,
     FeatureDependentNoise,
     ImageFolderDataModule,
@@ -235,6 +239,11 @@ CASES = {
     "a class of posteriors": lambda: map_distance(GaussianPosterior, GaussianPosterior),
     "attributes that are NaN": lambda: positional_disentanglement(torch.full((3, 2), math.nan), torch.eye(3).long()),
     "inputs that are NaN": lambda: topographic_similarity(torch.full((3, 2), math.nan), torch.eye(3).long()),
+    "a null byte in a path to write": lambda: CORESET.save("a\0b"),
+    "a null byte in a path to read": lambda: FileVectors("a\0b"),
+    "a null byte in a path of a state": lambda: Uniform()(X, 1, state=SelectionState("a\0b")),
+    "a null byte in a path of houses": lambda: CaliforniaHousingDataModule(path="a\0b.csv").setup(),
+    "weights of a class": lambda: find_weights(torch.nn.Module, ["a"]),
     "no target": lambda: LogisticLikelihood().log_prob(X, None),
     "a number of examples": lambda: LogLikelihoodVectors(NormalLikelihood()).fit(3),
     "state of another callback": lambda: SuccessPlot().load_state_dict({"seconds": 1.0}),
