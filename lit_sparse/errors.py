@@ -192,8 +192,8 @@ def did_you_mean(name: str, allowed: Iterable[str]) -> str:
         >>> did_you_mean("Sparsmax", ["Softmax", "Sparsemax"])
         " Did you mean 'Sparsemax'?"
     """
-    by_lower = {candidate.lower(): candidate for candidate in allowed if candidate != name}
-    close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
+    by_lower = {str(candidate).lower(): candidate for candidate in allowed if candidate != name}
+    close = difflib.get_close_matches(str(name).lower(), by_lower, n=1, cutoff=0.6)
     return f" Did you mean '{by_lower[close[0]]}'?" if close else ""
 
 

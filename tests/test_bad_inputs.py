@@ -1,22 +1,39 @@
 """Inputs that once were accepted in silence, or ended in an error of another library."""
 
 import math
+import warnings
 
 import pytest
 import torch
 
 from lit_sparse import hf, random, runs, text
-from lit_sparse.callbacks import BasesPlot, CountLogger, draw_attention
+from lit_sparse.callbacks import (
+    AttentionPlot,
+    BasesPlot,
+    CountLogger,
+    OptimalBrainDamage,
+    SecondsLogger,
+    SparseConnectivity,
+    SuccessPlot,
+    draw_attention,
+)
+from lit_sparse.callbacks.weights.named_weights import find_weights
 from lit_sparse.cli import build_cli
 from lit_sparse.coresets import (
     Coreset,
     Examples,
+    FileVectors,
     GaussianPosterior,
     LogisticLikelihood,
+    LogLikelihoodVectors,
     NormalLikelihood,
     PoissonLikelihood,
+    SelectionState,
+    Uniform,
 )
+from lit_sparse.coresets.posteriors import gaussian_mean_posterior, map_distance
 from lit_sparse.data import (
+    CaliforniaHousingDataModule,
     DigitsDataModule,
     FeatureDependentNoise,
     ImageFolderDataModule,
@@ -26,12 +43,21 @@ from lit_sparse.data import (
     SyntheticRegressionDataModule,
 )
 from lit_sparse.errors import LitSparseError
-from lit_sparse.estimators import Marginalize, TopKMarginalize
+from lit_sparse.estimators import Marginalize, RunningMean, TopKMarginalize, with_gradient_of
 from lit_sparse.export import decompose, export_onnx
 from lit_sparse.ground.directions import directions
-from lit_sparse.mappings import JumpReLU, LearnableEntmax, RegularizedArgmax, Sparsemax
+from lit_sparse.mappings import FenchelYoungLoss, JumpReLU, LearnableEntmax, RegularizedArgmax, Sparsemax
 from lit_sparse.mappings.functional import fusedmax, jump_relu
-from lit_sparse.metrics import Bleu, DeadFraction, ExplainedVariance, MeanOverExamples, MessageStructure, topographic_similarity
+from lit_sparse.metrics import (
+    Bleu,
+    DeadFraction,
+    ExplainedVariance,
+    MeanOverExamples,
+    MessageStructure,
+    positional_disentanglement,
+    tied_groups,
+    topographic_similarity,
+)
 from lit_sparse.models import BayesianRegression, RobustClassifier, Seq2Seq, mean_metrics
 from lit_sparse.nn import (
     MLP,
@@ -54,12 +80,15 @@ from lit_sparse.runs.config_files import check_empty
 from lit_sparse.structures import Assignment, Or, Sequence, ShortestPath, Tree, Xor
 from lit_sparse.testing import concrete_subclasses
 from lit_sparse.text import Vocabulary
-from lit_sparse.transport import GaussianMixture, dual_value
+from lit_sparse.transport import GaussianMixture, dual_value, log_plan_density
 
 X, CORESET = torch.randn(3, 5), Coreset(torch.tensor([0]), torch.ones(1), 0.0, size=2)
 WORDS = Vocabulary.from_tokens(["a", "b"])
 BODY, PAIRS = RecurrentBody(4, 1).bind(Sparsemax()), EntailmentNetwork(Sparsemax(), 4, 2)
 ID, ONE = torch.tensor([[1]]), torch.tensor([1])
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # newer versions of torch deprecate such tensors
+    QUANTIZED = torch.quantize_per_tensor(torch.ones(5, 5), 0.1, 0, torch.quint8)
 
 
 class Model(torch.nn.Module):
@@ -196,6 +225,34 @@ CASES = {
     "checkpoint 3": lambda: RobustClassifier.load_from_checkpoint(3),
     "penalty of integers": lambda: JumpReLU(2).penalty(X.long()),
     "memory of numbers": lambda: beam_search(print, {"a": 1}, {}, bos=0, eos=1, limits=ONE),
+    "quantized limits": lambda: beam_search(print, {}, {}, bos=0, eos=1, limits=QUANTIZED[0]),
+    "quantized surplus": lambda: log_plan_density(QUANTIZED, 0.1, "safe"),
+    "quantized weights": lambda: tied_groups(QUANTIZED),
+    "quantized labels": lambda: FenchelYoungLoss(Sparsemax())(torch.ones(5, 3), QUANTIZED[0]),
+    "quantized logits": lambda: hf.risk_loss_func(CVaR(0.5))({"logits": QUANTIZED}, torch.arange(5)),
+    "quantized loss": lambda: with_gradient_of(QUANTIZED, torch.ones(5, 5)),
+    "quantized tokens": lambda: Ragged(QUANTIZED[0], torch.tensor([5])),
+    "quantized covariance": lambda: gaussian_mean_posterior(X, covariance=QUANTIZED),
+    "quantized predictor": lambda: NormalLikelihood().log_prob(QUANTIZED, QUANTIZED),
+    "numbers in a list": lambda: RunningMean().update([1.0]),
+    "weights of the layer NaN": lambda: find_weights(Model(), [math.nan]),
+    "a class of posteriors": lambda: map_distance(GaussianPosterior, GaussianPosterior),
+    "attributes that are NaN": lambda: positional_disentanglement(torch.full((3, 2), math.nan), torch.eye(3).long()),
+    "inputs that are NaN": lambda: topographic_similarity(torch.full((3, 2), math.nan), torch.eye(3).long()),
+    "a null byte in a path to write": lambda: CORESET.save("a\0b"),
+    "a null byte in a path to read": lambda: FileVectors("a\0b"),
+    "a null byte in a path of a state": lambda: Uniform()(X, 1, state=SelectionState("a\0b")),
+    "a null byte in a path of houses": lambda: CaliforniaHousingDataModule(path="a\0b.csv").setup(),
+    "weights of a class": lambda: find_weights(torch.nn.Module, ["a"]),
+    "no target": lambda: LogisticLikelihood().log_prob(X, None),
+    "a number of examples": lambda: LogLikelihoodVectors(NormalLikelihood()).fit(3),
+    "state of another callback": lambda: SuccessPlot().load_state_dict({"seconds": 1.0}),
+    "state of None": lambda: SuccessPlot().load_state_dict({"history": None, "validated": None}),
+    "no state": lambda: SparseConnectivity("encoder", 0.5).load_state_dict({}),
+    "state of seconds": lambda: SecondsLogger().load_state_dict({"seconds": -1.0}),
+    "state of counts": lambda: CountLogger().load_state_dict({"support_size": 3}),
+    "state of a mask": lambda: OptimalBrainDamage("encoder").load_state_dict({"mask": None}),
+    "state of heat maps": lambda: AttentionPlot().load_state_dict({"examples": {0: {"weights": 1}}}),
 }
 
 

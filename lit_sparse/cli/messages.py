@@ -140,7 +140,7 @@ def _plain(value: Any) -> Any:
         named = value.endswith(ENDINGS) and is_file(value)
         try:
             found = load_yaml(read_config(value) if named else value)
-        except yaml.YAMLError:
+        except (yaml.YAMLError, UnicodeEncodeError):
             return value
         return value if isinstance(found, str) or not value.strip() else found
     if hasattr(value, "key"):  # jsonargparse's option of an option

@@ -49,4 +49,4 @@ __all__ = [
     "select_by_group",
 ]
 
-check_types(globals())
+check_types(globals(), "fit", "log_prob", "derivatives", "mean")

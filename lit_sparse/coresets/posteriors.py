@@ -107,6 +107,7 @@ class GaussianPosterior:
         return self if same else GaussianPosterior(mean, covariance)
 
 
+@checked
 def gaussian_mean_posterior(
     x: Tensor, weights: Tensor | None = None, *, prior: GaussianPosterior | None = None, covariance: Tensor | None = None
 ) -> GaussianPosterior:
@@ -128,12 +129,15 @@ def gaussian_mean_posterior(
         raise DataError("Expected x to be finite and weights to be nonnegative.")
     prior = (GaussianPosterior.isotropic(x.shape[1]) if prior is None else prior).to(x)
     weights = x.new_ones(len(x)) if weights is None else weights.to(x)
+    if covariance is not None:
+        check_tensor(covariance, f"a covariance {(x.shape[1],) * 2}", shape=(x.shape[1],) * 2, error=DataError)
     noise = torch.eye(x.shape[1]).to(x) if covariance is None else torch.cholesky_inverse(_cholesky(covariance.to(x)))
     return GaussianPosterior.from_precision(
         prior.precision + weights.sum() * noise, prior.precision @ prior.mean + noise @ (weights @ x)
     )
 
 
+@checked
 def linear_posterior(
     features: Tensor,
     target: Tensor,
@@ -155,6 +159,7 @@ def linear_posterior(
     return laplace_posterior(NormalLikelihood(variance), features, target, weights, prior=prior)
 
 
+@checked
 def laplace_posterior(
     likelihood: Likelihood,
     features: Tensor,
@@ -224,6 +229,7 @@ def laplace_posterior(
     return GaussianPosterior(theta, 0.5 * (covariance + covariance.mT))
 
 
+@checked
 def forward_kl(full: GaussianPosterior, approximate: GaussianPosterior) -> float:
     """Return the Kullback-Leibler divergence ``KL(full || approximate)`` of two normal distributions, in nats.
 
@@ -237,16 +243,19 @@ def forward_kl(full: GaussianPosterior, approximate: GaussianPosterior) -> float
     return 0.5 * float(_less_log1p(values).sum() + moved.square().sum())
 
 
+@checked
 def reverse_kl(full: GaussianPosterior, approximate: GaussianPosterior) -> float:
     """Return the Kullback-Leibler divergence ``KL(approximate || full)`` of two normal distributions, in nats."""
     return forward_kl(approximate, full)
 
 
+@checked
 def symmetrized_kl(full: GaussianPosterior, approximate: GaussianPosterior) -> float:
     """Return the sum of the forward and the reverse Kullback-Leibler divergence of two normal distributions, in nats."""
     return forward_kl(full, approximate) + reverse_kl(full, approximate)
 
 
+@checked
 def map_distance(full: GaussianPosterior, approximate: GaussianPosterior) -> float:
     """Return the Euclidean distance between the most probable parameters of two normal distributions."""
     mine, other = _comparable(full, approximate)

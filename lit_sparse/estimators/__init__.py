@@ -27,4 +27,4 @@ __all__ = [
     "with_gradient_of",
 ]
 
-check_types(globals())
+check_types(globals(), "update")

@@ -143,7 +143,8 @@ def with_gradient_of(value: Tensor, surrogate: Tensor) -> Tensor:
     """Return a value whose gradient is its own plus the gradient of a surrogate of the same shape.
 
     Raises:
-        ConfigurationError: if the surrogate has another shape.
+        ConfigurationError: if the surrogate has another shape, or one of them does not hold real numbers.
     """
+    check_tensor(value, "a value in a tensor of real numbers")
     check_tensor(surrogate, f"a surrogate of the value's shape {tuple(value.shape)}", shape=value.shape)
     return value + (surrogate - surrogate.detach())

@@ -22,6 +22,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 #: Type of an argument -> what a message calls it.
 WORDS = {bool: "True or False", int: "an integer", float: "a number", str: "text", type(None): "None"}
 
+#: Kinds of tensors that most functions of torch refuse with messages of its own code.
+LACKING = ("nested", "quantized", "meta")
+
 
 class KeepsArguments:
     """Base class of objects that store the arguments of their constructor.
@@ -91,18 +94,19 @@ def _bind(cls: type, self: object, args: tuple[Any, ...], options: dict[str, Any
     return {**defaults, **given, **options}
 
 
-def check_types(namespace: Mapping[str, Any]) -> None:
+def check_types(namespace: Mapping[str, Any], *methods: str) -> None:
     """Make the constructors of a subpackage's public classes, and of their bases, check argument types; see :func:`checked`.
 
     Args:
         namespace: globals of the subpackage.
+        methods: names of further methods of these classes that check their arguments.
     """
     for made in (namespace[name] for name in namespace["__all__"]):
         for kind in inspect.getmro(made) if isinstance(made, type) else ():
-            init = vars(kind).get("__init__")
             is_output = is_dataclass(kind) and not hasattr(kind, "__post_init__")  # the package makes many in each step
-            if isinstance(init, types.FunctionType) and kind.__module__.startswith("lit_sparse.") and not is_output:
-                kind.__init__ = checked(init)  # type: ignore[misc]
+            for name in ("__init__", *methods) if kind.__module__.startswith("lit_sparse.") and not is_output else ():
+                if isinstance(own := vars(kind).get(name), types.FunctionType):
+                    setattr(kind, name, checked(own))
 
 
 def checked(function: Function) -> Function:
@@ -147,7 +151,9 @@ def _compare(function: Any, args: tuple[Any, ...], options: dict[str, Any], caus
     except TypeError:
         return
     if cause is not None and any(map(_lacks_values, given.values())):
-        raise ConfigurationError("Expected dense tensors with values, not sparse, nested or on the meta device.") from cause
+        raise ConfigurationError(
+            "Expected dense tensors with values, not sparse, nested, quantized or meta tensors."
+        ) from cause
     for name, hint in hints.items():
         value = given.get(name, signature.parameters[name].default)
         if value is not signature.parameters[name].default and not _fits(value, hint):
@@ -176,7 +182,7 @@ def hints_of(function: Any) -> dict[str, Any]:
 def _lacks_values(value: Any) -> bool:
     """Return whether a value is a tensor of another layout, or without numbers."""
     layout = str(getattr(value, "layout", "torch.strided"))
-    return layout != "torch.strided" or getattr(value, "is_nested", False) is True or getattr(value, "is_meta", False) is True
+    return layout != "torch.strided" or any(getattr(value, f"is_{kind}", False) is True for kind in LACKING)
 
 
 def _fits(value: Any, hint: Any) -> bool:

@@ -115,8 +115,10 @@ def replaced(path: Path, mode: str) -> Iterator[IO[Any]]:
         mode: ``"w"`` for text in UTF-8, ``"wb"`` for bytes.
 
     Raises:
-        ConfigurationError: if a folder has the name of the file, or a file the name of a folder above it.
+        ConfigurationError: if a folder has the name of the file, a file the name of a folder above it, or no file can have it.
     """
+    if "\0" in str(path):
+        raise ConfigurationError(f"Expected the path of a file but got {str(path)!r}, with a null byte. Remove it.")
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}{PART}")
     make_folder(path.parent)
     text = {} if "b" in mode else {"newline": "", "encoding": "utf-8"}

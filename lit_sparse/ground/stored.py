@@ -74,9 +74,11 @@ def open_plain(path: str | Path, within: Path | None = None, buffering: int = -1
 
     Raises:
         NotPlainError: if it is not a plain file.
-        OSError: if it does not exist, cannot be read, or consists of holes: a small file that looks large.
-        ValueError: if its name holds a null byte.
+        OSError: if it does not exist, has a name that no file has, cannot be read, or consists of holes: a small file that
+            looks large.
     """
+    if "\0" in str(path):
+        raise OSError(errno.EINVAL, "its name has a null byte")
     descriptor = _opened(Path(path), within)
     try:
         found = os.fstat(descriptor)

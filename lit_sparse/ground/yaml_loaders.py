@@ -26,7 +26,7 @@ class SecondKeyError(yaml.constructor.ConstructorError):
 
 
 class Loader(yaml.SafeLoader):
-    """YAML loader that refuses keys that occur twice in a mapping, and values that contain themselves.
+    """YAML loader that refuses second keys in a mapping, values that contain themselves, and integers that no file stores.
 
     Args:
         text: YAML text.
@@ -57,6 +57,13 @@ class Loader(yaml.SafeLoader):
                     raise SecondKeyError(key, lines[key.value])
                 lines[key.value] = key.start_mark.line
         return node
+
+    def construct_integer(self, node: yaml.ScalarNode) -> int:
+        """Read an integer of at most 64 bits."""
+        value: int = self.construct_yaml_int(node)
+        if value.bit_length() > 64:
+            raise yaml.constructor.ConstructorError(None, None, "a number of more than 64 bits", node.start_mark)
+        return value
 
 
 def written_out(node: yaml.Node | None, known: dict[int, int] | None = None) -> int:
@@ -97,7 +104,7 @@ class StoredLoader(Loader):
         if len(node.value) > MAX_DIGITS:
             raise yaml.constructor.ConstructorError(None, None, "a number of more than 64 bits", node.start_mark)
         whole = node.tag.endswith(":int")
-        return self.construct_yaml_int(node) if whole else self.construct_yaml_float(node)
+        return self.construct_integer(node) if whole else self.construct_yaml_float(node)
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         """Raise an error for merges (``<<``)."""
@@ -107,5 +114,6 @@ class StoredLoader(Loader):
         super().flatten_mapping(node)
 
 
+Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_integer)
 for _tag in ("int", "float"):
     StoredLoader.add_constructor(f"tag:yaml.org,2002:{_tag}", StoredLoader.construct_number)

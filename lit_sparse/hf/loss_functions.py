@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lit_sparse.checks import check_count
+from lit_sparse.checks import FLOATS, check_count, check_tensor
 from lit_sparse.coresets import Coreset
 from lit_sparse.coresets.coreset import check_sum
 from lit_sparse.errors import ConfigurationError, DataError, full_name
@@ -167,7 +167,7 @@ def aligned(outputs: Any, labels: Tensor, shift: bool | None) -> tuple[Tensor, T
         raise ConfigurationError(f"Expected labels in a tensor but got {full_name(labels)}. Use data with labels.")
     if isinstance(outputs, dict) and "logits" not in outputs:
         raise ConfigurationError(f"Expected outputs with `logits` but got {', '.join(map(str, outputs)) or 'none'}.")
-    logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
+    logits = check_tensor(outputs["logits"] if isinstance(outputs, dict) else outputs[0], "floating logits", dtypes=FLOATS)
     if shift is None:
         shift = "CausalLM" in type(outputs).__name__
     if shift:

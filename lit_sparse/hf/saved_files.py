@@ -242,7 +242,7 @@ def place_of(path: Path, folder: Path) -> Path:
     """
     try:
         real, root = path.resolve(), folder.resolve()
-    except (OSError, RuntimeError) as error:  # a circle of links
+    except (OSError, RuntimeError, ValueError) as error:  # a circle of links, or a null byte
         raise unreadable(repr(str(path)), error) from error
     snapshots = next((parent for parent in root.parents if parent.name == "snapshots"), None)
     if not real.is_relative_to(root) and not (snapshots and real.is_relative_to(snapshots.with_name("blobs"))):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
-from lit_sparse.checks import INTEGER, Number, ranges
+from lit_sparse.checks import INTEGER, INTEGERS, Number, ranges
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.ground.torch_internals import autocast_enabled, can_read_values
 from lit_sparse.kernels.row_kernel import HALVES
@@ -194,7 +194,7 @@ class FenchelYoungLoss(nn.Module):
             ConfigurationError: if the target has another shape or is not of an integer type, or a label that can be
                 read is not a class.
         """
-        if not isinstance(target, Tensor) or target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
+        if not isinstance(target, Tensor) or target.dtype not in INTEGERS:
             got = target.dtype if isinstance(target, Tensor) else full_name(target)
             raise ConfigurationError(f"Expected class labels of an integer type but got {got}.")
         if target.shape != shape:

@@ -81,9 +81,11 @@ def topographic_similarity(
 
 
 def _check_rows(what: str, rows: Tensor, messages: Tensor) -> None:
-    """Refuse what is not one real row for each message."""
-    both = f"{what} and as many messages (N, L), real numbers,"
+    """Refuse what is not one row of finite numbers for each message."""
+    both = f"{what} and as many messages (N, L), finite numbers,"
     check_tensor(messages, both, shape=(len(check_tensor(rows, both, shape=(None, None))), None))
+    if not bool(rows.isfinite().all() and messages.isfinite().all()):
+        raise ConfigurationError(f"Expected {both} but got NaN or infinite ones.")
 
 
 def _edit_distances(first: Tensor, second: Tensor) -> Tensor:

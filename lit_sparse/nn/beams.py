@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lit_sparse.checks import MOST_FEATURES, check_count, check_number
+from lit_sparse.checks import INTEGERS, MOST_FEATURES, check_count, check_number, check_tensor
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.arguments import checked
 from lit_sparse.ground.tensors import shown
@@ -84,10 +84,7 @@ def beam_search(
     for name, token in (("bos", bos), ("eos", eos), *(("forbidden", token) for token in forbidden)):
         check_count(name, token, 0)
     check_number("length_penalty", length_penalty, -100.0, 100.0)
-    if limits.dim() != 1 or limits.is_floating_point() or limits.is_complex():
-        raise ConfigurationError(
-            f"Expected the limit of each row, whole numbers (B,), but got {limits.dtype} {tuple(limits.shape)}."
-        )
+    check_tensor(limits, "the limit of each row, whole numbers (B,),", shape=(None,), dtypes=INTEGERS)
     for name, tensor in {**memory, **state}.items():
         if not isinstance(tensor, Tensor) or tensor.shape[:1] != limits.shape:
             raise ConfigurationError(f"Expected {len(limits)} rows of {name!r}, one per limit, but got {shown(tensor)}.")

@@ -111,12 +111,11 @@ class DualRisk(Risk):
     def _checked(self, losses: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return losses (B,) without a gradient and weights (B,), from which a can be solved for, after a check."""
         check_losses(losses)
-        losses, readable = losses.detach(), can_read_values() and not losses.is_meta
+        losses = losses.detach()
         if weights is not None:
-            weights = self._weights(weights, losses, readable, needed=True)
+            weights = self._weights(weights, losses, can_read_values() and not losses.is_meta, needed=True)
             losses = torch.where(weights > 0, losses, 0.0)
-        if readable:
-            self._check_losses(losses)
+        self._check_losses(losses)
         return losses, weights
 
     @property

@@ -203,11 +203,11 @@ def named(text: str) -> tuple[str, Path]:
     """Return name and folder of a run given as ``[NAME=]FOLDER``; undecodable characters are replaced in the name.
 
     Raises:
-        ConfigurationError: for an empty name.
+        ConfigurationError: for an empty name or folder.
     """
     name, given, path = text.partition("=")
-    if given and not name and not is_folder(text):
-        raise ConfigurationError(f"Expected NAME=FOLDER but got {text!r}. Add the name, or give only the folder.")
+    if not text or (given and not (name and path) and not is_folder(text)):
+        raise ConfigurationError(f"Expected NAME=FOLDER but got {text!r}. Add the missing one, or give only the folder.")
     if not given or is_folder(text):
         name, path = text, text
     return name.encode("utf-8", "replace").decode(), Path(path)

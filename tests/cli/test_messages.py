@@ -83,6 +83,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["--model=LitSparseModule"], "'LitSparseModule' for `model` cannot be built: it does not define step."),
         (["--model.optimizer=torch.optim"], "to be a subclass of torch's Optimizer but got 'torch.optim'."),
         (["--model.lr_scheduler=torch.optim.lr_scheduler.StepLr"], "Did you mean 'StepLR'? It defines: "),
+        (["--trainer.precision=\udce9"], "'bf16' or null but got '\\udce9'"),
         (["--trainer.precision=17"], "'16-true', '16-mixed', 'bf16-true', "),
         (["--trainer.callbacks=[CountLogger, Foo]"], "There is no class 'Foo' for `callbacks`."),
         (["--trainer=abc"], "Expected `trainer` to be a dict but got 'abc'."),

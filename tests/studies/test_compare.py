@@ -121,9 +121,10 @@ def test_support_sizes_are_drawn_unless_they_are_the_decoder_calls(tmp_path: Pat
         assert figure.panels[0].value == first
 
 
-def test_a_run_without_its_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", "=runs/a"]) == 2
-    assert "Expected NAME=FOLDER but got '=runs/a'" in capsys.readouterr().err
+@pytest.mark.parametrize("given", ["=runs/a", "a=", ""])
+def test_a_run_without_its_name_or_folder_is_refused(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", given]) == 2
+    assert f"Expected NAME=FOLDER but got {given!r}" in capsys.readouterr().err
 
 
 def test_a_folder_that_may_not_be_read_is_named(

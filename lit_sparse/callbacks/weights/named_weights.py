@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from lit_sparse.errors import ConfigurationError, did_you_mean
+from lit_sparse.ground.arguments import checked
 
 __all__ = ["find_weights"]
 
@@ -12,6 +13,7 @@ __all__ = ["find_weights"]
 COMPILED = "_orig_mod."
 
 
+@checked
 def find_weights(model: nn.Module, paths: list[str]) -> dict[str, nn.Parameter]:
     """Return the weights of a model at some paths, by their full path.
 

@@ -96,7 +96,8 @@ def arrow_batches(path: Place, _: Mapping[str, str]) -> Iterator[Any]:
         for message in arrow.ipc.MessageReader.open_stream(stream):
             if _is_compressed(message.metadata.to_pybytes()):
                 raise ValueError("its values are compressed; write it without compression")
-        for batch in arrow.ipc.open_stream(stream):
+        source = arrow.BufferReader(stream)
+        for batch in arrow.ipc.open_stream(source):
             for field in batch.schema:
                 _check_type(field.type)
             rows, size = rows + len(batch), size + batch.nbytes
@@ -104,6 +105,9 @@ def arrow_batches(path: Place, _: Mapping[str, str]) -> Iterator[Any]:
             if size > len(content):  # columns and fields may refer to the same bytes
                 raise ValueError("its values overlap")
             yield _checked(batch)
+        footer = 0 if stream is content else 10 + int.from_bytes(content[-10:-6].to_pybytes(), "little")
+        if source.tell() + footer != len(stream):  # two files may be joined
+            raise ValueError("it is truncated, or more follows after its end")
 
 
 def _is_compressed(metadata: bytes) -> bool:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lit_sparse.errors import DataError
+from lit_sparse.ground.tensors import INTEGERS
 
 __all__ = ["Ragged"]
 
@@ -32,7 +33,7 @@ class Ragged:
     """
 
     def __init__(self, flat: Tensor, lengths: Tensor) -> None:
-        whole = not any(it.is_floating_point() or it.dtype == torch.bool or it.dim() != 1 for it in (flat, lengths))
+        whole = all(it.dtype in INTEGERS and it.dim() == 1 for it in (flat, lengths))
         if not whole or int(lengths.sum()) != len(flat):
             raise DataError(
                 f"Expected integers (n,) and lengths (N,) whose sum is n but got {flat.dtype} {tuple(flat.shape)} and lengths"

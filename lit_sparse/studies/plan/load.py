@@ -84,8 +84,10 @@ def _for_each_test(given: Any) -> Any:
     def filled(entry: Any, test: str) -> Any:
         return json.loads(json.dumps(entry).replace("{test}", test))
 
-    tests = list(given.get("tests") or ())
-    columns, tables = dict(given.get("columns") or {}), list(given.get("tables") or ())
+    kinds = {"tests": dict, "columns": dict, "tables": list}
+    if not all(isinstance(given.get(name) or kind(), kind) for name, kind in kinds.items()):
+        return given  # its reader says what is wrong
+    tests, columns, tables = (given.get(name) or kind() for name, kind in kinds.items())
     if any("{test}" in name for name in columns):
         given["columns"] = {name: column for test in tests for name, column in filled(columns, test).items()}
     if any("{test}" in json.dumps(table) for table in tables):

@@ -91,6 +91,17 @@ def test_fields_that_share_their_bytes_are_refused(tmp_path: Path) -> None:
         read(tmp_path / "a.arrow", bytes(shared[: end - 1008 * (fields - 1)]) + content[end:])
 
 
+@pytest.mark.parametrize("new", [pyarrow.ipc.new_stream, pyarrow.ipc.new_file])
+def test_two_joined_arrow_files_are_no_file(tmp_path: Path, new: Any) -> None:
+    """The rows of the second one would be left out in silence."""
+    buffer, rows = io.BytesIO(), table([1.0, 2.0])
+    with new(buffer, rows.schema) as writer:
+        writer.write_table(rows)
+    assert len(read(tmp_path / "a.arrow", buffer.getvalue())) == 2
+    with pytest.raises(DataError, match="more follows after its end"):
+        read(tmp_path / "a.arrow", 2 * buffer.getvalue())
+
+
 def test_broken_arrow_files(tmp_path: Path) -> None:
     """Places outside of the file, text that is none, and any other changed byte: an error, or other values."""
     whole = arrow(table(["some text", "more"] * 40))
