@@ -373,8 +373,8 @@ def check_text(text: Any, role: str, row: int, split: Split) -> str:
         where = f"row {row + 1} of the {split} data (counted from 1)"
         if isinstance(text, str):
             raise DataError(
-                f"Expected texts of at most {LONGEST:,} characters as {role} but got {len(text):,} in {where}. Divide it, or leave"
-                " it out."
+                f"Expected texts of at most {LONGEST:,} characters as {role} but got {len(text):,} in {where}. Divide it, or"
+                " leave it out."
             )
         raise DataError(f"Expected text as {role} but got {text!r} in {where}. Correct it.")
     try:
