@@ -293,14 +293,14 @@ def check_indices(indices: Tensor, size: int) -> Tensor:
 
 
 def _interval(low: float, high: float, open_low: bool = False, open_high: bool = False) -> str:
-    """Return a range in words.
+    """Return a range in words, without limits so large that they only exclude mistakes.
 
     Example:
-        >>> _interval(0, 1, open_low=True), _interval(1, math.inf)
-        ('(0, 1]', '>= 1')
+        >>> _interval(0, 1, open_low=True), _interval(1, 1e7), _interval(-1e30, 1e30)
+        ('(0, 1]', '>= 1', '')
     """
-    if high == math.inf and low > -math.inf:
-        return f"{'>' if open_low else '>='} {low:g}"
+    if high >= MOST_FEATURES:
+        return "" if low <= -MOST_FEATURES else f"{'>' if open_low else '>='} {low:g}"
     return f"{'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
 
 
