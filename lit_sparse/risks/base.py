@@ -96,7 +96,8 @@ class Risk(nn.Module, ABC):
             weights = self._weights(weights, losses, readable, self._needs_weight)
             if losses.is_leaf:  # in a graph, a NaN of weight 0 would still reach the network's gradient
                 losses = torch.where(weights > 0, losses, 0.0)
-        self._check_losses(losses)
+        if readable and not losses.is_meta and (self.synchronizes or losses.device.type == "cpu"):
+            self._check_losses(losses)
         if weights is not None:
             losses = torch.where(weights > 0, losses, 0.0)
         if not self.unbiased and self.training and losses.requires_grad and world_size() > 1:
@@ -189,8 +190,6 @@ class Risk(nn.Module, ABC):
         return (found.to(losses.device),)
 
     def _check_losses(self, losses: Tensor) -> None:
-        if not can_read_values() or losses.is_meta or not (self.synchronizes or losses.device.type == "cpu"):
-            return
         wrong = ~losses.detach().isfinite() if self.finite else losses.detach().isnan()
         if bool(wrong.any()):
             row = int(wrong.nonzero()[0])

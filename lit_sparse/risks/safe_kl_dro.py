@@ -111,11 +111,12 @@ class DualRisk(Risk):
     def _checked(self, losses: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return losses (B,) without a gradient and weights (B,), from which a can be solved for, after a check."""
         check_losses(losses)
-        losses = losses.detach()
+        losses, readable = losses.detach(), can_read_values() and not losses.is_meta
         if weights is not None:
-            weights = self._weights(weights, losses, can_read_values() and not losses.is_meta, needed=True)
+            weights = self._weights(weights, losses, readable, needed=True)
             losses = torch.where(weights > 0, losses, 0.0)
-        self._check_losses(losses)
+        if readable:
+            self._check_losses(losses)
         return losses, weights
 
     @property

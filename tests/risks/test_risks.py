@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Literal
 
 import numpy as np
@@ -337,17 +336,3 @@ def test_an_infinite_loss() -> None:
         with pytest.raises(DataError, match="example 1 of the batch is inf"):
             risk(losses)
     assert math.isinf(float(Mean()(losses)))
-
-
-class Remote(Tensor):
-    """A tensor on the CPU that is said to be on a GPU."""
-
-    device = property(lambda self: torch.device("cuda"))  # type: ignore[assignment]
-
-
-@pytest.mark.parametrize("synchronizes", [True, False])
-def test_only_a_risk_that_may_synchronize_a_gpu_reads_its_losses(synchronizes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SafeKLDRO, "synchronizes", synchronizes)
-    losses = torch.tensor([1.0, math.nan]).as_subclass(Remote)
-    with pytest.raises(DataError) if synchronizes else nullcontext():
-        SafeKLDRO(1.0, 0.1, "capped_exp").solve(losses)
