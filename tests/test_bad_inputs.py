@@ -8,13 +8,8 @@ import torch
 
 from lit_sparse import hf, random, runs, text
 from lit_sparse.callbacks import (
-    AttentionPlot,
     BasesPlot,
     CountLogger,
-    OptimalBrainDamage,
-    SecondsLogger,
-    SparseConnectivity,
-    SuccessPlot,
     draw_attention,
 )
 from lit_sparse.callbacks.weights.named_weights import find_weights
@@ -246,13 +241,6 @@ CASES = {
     "weights of a class": lambda: find_weights(torch.nn.Module, ["a"]),
     "no target": lambda: LogisticLikelihood().log_prob(X, None),
     "a number of examples": lambda: LogLikelihoodVectors(NormalLikelihood()).fit(3),
-    "state of another callback": lambda: SuccessPlot().load_state_dict({"seconds": 1.0}),
-    "state of None": lambda: SuccessPlot().load_state_dict({"history": None, "validated": None}),
-    "no state": lambda: SparseConnectivity("encoder", 0.5).load_state_dict({}),
-    "state of seconds": lambda: SecondsLogger().load_state_dict({"seconds": -1.0}),
-    "state of counts": lambda: CountLogger().load_state_dict({"support_size": 3}),
-    "state of a mask": lambda: OptimalBrainDamage("encoder").load_state_dict({"mask": None}),
-    "state of heat maps": lambda: AttentionPlot().load_state_dict({"examples": {0: {"weights": 1}}}),
 }
 
 

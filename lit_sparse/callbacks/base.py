@@ -9,15 +9,11 @@ from typing import Any, Literal, TypeAlias
 from typing_extensions import override
 
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.ground.state_checks import AMOUNT, ANY, DictOf, ListOf, check_state
 from lit_sparse.lightning.choice import pl
 
-__all__ = ["Stage", "StageCallback", "artifacts_of", "check_entries", "check_folder"]
+__all__ = ["Stage", "StageCallback", "artifacts_of", "check_folder"]
 
 Stage: TypeAlias = Literal["train", "val", "test"]
-#: Type of an entry of a callback's state -> example of such entries, as other runs have them; any entry replaces None.
-ENTRIES = {float: AMOUNT, list: ListOf(ANY), dict: DictOf(ANY, object)}
-ADVICE = "Give one that its `state_dict` has returned."
 
 
 def _hooks(stage: Stage) -> tuple[Callable[..., None], Callable[..., None], Callable[..., None]]:
@@ -106,13 +102,3 @@ def check_folder(value: str | None) -> str | None:
     if value is not None and not isinstance(value, str | os.PathLike):
         raise ConfigurationError(f"Expected argument `folder` to be a path or None but got {value!r}.")
     return value
-
-
-def check_entries(callback: pl.Callback, state: Any, known: dict[str, Any] | None = None) -> None:
-    """Check that a state has the entries that a callback's own has, and that known ones match their examples.
-
-    Raises:
-        CheckpointError: if it has others; the message names the first one.
-    """
-    own = {name: ENTRIES.get(type(value), ANY) for name, value in callback.state_dict().items()} | (known or {})
-    check_state("the given state", type(callback).__name__, state, own, ADVICE)

@@ -70,7 +70,7 @@ class _Continued(ExperimentWriter):
         self.rows = 0
         if not self.path.is_file():
             return
-        rows = self._read()
+        rows = self._read() if kept != 0 or step is not None else []
         self.metrics_keys = sorted(rows[0]) if rows else []  # the order in which Lightning appends
         if len(rows) < (kept or 0):
             raise ConfigurationError(
@@ -220,6 +220,8 @@ def run_loggers(folder: Path, asked: Any, kept: Kept, resumed_step: int | None, 
     if asked is None or asked is True:
         return [own, RunBoard(str(folder), resumed_step)] if board else [own]
     for logger in (others := as_list(asked)):
-        if type(logger) in OWN_KINDS and "://" not in str(logger.save_dir):
+        if type(logger) in OWN_KINDS and logger._experiment is None and "://" not in str(logger.save_dir):
             logger.__class__ = OWN_KINDS[type(logger)]
+            if board and resumed_step is None:  # a new run replaces the rows of its version, as in Lightning
+                logger._continued = 0, None, None
     return [own, *others]

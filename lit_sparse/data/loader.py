@@ -189,12 +189,12 @@ class EpochLoader:
         (keys, loader), self._workers = self._workers or self._started(), None
         keys[:] = wanted
         try:
-            for batch in loader:
+            for batch in _begun(loader):
                 if isinstance(batch, LitSparseError):
                     raise batch
                 yield batch
         except RuntimeError as error:
-            if "exited unexpectedly" not in str(error):
+            if not str(error).startswith("DataLoader worker (pid"):
                 raise
             raise LitSparseError(
                 "Expected the workers to fetch all batches but the system ended one, perhaps because memory is short. Free"
@@ -207,7 +207,6 @@ class EpochLoader:
     def _started(self) -> tuple[list[Any], DataLoader[Any]]:
         """Return a loader of batches by their epochs and indices, and the list in which it looks these up."""
         keys: list[Any] = []
-        signal_handling._SIGCHLD_handler_set = True  # torch's own handler raises wherever this process is when a worker ends
         loader = DataLoader(
             _Batches(self.fetch),
             batch_size=None,
@@ -273,6 +272,15 @@ def _divided(batch: Batch, sizes: list[int]) -> Iterator[Batch]:
 
     for first, last in pairwise(accumulate(sizes, initial=0)):
         yield {name: rows(value, first, last) for name, value in batch.items()}
+
+
+def _begun(loader: DataLoader[Any]) -> Iterator[Any]:
+    """Start the workers, without torch's handler of their ends, which raises an error wherever this process is then."""
+    before, signal_handling._SIGCHLD_handler_set = signal_handling._SIGCHLD_handler_set, True
+    try:
+        return iter(loader)
+    finally:
+        signal_handling._SIGCHLD_handler_set = before
 
 
 class _Batches(Dataset[Batch | LitSparseError]):

@@ -130,9 +130,7 @@ def index_sampler(batches: Sequence[Tensor]) -> Any:
 
 
 def settle_counters(trainer: pl.Trainer, loops: dict[str, Any]) -> None:
-    """Make the counters in a checkpoint that is being written agree, so that Lightning resumes where training is.
-
-    That is between two epochs, between two batches, or within a batch, which Lightning runs again.
+    """Change the counters in a checkpoint that is being written to one of the three forms that Lightning resumes exactly.
 
     Args:
         trainer: the trainer that writes the checkpoint.

@@ -16,7 +16,7 @@ __all__ = ["read_attention", "read_lines", "read_metrics", "read_png"]
 MAX_PIXELS = 2**26
 #: Largest weight of attention; it has few digits.
 LARGEST_WEIGHT = 1e6
-#: What lets Lightning log several validations at one step, in the config of a run.
+#: What lets Lightning log several validations at one step, in one of the configs of a run.
 ACCUMULATES = re.compile(r"^ +accumulate_grad_batches: (?!1$|null$)|GradientAccumulationScheduler", re.MULTILINE)
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -65,8 +65,8 @@ def _check_order(path: Path, within: Path, lines: list[dict[str, float]]) -> Non
                 raise refusal(path, f"{name!r} in order", f"{where} after epoch {epoch:g}, step {step:g}", REPAIR)
             both = value, line[name]
             if "step" in line and at == (epoch, step) and value != line[name] and not all(map(math.isnan, both)):
-                config = read_text(path.with_name("config.yaml"), within, MAX_YAML_BYTES) or ""
-                if not ACCUMULATES.search(config):
+                configs = (read_text(one, within, MAX_YAML_BYTES) or "" for one in path.parent.glob("config*.yaml"))
+                if not any(map(ACCUMULATES.search, configs)):
                     raise refusal(path, f"one {name!r} at {where}", " and ".join(map(str, both)), REPAIR)
             last[name] = (*at, line[name])
 

@@ -82,7 +82,8 @@ def test_no_file_is_sent_to_workers_which_may_outlive_this_process(monkeypatch: 
 def test_a_killed_worker_is_named_where_its_batch_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
     """And nowhere else: torch would raise the error in the middle of a step, or while a checkpoint is written."""
     monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.2)
-    before, main = signal.getsignal(signal.SIGCHLD), os.getpid()
+    monkeypatch.setattr("torch.utils.data._utils.signal_handling._SIGCHLD_handler_set", False)
+    before, main = signal.signal(signal.SIGCHLD, signal.SIG_DFL), os.getpid()
 
     def fetch(_: int, indices: torch.Tensor) -> dict[str, Any]:
         if os.getpid() != main and int(indices[0]):
@@ -91,7 +92,7 @@ def test_a_killed_worker_is_named_where_its_batch_is_awaited(monkeypatch: pytest
 
     with pytest.raises(LitSparseError, match=r"the system ended one[^`]*`num_workers`"):
         list(EpochLoader(lambda _: torch.arange(8).split(4), fetch, num_workers=1))
-    assert signal.getsignal(signal.SIGCHLD) == before
+    assert signal.signal(signal.SIGCHLD, before) == signal.SIG_DFL
 
 
 def test_an_error_in_a_worker_has_its_own_message(monkeypatch: pytest.MonkeyPatch) -> None:

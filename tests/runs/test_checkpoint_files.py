@@ -103,7 +103,7 @@ UNFINISHED: dict[str, tuple[Callable[[Content], Any], str]] = {
     "states with other entries": (put("states", "flags", value=3), "Expected `states.flags`"),
     "rows of later steps": (
         put(*FIT, "epoch_loop.state_dict", LOGGED_STEP, value=9),
-        f"{LOGGED_STEP}` in .* to be 1, .* got 9",
+        f"{LOGGED_STEP}` in .* to be an integer in 0 .. 1 but got 9",
     ),
     "a place that is text": (put(*POSITION, value="a"), "combined_loader.0.*but got 'a'"),
     "a place of other types": (
@@ -140,6 +140,14 @@ def test_what_training_cannot_go_on_from_is_refused(kind: str, last: Path, capsy
 @pytest.mark.parametrize("command", ["fit", "validate", "predict"])
 def test_every_command_says_that_weights_are_nan(command: str, last: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "NaN in `classifier.0.bias`" in refused(command, MALFORMED["a weight that is NaN"][0], last, capsys)
+
+
+def test_a_run_goes_on_with_other_numbers_of_accumulated_batches(tmp_path: Path) -> None:
+    """Lightning counts the batches before an update with the number of the run that continues."""
+    fit = ["fit", *DIGITS, *SHORT, "--trainer.max_epochs=4", "--trainer.limit_train_batches=6", "--trainer.limit_val_batches=1"]
+    for steps, batches in ((3, 1), (5, 2), (6, 3), (8, 1)):
+        more = ["--ckpt_path", "last"] if steps > 3 else []
+        assert main([*fit, f"--trainer.max_steps={steps}", f"--trainer.accumulate_grad_batches={batches}", *more]) == 0
 
 
 def test_from_python_nan_is_said_and_weights_of_a_warm_start_are_refused(last: Path) -> None:

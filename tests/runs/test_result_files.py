@@ -146,6 +146,11 @@ def test_csv_files_of_the_user_lose_no_row_to_a_kill_or_a_test(tmp_path: Path) -
         trainer.loggers[1].log_metrics({"loss": 1.0}, step)
         RowsBeforeCheckpoint().on_save_checkpoint(trainer, pl.LightningModule(), {})
         assert len(read_metrics(tmp_path)) == step + 1
+    (tmp_path / "metrics.csv").write_text("odd\n1,2\n")  # a new run replaces it, as in Lightning
+    run_loggers(tmp_path / "run", new := CSVLogger(tmp_path, "", ""), (None, None), None, True)
+    new.log_metrics({"loss": 1.0}, 0)
+    new.save()
+    assert len(read_metrics(tmp_path)) == 1
 
 
 def test_a_continued_table_has_all_rows_of_its_checkpoint(tmp_path: Path) -> None:

@@ -475,6 +475,7 @@ def test_a_word_beside_the_name_of_a_metric_may_turn_its_direction() -> None:
     known = [directions_of(f"val/{name}") for name in ("accuracy_group_0", "bleu_precision1", "worst_group_loss")]
     assert known == [["maximize"], ["maximize"], ["minimize"]]
     assert not any(directions_of(f"val/{name}") for name in ("bleu_ratio", "loss_recovered", "accuracy_gap", "neg_loss"))
+    assert directions_of("val/gap/accuracy") == ["maximize"]
 
 
 @pytest.mark.parametrize("option", ["--sampler", "--prune"])

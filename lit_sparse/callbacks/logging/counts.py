@@ -8,17 +8,14 @@ from typing import Any
 import torch
 from typing_extensions import override
 
-from lit_sparse.callbacks.base import ADVICE, Stage, StageCallback
+from lit_sparse.callbacks.base import Stage, StageCallback
 from lit_sparse.checks import check_count
 from lit_sparse.ground.distributed import is_first
-from lit_sparse.ground.state_checks import SCALAR, DictOf, Kind, check_state
 from lit_sparse.lightning.choice import AGREED, pl
 from lit_sparse.lightning.internals import number_of_loaders
 from lit_sparse.metrics import CountHistogram, DecoderCalls, SupportSize
 
 __all__ = ["CountLogger"]
-
-COUNTS = Kind("counts (n,) in a tensor", lambda it: isinstance(it, torch.Tensor) and it.dim() == 1 and it.dtype == torch.int64)
 
 
 class CountLogger(StageCallback):
@@ -94,7 +91,6 @@ class CountLogger(StageCallback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the counts; the first process gets the counts of all processes."""
-        check_state("the given state", "CountLogger", state_dict, DictOf({"counts": COUNTS, "total": SCALAR}), ADVICE)
         for name, saved in state_dict.items():
             metric = self._of("train").get(name)
             if metric is not None and is_first():

@@ -7,7 +7,6 @@ from typing import Any
 
 from typing_extensions import override
 
-from lit_sparse.callbacks.base import check_entries
 from lit_sparse.ground.state_checks import AMOUNT
 from lit_sparse.lightning.choice import pl
 
@@ -67,7 +66,6 @@ class SecondsLogger(pl.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from the stored seconds."""
-        check_entries(self, state_dict)
         self._before, self._since = float(state_dict["seconds"]), None
 
     def _go_on(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lit_sparse.callbacks.base import Stage, artifacts_of, check_entries
+from lit_sparse.callbacks.base import Stage, artifacts_of
 from lit_sparse.callbacks.pictures.base import Format, Picture
 from lit_sparse.callbacks.pictures.heat_maps import Attention, Groups, figure_of
 from lit_sparse.checks import check_choice, check_count
@@ -100,7 +100,7 @@ class AttentionPlot(Picture):
         """Return the examples of the last validation."""
         return {"examples": {index: vars(example) for index, example in self._kept.items()}}
 
-    def state_example(self, model: pl.LightningModule | None = None) -> dict[str, Any]:
+    def state_example(self, model: pl.LightningModule) -> dict[str, Any]:
         """Return an example of this callback's state, with the types and shapes that a stored state must have."""
         weights = Kind("weights", lambda value: isinstance(value, Tensor) and value.is_floating_point())
         return {"examples": DictOf({"weights": weights, "source": ListOf(""), "output": ListOf(""), "title": ""}, int)}
@@ -109,10 +109,8 @@ class AttentionPlot(Picture):
         """Restore the examples of the last validation.
 
         Raises:
-            CheckpointError: if the state has other entries.
             DataError: if there are not as many tokens as weights.
         """
-        check_entries(self, state_dict, self.state_example())
         self._kept = {index: Attention(**example) for index, example in state_dict["examples"].items()}
 
     def on_finish(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: Stage) -> None:

@@ -6,7 +6,7 @@ import io
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
 
-from lit_sparse.callbacks.base import Stage, StageCallback, check_entries, check_folder
+from lit_sparse.callbacks.base import Stage, StageCallback, check_folder
 from lit_sparse.callbacks.pictures.drawings import draw
 from lit_sparse.ground.arguments import constructor_parameters
 from lit_sparse.ground.figure_text import new_figure
@@ -61,7 +61,6 @@ class Picture(StageCallback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the data that the picture shows."""
-        check_entries(self, state_dict)
         for name in self.shown:
             setattr(self, name, state_dict[name])
 

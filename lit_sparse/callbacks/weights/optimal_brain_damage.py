@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_sparse.callbacks.base import check_entries
 from lit_sparse.callbacks.weights.named_weights import find_weights
 from lit_sparse.checks import Count, Number, ranges
 from lit_sparse.errors import ConfigurationError, full_name
@@ -119,7 +118,6 @@ class OptimalBrainDamage(pl.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a state; the first process gets the sums of all processes, the others start from zero."""
-        check_entries(self, state_dict)
         self._mask, squares = state_dict["mask"], state_dict["squares"]
         self._squares = squares if squares is None or is_first() else torch.zeros_like(squares)
 

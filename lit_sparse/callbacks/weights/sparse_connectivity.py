@@ -8,7 +8,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lit_sparse.callbacks.base import check_entries
 from lit_sparse.callbacks.weights.named_weights import find_weights
 from lit_sparse.checks import POSITIVE, Count, Number, check_integer, ranges
 from lit_sparse.errors import ConfigurationError
@@ -158,7 +157,6 @@ class SparseConnectivity(pl.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the step of the last projection."""
-        check_entries(self, state_dict)
         self._projected = state_dict["projected"]
 
     @torch.no_grad()

@@ -32,8 +32,6 @@ WORDS = VocabularyOptions()
 POOL = 100
 #: Number of lines that are encoded together.
 CHUNK = 10_000
-#: Largest number of characters of a text, each of which takes hundreds of bytes while the text is encoded.
-LONGEST = 2**20
 
 
 @ranges(max_length=Count(), max_test_length=Count(), train_size=Count(), shuffle_buffer=Count(0))
@@ -198,10 +196,8 @@ class TextDataModule(ResumableDataModule):
                 if isinstance(source, VocabularyOptions):
                     roles = [role for role, its in self.roles.items() if its == name]
                     texts: Any = self._stream.values if self.streaming else self.texts("train").__getitem__
-                    lines: Any = (
-                        check_text(text, role, row, "train") for role in roles for row, text in enumerate(texts(role))
-                    )
-                    made[name] = source.make(() if source.file else lines)
+                    lines: Any = () if source.file else (line for role in roles for line in texts(role))
+                    made[name] = source.make(lines)
                 else:
                     made[name] = Vocabulary.of(source)
             self._vocabularies = made
@@ -367,22 +363,18 @@ class TextDataModule(ResumableDataModule):
                 )
 
 
-def check_text(text: Any, role: str, row: int, split: Split) -> str:
-    """Return a value that is a text of plausible length without a lone surrogate (half of a character), which has no UTF-8."""
-    if not isinstance(text, str) or len(text) > LONGEST:
-        where = f"row {row + 1} of the {split} data (counted from 1)"
-        if isinstance(text, str):
-            raise DataError(
-                f"Expected texts of at most {LONGEST:,} characters as {role} but got {len(text):,} in {where}. Divide it, or"
-                " leave it out."
-            )
-        raise DataError(f"Expected text as {role} but got {text!r} in {where}. Correct it.")
+def check_text(text: Any, role: str, row: int, split: Split) -> None:
+    """Check that a value is text without a lone surrogate (half of a character), which UTF-8 cannot encode."""
+    if not isinstance(text, str):
+        raise DataError(
+            f"Expected text as {role} but got {text!r} in row {row + 1} of the {split} data (counted from 1). Correct it."
+        )
+    if text.isascii():
+        return
     try:
-        if not text.isascii():
-            text.encode()
+        text.encode()
     except UnicodeEncodeError as error:
         raise DataError(
             f"Expected whole characters as {role} but got the lone surrogate {text[error.start]!r} in row {row + 1} of the"
             f" {split} data (counted from 1) at position {error.start + 1}. Replace or remove it."
         ) from error
-    return text

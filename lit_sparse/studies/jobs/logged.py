@@ -64,7 +64,7 @@ def directions_of(metric: str) -> list[str]:
         [['maximize'], ['minimize'], [], []]
     """
     found = [way for way, names in DIRECTIONS.items() if re.search(rf"(?<![a-z])(?:{names})(?![a-z])", metric)]
-    return [] if OTHERWISE.search(metric) else found
+    return [] if OTHERWISE.search(metric.rpartition("/")[2]) else found
 
 
 def summarized(lines: Sequence[Mapping[str, float]], value: str) -> float | None:
