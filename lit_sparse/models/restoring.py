@@ -365,7 +365,7 @@ def _check_loops(source: str, trainer: pl.Trainer, checkpoint: State) -> None:
     if trainer.lightning_module.automatic_optimization:
         steps = loop["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]["step"]
     check_state(source, "global_step", checkpoint["global_step"], equal_to(steps["total"]["completed"]))
-    logged, most = loop["epoch_loop.state_dict"][LOGGED_STEP], at_most(batches["total"]["ready"])
+    logged, most = loop["epoch_loop.state_dict"][LOGGED_STEP], at_most(steps_in(checkpoint))
     check_state(source, f"loops.fit_loop.epoch_loop.state_dict.{LOGGED_STEP}", logged, most)
     ended = epochs["current"]["processed"]
     if trainer.max_epochs is not None and -1 != trainer.max_epochs < ended:

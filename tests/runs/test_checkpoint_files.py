@@ -103,7 +103,7 @@ UNFINISHED: dict[str, tuple[Callable[[Content], Any], str]] = {
     "states with other entries": (put("states", "flags", value=3), "Expected `states.flags`"),
     "rows of later steps": (
         put(*FIT, "epoch_loop.state_dict", LOGGED_STEP, value=9),
-        f"{LOGGED_STEP}` in .* to be an integer in 0 .. 1 but got 9",
+        f"{LOGGED_STEP}` in .* to be an integer in 0 .. 3 but got 9",
     ),
     "a place that is text": (put(*POSITION, value="a"), "combined_loader.0.*but got 'a'"),
     "a place of other types": (
