@@ -22,6 +22,8 @@ __all__ = ["batches_of", "checks_indices", "checks_stage", "fetched", "seeded"]
 
 #: Stages of Lightning's trainer.
 STAGES = ("fit", "validate", "test", "predict")
+#: ``fetch`` with a check of its arguments -> the same without it. A wrapper of it, which may copy its attributes, has no entry.
+UNCHECKED: dict[Any, Callable[[Any, Split, int, Tensor], Batch]] = {}
 
 
 def checks_indices(fetch: Callable[[Any, Split, int, Tensor], Batch]) -> Callable[[Any, Split, int, Tensor], Batch]:
@@ -35,7 +37,7 @@ def checks_indices(fetch: Callable[[Any, Split, int, Tensor], Batch]) -> Callabl
             check_indices(indices, size)
         return fetch(self, split, epoch, indices)
 
-    checked.unchecked = fetch  # type: ignore[attr-defined]
+    UNCHECKED[checked] = fetch
     return checked
 
 
@@ -57,9 +59,8 @@ def fetched(data: Any, split: Split, epoch: int, indices: Tensor) -> Batch:
     Raises:
         ConfigurationError: if the batch is None, or its ``index`` has another number of examples.
     """
-    fetch = data.fetch
-    inner = getattr(fetch, "unchecked", None)  # the indices are the data module's own
-    batch = fetch(split, epoch, indices) if inner is None else inner(data, split, epoch, indices)
+    unchecked = UNCHECKED.get(getattr(data.fetch, "__func__", None))  # the indices are the data module's own
+    batch = data.fetch(split, epoch, indices) if unchecked is None else unchecked(data.fetch.__self__, split, epoch, indices)
     index: Any = batch.get("index") if isinstance(batch, dict) else None
     if batch is None or (isinstance(index, Tensor) and index.shape != indices.shape):
         got = "None" if batch is None else f"an `index` {tuple(index.shape)}"
@@ -72,7 +73,7 @@ def fetched(data: Any, split: Split, epoch: int, indices: Tensor) -> Batch:
                 batch = change(batch)
             if not isinstance(batch, dict):
                 raise ConfigurationError(f"Expected {full_name(change)} to return a batch, a dict, but got {full_name(batch)}.")
-    return batch  # type: ignore[no-any-return]
+    return batch
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,21 @@ def test_a_killed_worker_is_named_where_its_batch_is_awaited(monkeypatch: pytest
     with pytest.raises(LitSparseError, match=r"the system ended one[^`]*`num_workers`"):
         list(EpochLoader(lambda _: torch.arange(8).split(4), fetch, num_workers=1))
     assert signal.signal(signal.SIGCHLD, before) == signal.SIG_DFL
+
+
+def test_a_wrapper_of_fetch_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrapper made by functools has the attributes of what it wraps."""
+    calls, fetch = [], DigitsDataModule.fetch
+
+    @wraps(fetch)
+    def counted(*args: Any) -> Any:
+        calls.append(args)
+        return fetch(*args)
+
+    monkeypatch.setattr(DigitsDataModule, "fetch", counted)
+    data = DigitsDataModule(batch_size=1000)
+    data.setup("fit")
+    assert len(list(data.train_dataloader())) == len(calls) == 2
 
 
 def test_an_error_in_a_worker_has_its_own_message(monkeypatch: pytest.MonkeyPatch) -> None:
