@@ -14,12 +14,23 @@ from typing import IO, Any
 
 from lit_sparse.errors import DISK_IS_FULL, ConfigurationError, cause_of
 
-__all__ = ["PART", "below", "make_folder", "matching", "not_plain", "open_to_append", "replaced", "result_file"]
+__all__ = ["PART", "below", "make_folder", "matching", "not_plain", "open_to_append", "replaced", "result_file", "user_cache"]
 
 #: Ending of the temporary files that :func:`replaced` writes.
 PART = ".part"
 #: Largest number of folders within each other.
 DEEPEST = 100
+
+
+def user_cache() -> Path | None:
+    """Return this package's folder in the user's cache folder, or None without a home folder."""
+    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if named.is_absolute():  # the specification ignores relative paths
+        return named / "lit_sparse"
+    try:
+        return Path.home() / ".cache" / "lit_sparse"
+    except RuntimeError:
+        return None
 
 
 def open_to_append(path: Path) -> IO[str]:

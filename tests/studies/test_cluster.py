@@ -64,6 +64,11 @@ def test_each_job_has_a_new_folder_that_others_cannot_replace(tmp_path: Path, mo
         Cluster("local").start(["true"], tmp_path / "a.log")
     assert folders[0] != folders[1]
     assert {folder.parent for folder in folders} == {tmp_path / "cache" / "lit_sparse" / "jobs"}
+    monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
+    with monkeypatch.context() as relative:
+        relative.setenv("XDG_CACHE_HOME", "relative")  # which the specification ignores
+        Cluster("local").start(["true"], tmp_path / "a.log")
+    assert folders[2].parent == tmp_path / "home" / ".cache" / "lit_sparse" / "jobs"
     (tmp_path / "cache").chmod(0o777)
     with pytest.raises(ConfigurationError, match="replaceable only by you"):
         Cluster("local").start(["true"], tmp_path / "a.log")

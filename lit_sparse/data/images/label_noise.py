@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ from lit_sparse.data.readers.integers import read_integer_lines
 from lit_sparse.data.readers.text_files import ending_of, existing
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.ground.arguments import shown_arguments
-from lit_sparse.ground.files import replaced
+from lit_sparse.ground.files import replaced, user_cache
 from lit_sparse.lightning.choice import rank_zero_info
 
 __all__ = ["FeatureDependentNoise", "LabelNoise", "LabelsFromFile", "SymmetricNoise"]
@@ -141,7 +140,7 @@ class FeatureDependentNoise(LabelNoise):
         size = _flips(self.rate, pixels, labels, classes)
         if not size:
             return labels.clone()
-        folder = _cache_folder() if self.cache is None else Path(self.cache).expanduser()
+        folder = user_cache() if self.cache is None else Path(self.cache).expanduser()
         file = None if folder is None else folder / f"noisy_labels_{self._key(pixels, labels, classes)}.npz"
         noisy = None if file is None else _kept(file, labels, classes, size)
         if noisy is None:
@@ -262,17 +261,6 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-def _cache_folder() -> Path | None:
-    """Return this package's folder in the user's cache folder, or None without a home folder."""
-    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if named.is_absolute():  # the specification ignores relative paths
-        return named / "lit_sparse"
-    try:
-        return Path.home() / ".cache" / "lit_sparse"
-    except RuntimeError:
-        return None
 
 
 def _kept(path: Path, labels: Tensor, classes: int, size: int) -> Tensor | None:

@@ -20,10 +20,9 @@ import numpy as np
 from numba.core import config, serialize
 from numba.core.caching import CompileResultCacheImpl
 from numba.core.caching import _Cache as NumbaCache
-from numba.misc.appdirs import AppDirs
 
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.ground.files import replaced
+from lit_sparse.ground.files import replaced, user_cache
 from lit_sparse.ground.stored import open_plain
 from lit_sparse.kernels.cpu.compile import Kernel, references
 
@@ -36,11 +35,8 @@ SETTINGS = ("OPT", "BOUNDSCHECK", "LOOP_VECTORIZE", "SLP_VECTORIZE", "ENABLE_AVX
 
 
 def cache_folder() -> Path:
-    """Return the folder of compiled code: ``NUMBA_CACHE_DIR``, or ``lit_sparse`` in the user's cache folder."""
-    default = AppDirs("lit_sparse").user_cache_dir
-    if not Path(default).is_absolute():  # of an XDG_CACHE_HOME that the specification ignores
-        default = os.path.expanduser("~/.cache/lit_sparse")  # noqa: PTH111 - Path raises an error without a home folder
-    return Path(config.CACHE_DIR or default, "kernels")  # type: ignore[attr-defined]
+    """Return the folder of compiled code: ``NUMBA_CACHE_DIR`` or the user's cache; one that cannot be made without both."""
+    return Path(config.CACHE_DIR or user_cache() or os.devnull, "kernels")  # type: ignore[attr-defined]
 
 
 @cache

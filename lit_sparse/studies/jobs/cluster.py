@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from lit_sparse.errors import ConfigurationError, MissingExtraError
-from lit_sparse.ground.files import open_to_append, replaced
+from lit_sparse.ground.files import open_to_append, replaced, user_cache
 from lit_sparse.ground.stored import read_text
 from lit_sparse.studies.jobs.processes import Process, locked
 
@@ -95,7 +95,7 @@ def forget_job(log: Path) -> None:
 
 def _folder() -> Path:
     """Return a folder that only this user can write to: submitit pickles its jobs, and reading a pickle runs code."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lit_sparse" / "jobs"
+    folder = (user_cache() or Path(os.devnull)) / "jobs"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         private = folder.stat().st_uid == os.getuid() and not folder.stat().st_mode & 0o022

@@ -20,7 +20,9 @@ NOTICE = "Compiling kernels for this processor"
 def test_the_cache_is_in_no_folder_of_the_current_one(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", named)  # which the specification ignores
     monkeypatch.setattr(cache.config, "CACHE_DIR", "")
-    assert cache.cache_folder().is_absolute()
+    assert cache.cache_folder() == Path.home() / ".cache" / "lit_sparse" / "kernels"
+    monkeypatch.setattr(cache, "user_cache", lambda: None)  # without a home folder
+    assert cache.refusal(cache.cache_folder())
 
 
 def run(program: str, cache: Path) -> subprocess.CompletedProcess[str]:
