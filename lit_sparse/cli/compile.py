@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from lit_sparse.cli.help import command_parser
 from lit_sparse.errors import ConfigurationError, did_you_mean
+from lit_sparse.ground.commands import command_parser
 
 __all__ = ["main", "parser"]
 

@@ -8,9 +8,9 @@ from importlib import import_module
 
 from lit_sparse.cli import COMMANDS, MODULES
 from lit_sparse.cli.app import LitSparseCLI
-from lit_sparse.cli.help import command_parser
 from lit_sparse.cli.show_parts import KINDS, described
 from lit_sparse.errors import MissingExtraError
+from lit_sparse.ground.commands import command_parser
 from lit_sparse.runs.config_files import config_names
 
 __all__ = ["main", "parser"]

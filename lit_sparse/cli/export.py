@@ -7,8 +7,8 @@ import io
 from collections.abc import Sequence
 from pathlib import Path
 
-from lit_sparse.cli.help import command_parser
 from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.ground.commands import command_parser
 from lit_sparse.ground.files import result_file
 
 __all__ = ["main", "parser"]

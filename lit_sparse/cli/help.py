@@ -7,9 +7,7 @@ from argparse import Action, _ArgumentGroup
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from lit_sparse.ground.commands import command_parser
-
-__all__ = ["USAGES", "command_parser", "grouped", "plain"]
+__all__ = ["USAGES", "grouped", "plain"]
 
 Group = TypeVar("Group", bound=_ArgumentGroup)
 

@@ -222,6 +222,6 @@ def run_loggers(folder: Path, asked: Any, kept: Kept, resumed_step: int | None, 
     for logger in (others := as_list(asked)):
         if type(logger) in OWN_KINDS and logger._experiment is None and "://" not in str(logger.save_dir):
             logger.__class__ = OWN_KINDS[type(logger)]
-            if board and resumed_step is None:  # a new run replaces the rows of its version, as in Lightning
-                logger._continued = 0, None, None
+            if isinstance(logger, RunCSVLogger) and board and resumed_step is None:
+                logger._continued = 0, None, None  # a new run replaces the rows of its version, as in Lightning
     return [own, *others]

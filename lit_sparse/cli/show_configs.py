@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
-from lit_sparse.cli.help import command_parser
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.ground.commands import command_parser
 from lit_sparse.runs.config_files import FOLDER, HERE, config_names, find_config, first_line
 
 __all__ = ["listed", "main", "parser"]

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from lit_sparse.cli import show_configs
-from lit_sparse.cli.help import command_parser, plain
+from lit_sparse.cli.help import plain
 from lit_sparse.errors import ConfigurationError, did_you_mean
+from lit_sparse.ground.commands import command_parser
 
 __all__ = ["KINDS", "described", "main", "parser"]
 

@@ -330,9 +330,8 @@ def page(
             here = (study.title_of(name) for name in study.cells if {*machines(_of(rows, name))} & {*others})
             lines[-1] += f" Not compared, because they ran on another machine or version of torch: {', '.join(here)}."
     lines += ranks
-    several = (
-        ", or over all values where their number is given" if any("± " in line and "(over " in line for line in lines) else ""
-    )
-    lines += ["", f"± is the standard deviation over the seeds{several}."] if any("±" in line for line in lines) else []
+    if deviations := [line for line in lines if "±" in line]:
+        several = any("(over " in line for line in deviations)
+        lines += ["", f"± is the standard deviation over the seeds{', or over the number of values given' * several}."]
     notes = [*study.notes, *([f"Published values: {study.source}."] if study.source else [])]
     return [*lines, *(line for note in notes for line in ("", note))]
