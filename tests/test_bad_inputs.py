@@ -7,11 +7,7 @@ import pytest
 import torch
 
 from lit_sparse import hf, random, runs, text
-from lit_sparse.callbacks import (
-    BasesPlot,
-    CountLogger,
-    draw_attention,
-)
+from lit_sparse.callbacks import BasesPlot, CountLogger, draw_attention
 from lit_sparse.callbacks.weights.named_weights import find_weights
 from lit_sparse.cli import build_cli
 from lit_sparse.coresets import (
