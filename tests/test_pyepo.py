@@ -14,7 +14,7 @@ from lit_sparse import pyepo as ours
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import functional as F
 from lit_sparse.pyepo import PerturbedFenchelYoungLoss, SparseMAPLoss, SPOPlusLoss, structure_of
-from lit_sparse.structures import Knapsack, ShortestPath
+from lit_sparse.structures import Assignment, Knapsack, ShortestPath
 
 GRID = ShortestPath.grid(3, 4)
 D = len(GRID.edges)
@@ -114,6 +114,7 @@ def test_known_solutions_save_calls_in_a_training() -> None:
         (lambda: SparseMAPLoss(GRID)(draw(0), torch.ones(8, D)), "structures of ShortestPath"),
         (lambda: SPOPlusLoss(GRID)(draw(0), draw(0), torch.ones(8, D)), "structures of ShortestPath"),
         (lambda: PerturbedFenchelYoungLoss(GRID)(draw(0), torch.zeros(8, D)), "structures of ShortestPath"),
+        (lambda: SPOPlusLoss(Assignment(2, 2))(draw(0)[:, :4], draw(0)[:, :4], torch.eye(8, 4)), "structures of Assignment"),
         (lambda: SPOPlusLoss(GRID)(draw(0), draw(0)[:1], torch.ones(8, D)), "true costs of shape"),
         (lambda: SparseMAPLoss(GRID)(draw(0).long(), torch.ones(8, D)), "torch.int64"),
         (lambda: SparseMAPLoss(changed(modelSense="min")), "`modelSense`"),

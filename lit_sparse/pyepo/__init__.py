@@ -130,7 +130,7 @@ class _DecisionLoss(nn.Module, ABC):
         bits = (given > 0.5).to(like)
         if not bool(((given - bits).abs() <= INTEGRAL).all()):
             raise ConfigurationError("Expected solutions of zeros and ones but got other values.")
-        if not bool(self.structure.validate(bits).all()):
+        if not bool(self.structure.fits(bits, torch.ones_like(bits, dtype=torch.bool)).all()):
             raise ConfigurationError(f"Expected structures of {self.structure!r} as solutions, but some are not.")
         return bits
 
