@@ -37,6 +37,7 @@ from lit_sparse.runs.result_files import read_metrics  # noqa: E402
 from lit_sparse.studies.jobs.cell_run import RunOf  # noqa: E402
 from lit_sparse.studies.jobs.logged import check_logged, directions_of, summarized  # noqa: E402
 from lit_sparse.studies.jobs.processes import JobFailedError, call  # noqa: E402
+from lit_sparse.studies.search.space import distribution_of  # noqa: E402
 from lit_sparse.studies.search.storage import _limited  # noqa: E402
 from lit_sparse.studies.search.sweep import Sweep  # noqa: E402
 
@@ -469,6 +470,12 @@ def test_mistakes_are_explained(
 ) -> None:
     assert main(["sweep", *words, "-s", space(tmp_path, **values), "--output", str(tmp_path)]) == 2
     assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("other", [1.0, True])
+def test_values_that_the_storage_does_not_distinguish_are_refused(other: object) -> None:
+    with pytest.raises(ConfigurationError, match=rf"different values of 'k' .* got {other!r}, which equals 1\."):
+        distribution_of("k", [2, 1, 1, other])
 
 
 def test_a_word_beside_the_name_of_a_metric_may_turn_its_direction() -> None:

@@ -36,6 +36,12 @@ def distribution_of(key: str, values: Any) -> Any:
     """
     distributions = import_optuna().distributions
     if isinstance(values, list) and values:
+        alike = [value for value in values if repr(value) != repr(values[values.index(value)])]
+        if alike:  # Optuna stores the first of equal values in place of each
+            raise ConfigurationError(
+                f"Expected different values of {key!r} in the space but got {alike[0]!r}, which equals"
+                f" {values[values.index(alike[0])]!r}. Sweep over each separately."
+            )
         return distributions.CategoricalDistribution(values)
     ranged = isinstance(values, dict) and {"low", "high"} <= set(values) <= {"low", "high", "log", "step"}
     numbers = [values[name] for name in ("low", "high", "step") if name in values] if ranged else []
