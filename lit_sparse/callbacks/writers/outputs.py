@@ -130,17 +130,22 @@ class PredictionWriter(Writer):
             )
         if not isinstance(outputs, dict) or "lines" in outputs:  # text: TextPredictionWriter's
             return []
-        columns: dict[str, list[Any]] = {}
+        columns: list[tuple[str, list[Any]]] = []
         tensors = all(isinstance(values, Tensor) and values.dim() for values in outputs.values())
         if not tensors or len({len(values) for values in outputs.values()}) > 1:
             got = ", ".join(f"{name} {shown(values)}" for name, values in outputs.items())
             raise DataError(f"Expected tensors (B, ...) from predict_step but got {got}.")
         for name, values in outputs.items():
             if values.dim() == 1:
-                columns[name] = values.tolist()
+                columns.append((name, values.tolist()))
             else:
-                columns |= {f"{name}_{i}": column.tolist() for i, column in enumerate(values.flatten(1).unbind(1))}
-        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+                columns += [(f"{name}_{i}", column.tolist()) for i, column in enumerate(values.flatten(1).unbind(1))]
+        if len(found := dict(columns)) < len(columns):
+            names = ", ".join(name for name, _ in columns)
+            raise DataError(
+                f"Expected columns of different names from predict_step but got {names}. Rename one of the tensors."
+            )
+        return [dict(zip(found, row, strict=True)) for row in zip(*found.values(), strict=True)]
 
     @override
     def files_of(self, rows: list[dict[str, Any]], begun: bool) -> dict[str, Iterable[str]]:

@@ -41,6 +41,11 @@ def test_batches_with_other_columns_are_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"different names .* got index, probs_0, probs_1, probs_1\."):
+        write(tmp_path, batch(0, 2, 2, probs_1=torch.ones(2)))
+
+
 def test_a_process_without_examples_writes_none(tmp_path: Path) -> None:
     assert write(tmp_path, batch(0, 0, 2), batch(0, 1, 2)) == "index,probs_0,probs_1\n0,1.0,1.0\n"
 
