@@ -121,6 +121,7 @@ def risk_loss_func(
         labelled = (labels != IGNORED).reshape(len(labels), -1).any(-1) if not labels.is_floating_point() else None
         share = _share(risk, labels, num_items_in_batch)
         losses = losses if labelled is None else losses[labelled]
+        risk.train(torch.is_grad_enabled())  # the Trainer does not set its mode
         return risk(losses) * share if len(losses) else logits.sum() * 0.0
 
     return compute

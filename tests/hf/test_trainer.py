@@ -32,7 +32,7 @@ from lit_sparse.mappings import (  # noqa: E402
     Sparsemax,
     TopKSparsemax,
 )
-from lit_sparse.risks import KLDRO, CVaR, ExponentialOTDRO, Mean, SafeKLDRO  # noqa: E402
+from lit_sparse.risks import KLDRO, CVaR, ExponentialOTDRO, Mean, MultilevelCVaR, SafeKLDRO  # noqa: E402
 
 from . import tiny  # noqa: E402
 
@@ -145,6 +145,13 @@ def test_cvar_trains_on_the_worst_examples(tmp_path: Path) -> None:
     assert torch.allclose(risk_loss_func(CVaR(2 / 7))({"logits": logits}, labels, 7), losses.sort().values[-2:].mean())
     trainer = trainer_of(tmp_path, small_bert(), classified(), loss=risk_loss_func(CVaR(0.5)))
     assert trainer.train().training_loss > 0
+
+
+def test_evaluation_does_not_draw_examples() -> None:
+    logits, labels = torch.randn(64, 3), torch.randint(3, (64,))
+    with torch.no_grad():  # as the Trainer evaluates
+        found = {float(risk_loss_func(risk)({"logits": logits}, labels)) for risk in (CVaR(0.5), MultilevelCVaR(0.5, 2))}
+    assert len(found) == 1
 
 
 @pytest.mark.parametrize("risk", [CVaR(0.5), KLDRO(1.0)], ids=["cvar", "kl"])
