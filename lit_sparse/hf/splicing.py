@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from lit_sparse.checks import check_number, check_result
 from lit_sparse.errors import ConfigurationError, did_you_mean, full_name
 from lit_sparse.ground.arguments import checked
+from lit_sparse.ground.evaluation import evaluating
 
 __all__ = ["activations", "loss_recovered", "spliced"]
 
@@ -101,7 +102,7 @@ def loss_recovered(
     """Return how much of a model's loss is recovered when a module's activations are replaced by their reconstructions.
 
     Args:
-        model: the model.
+        model: the model, used without dropout.
         layer: name of the module, as in ``named_modules``.
         autoencoder: function of activations (N, D), such as a :class:`lit_sparse.models.SparseAutoencoder`.
         loss: function without arguments that returns the model's loss on some text.
@@ -114,10 +115,11 @@ def loss_recovered(
     Raises:
         ConfigurationError: as :func:`spliced`, or if the loss is not one number, or does not depend on the module.
     """
-    found = {"clean": _number(loss())}
-    for name, function in (("spliced", autoencoder), ("zero", torch.zeros_like)):
-        with spliced(model, layer, function, skipped):
-            found[name] = _number(loss())
+    with evaluating(model):
+        found = {"clean": _number(loss())}
+        for name, function in (("spliced", autoencoder), ("zero", torch.zeros_like)):
+            with spliced(model, layer, function, skipped):
+                found[name] = _number(loss())
     if found["zero"] == found["clean"]:
         raise ConfigurationError(
             f"Expected a loss that depends on {layer!r} but got {found['clean']:g} with and without its activations. Let"

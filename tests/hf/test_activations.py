@@ -34,8 +34,10 @@ def test_a_module_is_replaced_in_place(make: object, layer: str) -> None:
         with spliced(model, layer, torch.zeros_like):
             assert not torch.allclose(model(**inputs).logits, whole)
         torch.testing.assert_close(model(**inputs).logits, whole)
+    model.train()  # as the Trainer leaves it
     half = loss_recovered(model, layer, lambda x: x, lambda: model(**inputs).logits.square().mean())
     assert half["recovered"] == pytest.approx(1.0) and half["clean"] == pytest.approx(half["spliced"])
+    assert model.training
     with pytest.raises(ConfigurationError, match="Did you mean"):
         activations(model, f"{layer}0", inputs)
     with pytest.raises(ConfigurationError, match="by name"), spliced(model, layer, torch.zeros_like):
