@@ -198,7 +198,9 @@ def ranks_of(study: Study, rows: Sequence[Row]) -> tuple[dict[str, list[float]],
     known = {study.title_of(name): numbers([row for row in rows if row["cell"] == name], column) for name in study.cells}
     found = {name: by_size(sample, column).tolist() for name, sample in known.items()}
     samples = {name: trimmed(sample, study.ranks.trim) for name, sample in found.items() if len(sample) >= LEAST}
-    return samples, compare(samples, study.ranks.level) if len(samples) > 1 else None
+    sign = -1.0 if column.best == "max" else 1.0  # the best has the smallest rank
+    signed = {name: [sign * value for value in sample] for name, sample in samples.items()}
+    return samples, compare(signed, study.ranks.level) if len(samples) > 1 else None
 
 
 def ranks_page(study: Study, rows: Sequence[Row]) -> list[str]:

@@ -148,7 +148,7 @@ class Ranks:
     """Comparison of a study's cells by ranks over the seeds.
 
     Attributes:
-        column: name of the compared column.
+        column: name of the compared column, whose smallest value has the first rank, or its largest with ``best: max``.
         trim: number of best and worst seeds of each cell that are left out.
         level: significance level.
     """
