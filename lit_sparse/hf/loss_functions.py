@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lit_sparse.checks import FLOATS, check_count, check_tensor
+from lit_sparse.checks import FLOATS, INTEGERS, check_count, check_tensor
 from lit_sparse.coresets import Coreset
 from lit_sparse.coresets.coreset import check_sum
 from lit_sparse.errors import ConfigurationError, DataError, full_name
@@ -154,7 +154,8 @@ def summed_cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
         logits: (B, ..., C).
         labels: (B, ...) int64; -100 where there is no label.
     """
-    losses = F.cross_entropy(logits.float().flatten(0, -2), labels.flatten(), ignore_index=IGNORED, reduction="none")
+    check_tensor(labels, "class labels of an integer type", dtypes=INTEGERS, advice=" Give `example_losses` for other labels.")
+    losses = F.cross_entropy(logits.float().flatten(0, -2), labels.flatten().long(), ignore_index=IGNORED, reduction="none")
     return losses.view(len(labels), -1).sum(-1)
 
 

@@ -147,6 +147,13 @@ def test_cvar_trains_on_the_worst_examples(tmp_path: Path) -> None:
     assert trainer.train().training_loss > 0
 
 
+def test_labels_of_a_risk_are_integers() -> None:
+    loss, logits, labels = risk_loss_func(CVaR(0.5)), torch.randn(4, 3), torch.tensor([0, 2, -100, 1])
+    assert loss({"logits": logits}, labels.int()) == loss({"logits": logits}, labels)
+    with pytest.raises(ConfigurationError, match=r"class labels of an integer type .*float32\. Give `example_losses`"):
+        loss({"logits": logits[:, :1]}, labels.float())
+
+
 def test_evaluation_does_not_draw_examples() -> None:
     logits, labels = torch.randn(64, 3), torch.randint(3, (64,))
     with torch.no_grad():  # as the Trainer evaluates
