@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_sparse.checks import INTEGERS, check_tensor
+from lit_sparse.checks import FLOATS, INTEGERS, check_tensor
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.random import seeded_normal, seeded_uniform
 
@@ -101,7 +101,7 @@ class GaussianMixture(Measure):
         Raises:
             ConfigurationError: for points of another dimension.
         """
-        check_tensor(x, f"points (B, {self.dim})", shape=(None, self.dim))
+        check_tensor(x, f"floating points (B, {self.dim})", shape=(None, self.dim), dtypes=FLOATS)
         means, variances, log_shares = (part.to(x) for part in (self._means, self._variances, self._log_shares))
         away = (x.unsqueeze(1) - means).square() / variances
         each = -0.5 * (away + variances.log() + math.log(2.0 * math.pi)).sum(-1)

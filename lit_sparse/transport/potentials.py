@@ -10,7 +10,18 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self, override
 
-from lit_sparse.checks import EXAMPLES, MOST_FEATURES, POSITIVE, WIDTHS, check_choice, check_count, check_positive, ranges
+from lit_sparse.checks import (
+    EXAMPLES,
+    FLOATS,
+    MOST_FEATURES,
+    POSITIVE,
+    WIDTHS,
+    check_choice,
+    check_count,
+    check_positive,
+    check_tensor,
+    ranges,
+)
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.transport.dual import TransportObjective
 from lit_sparse.transport.kernel_sgd import gaussian_sum, run_kernel_sgd
@@ -205,6 +216,7 @@ class KernelPotentials(Potentials):
 
     @torch.no_grad()
     def _sum(self, points: Tensor, centres: Tensor) -> Tensor:
+        check_tensor(points, f"floating points (B, {self.dim})", shape=(None, self.dim), dtypes=FLOATS)
         used = int(self.count)
         found = gaussian_sum(points.cpu(), centres[:used], self.coefficients[:used], self.width)
         return found.to(points)

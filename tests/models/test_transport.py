@@ -432,6 +432,16 @@ def test_potentials_are_a_value_per_point() -> None:
             call()
 
 
+@pytest.mark.parametrize(
+    "function",
+    [KernelPotentials().build(1).source_potential, GaussianMixture([0.5], [0.25]).log_prob],
+    ids=["kernels", "mixture"],
+)
+def test_values_at_integers_are_refused(function: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"floating points \(B, 1\) .* got \(2, 1\) of torch\.int64"):
+        function(torch.arange(2).unsqueeze(1))
+
+
 def test_potentials_are_built_and_batches_are_dicts() -> None:
     for call in (
         lambda: MLPPotentials().source_potential(torch.zeros(2, 1)),
