@@ -44,9 +44,10 @@ class WholeFiles(TorchCheckpointIO):
         try:
             with replaced(target, "wb") as file:
                 torch.save(checkpoint, file)
-            with suppress(OSError):  # the checkpoint is whole
-                self._latest = max(target.stat().st_mtime_ns, self._latest + 1)
-                os.utime(target, ns=(self._latest, self._latest))
+                file.flush()  # else it would change the time later
+                self._latest = max(os.fstat(file.fileno()).st_mtime_ns, self._latest + 1)
+                with suppress(OSError):  # the checkpoint is whole
+                    os.utime(file.name, ns=(self._latest, self._latest))
         except (OSError, RuntimeError) as error:
             cause = cause_of(error, OSError) or error  # torch's error hides the system's
             reason = getattr(cause, "strerror", None) or " ".join(str(cause).split()).rstrip(".")
