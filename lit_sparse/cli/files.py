@@ -29,6 +29,8 @@ class WholeFiles(TorchCheckpointIO):
     Times of change follow the order of writing, even if a clock was set back: a continued run tells later files by them.
     """
 
+    _latest = 0
+
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         """Write a checkpoint completely, or leave an earlier file of that name unchanged.
 
@@ -42,10 +44,10 @@ class WholeFiles(TorchCheckpointIO):
         try:
             with replaced(target, "wb") as file:
                 torch.save(checkpoint, file)
-            with suppress(OSError):  # the checkpoint is whole
-                times = [path.stat().st_mtime_ns for path in target.parent.glob("*.ckpt") if path != target and path.is_file()]
-                if (latest := max(times, default=0)) >= target.stat().st_mtime_ns:
-                    os.utime(target, ns=(latest + 1, latest + 1))
+                file.flush()  # else it would change the time later
+                self._latest = max(os.fstat(file.fileno()).st_mtime_ns, self._latest + 1)
+                with suppress(OSError):  # the checkpoint is whole
+                    os.utime(file.name, ns=(self._latest, self._latest))
         except (OSError, RuntimeError) as error:
             cause = cause_of(error, OSError) or error  # torch's error hides the system's
             reason = getattr(cause, "strerror", None) or " ".join(str(cause).split()).rstrip(".")
@@ -56,6 +58,8 @@ class WholeFiles(TorchCheckpointIO):
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
         """Return a checkpoint after all checks, because the file may have changed since the model was built."""
+        with suppress(OSError):  # it may be a URL
+            self._latest = Path(path).stat().st_mtime_ns
         if weights_only is False:
             return super().load_checkpoint(path, map_location, weights_only)
         checkpoint = read_checkpoint(path)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import errno
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.commands import command_parser
+from lit_sparse.ground.files import replaced
 from lit_sparse.runs.config_files import FOLDER, HERE, config_names, find_config, first_line
 
 __all__ = ["listed", "main", "parser"]
@@ -64,7 +66,9 @@ def _copied(config: Path, path: Path) -> Path:
         path = path / config.name
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("x", encoding="utf-8") as file:
+        if path.exists() or path.is_symlink():
+            raise FileExistsError(errno.EEXIST, "it exists")
+        with replaced(path, "w") as file:
             file.write(config.read_text(encoding="utf-8"))
     except OSError as error:
         why = "it exists" if path.exists() else f"got: {error.strerror}"

@@ -4,16 +4,32 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
+import pytest
+
 from lit_sparse.cli.files import WholeFiles
+from lit_sparse.errors import CheckpointError
 
 
-def test_times_of_files_follow_the_order_of_writing_even_if_the_clock_was_set_back(tmp_path: Path) -> None:
-    first, second = (tmp_path / name for name in ("first.ckpt", "second.ckpt"))
-    WholeFiles().save_checkpoint({}, first)
+def test_times_of_files_follow_the_order_of_writing_even_if_the_clock_was_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last, top = tmp_path / "last.ckpt", tmp_path / "top" / "a.ckpt"
+    WholeFiles().save_checkpoint({}, last)
     ahead = time.time_ns() + 3600 * 10**9
-    os.utime(first, ns=(ahead, ahead))
-    for later, earlier in ((second, first), (first, second)):
-        WholeFiles().save_checkpoint({}, later)
+    os.utime(last, ns=(ahead, ahead))
+    files, rename = WholeFiles(), os.replace
+
+    def rename_and_kill(*paths: Path) -> None:
+        rename(*paths)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", rename_and_kill)
+    with suppress(CheckpointError):  # it is empty
+        files.load_checkpoint(last)
+    for later, earlier in ((top, last), (last, top)):
+        with pytest.raises(KeyboardInterrupt):
+            files.save_checkpoint({}, later)
         assert later.stat().st_mtime_ns > earlier.stat().st_mtime_ns

@@ -86,6 +86,18 @@ def test_a_copy_needs_a_name_and_a_folder(capsys: pytest.CaptureFixture[str]) ->
     )
 
 
+def test_a_copy_that_the_disk_has_no_room_for_leaves_no_file(capsys: pytest.CaptureFixture[str]) -> None:
+    resource = pytest.importorskip("resource")
+    former = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, former[1]))
+    try:
+        message = refused(capsys, "configs", "ssvae/digits", "--copy", "own.yaml")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, former)
+    assert "Expected to write the new file 'own.yaml' but got: File too large. " in message
+    assert not Path("own.yaml").exists()
+
+
 @pytest.mark.parametrize("kind", [kind for kind, (_, room, _) in KINDS.items() if room])
 def test_every_part_of_a_kind_is_listed(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     lines = dict(line.split(maxsplit=1) for line in printed(capsys, "list", kind).splitlines())
