@@ -337,7 +337,7 @@ def _replace_later_files(saver: Any, trainer: pl.Trainer) -> None:
     """Make a checkpoint callback overwrite files it wrote after the checkpoint, but not files of other runs."""
     resumed, folder = Path(str(trainer.ckpt_path)).resolve(), Path(str(saver.dirpath)).resolve()
     run = resumed.parent.parent if resumed.parent.name == "checkpoints" else resumed.parent
-    times = {path: _time_of(path) for path in folder.rglob("*.ckpt") if path.is_relative_to(run)}
+    times = {path: _time_of(path) for path in (folder.rglob("*.ckpt") if folder.is_relative_to(run) else ())}
     exists, later = saver.file_exists, {path: time for path, time in times.items() if time > _time_of(resumed)}
 
     def exists_before(path: Any, trainer: pl.Trainer) -> bool:
