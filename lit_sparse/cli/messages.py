@@ -119,7 +119,7 @@ def misfit(name: str, hint: Any, given: Any, imports: bool) -> str | None:
             items += zip(inner if fixed else inner[:1] * len(value), value, strict=True)
     if found := next((found for kind, item in items if (found := misfit(name, kind, item, imports))), None):
         return found
-    if isinstance(value, dict) and "class_path" in value and not isinstance(value.get("init_args", {}), dict | NoneType):
+    if isinstance(value, dict) and "class_path" in value and not isinstance(value.get("init_args", {}), dict):
         return f"Expected `init_args` of `{name}` to be a dict but got {str(value['init_args'])!r}."
     bases, path = _bases(members), value.get("class_path") if isinstance(value, dict) else value
     if bases and isinstance(path, str | int | float):

@@ -62,6 +62,13 @@ class Parser(LightningArgumentParser):
         except UnicodeDecodeError as error:
             return self.error(str(error), error)
 
+    def validate(self, namespace: Any, *args: Any, **kwargs: Any) -> None:
+        """Check the values; jsonargparse lets a group of options, such as those of a dataclass, be any value but text."""
+        for name in self.groups:
+            if not isinstance(value := namespace.get(name, {}), dict | argparse.Namespace):
+                raise ConfigurationError(f"Expected `{name.rpartition('.')[2]}` to be a dict but got {str(value)!r}.")
+        super().validate(namespace, *args, **kwargs)
+
     def error(self, message: str, ex: Exception | None = None) -> Any:
         """Raise a ConfigurationError that explains an error of the parser."""
         raise ConfigurationError(explained(self, message, ex, self.owner, self.imports)) from ex

@@ -68,6 +68,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["--data.batch_size=null"], "`batch_size`"),
         (["--trainer.max_epochs="], "Expected `max_epochs` to be an integer or null but got ''."),
         (["--model.risk={class_path: CVaR, init_args: [1]}"], "Expected `init_args` of `risk` to be a dict but got '[1]'."),
+        (["--model.risk={class_path: CVaR, init_args: null}"], "`init_args` of `risk` to be a dict but got 'None'."),
         (["--model.mapping.init_args.gama=2"], "There is no option 'gama' in Sparsemax. Did you mean 'gamma'?"),
         (
             ["--model.mapping=SparseMAP"],
