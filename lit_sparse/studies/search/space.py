@@ -51,8 +51,8 @@ def distribution_of(key: str, values: Any) -> Any:
         except ValueError as error:
             raise ConfigurationError(f"The space of {key!r} is wrong: {error}") from error
     raise ConfigurationError(
-        f"Expected a list of values, or numbers low and high with log or step, as JSON stores them, for the option {key!r} of the"
-        f" space but got {values!r}."
+        "Expected a list of values, or numbers low and high with log or step, as JSON stores them, for the option"
+        f" {key!r} of the space but got {values!r}."
     )
 
 
