@@ -12,6 +12,7 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 import torch
+import yaml
 
 from lit_sparse.cli.configs import MODE, in_model, load_yaml
 from lit_sparse.cli.help import grouped, plain
@@ -59,8 +60,15 @@ class Parser(LightningArgumentParser):
         """Parse arguments; configs inside others must be files."""
         try:
             return super().parse_args(*args, **kwargs)
-        except UnicodeDecodeError as error:
+        except (UnicodeDecodeError, yaml.YAMLError) as error:
             return self.error(str(error), error)
+
+    def validate(self, namespace: Any, *args: Any, **kwargs: Any) -> None:
+        """Check the values; jsonargparse lets a group of options, such as those of a dataclass, be any value but text."""
+        for name in [str(group.dest) for group in self._action_groups if hasattr(group, "instantiate_class")]:
+            if not isinstance(value := namespace.get(name, {}), dict | argparse.Namespace):
+                raise ConfigurationError(f"Expected `{name.rpartition('.')[2]}` to be a dict but got {str(value)!r}.")
+        super().validate(namespace, *args, **kwargs)
 
     def error(self, message: str, ex: Exception | None = None) -> Any:
         """Raise a ConfigurationError that explains an error of the parser."""

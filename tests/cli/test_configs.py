@@ -55,6 +55,15 @@ def test_a_bad_config_is_refused_with_its_name(
     assert error == f"lit-sparse: error: {caught.value}\n"
 
 
+def test_what_only_the_parser_cannot_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("bad.yaml").write_text("\ufeff\ufeffseed_everything: 0\nmodel: x\n", encoding="utf-8")  # two byte-order marks
+    assert main(["fit", "-c", "bad.yaml"]) == 2
+    assert "lit-sparse: error: Expected YAML but got, in line" in capsys.readouterr().err
+
+
 @pytest.mark.cases(quick=3)
 @pytest.mark.parametrize("option", ["model", "trainer"])
 @pytest.mark.parametrize("kind", ["latin-1", "twice", "syntax"])

@@ -68,6 +68,10 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["--data.batch_size=null"], "`batch_size`"),
         (["--trainer.max_epochs="], "Expected `max_epochs` to be an integer or null but got ''."),
         (["--model.risk={class_path: CVaR, init_args: [1]}"], "Expected `init_args` of `risk` to be a dict but got '[1]'."),
+        (["--model.risk={class_path: CVaR, init_args: null}"], "`init_args` of `risk` to be a dict but got 'None'."),
+        (["--model.risk={class_path: CVaR, level: 1}"], "beside the class_path of `risk` but got 'level'. Put it into"),
+        (["--model.optimizer={class_path: Adam, lr: 1}"], "Expected only `init_args` beside the class_path of Adam."),
+        (["--data={class_path: DigitsDataModule, init_arg: {}}"], "beside the class_path of DigitsDataModule. Put"),
         (["--model.mapping.init_args.gama=2"], "There is no option 'gama' in Sparsemax. Did you mean 'gamma'?"),
         (
             ["--model.mapping=SparseMAP"],

@@ -6,6 +6,7 @@ import csv
 import errno
 import functools
 import json
+import math
 import os
 import re
 import shutil
@@ -20,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -409,6 +411,14 @@ def test_a_trial_that_the_machine_ended_is_run_again(ending: str, tmp_path: Path
     again = sweep_of(tmp_path / "sweep")
     assert again.run(2) == []
     assert [trial.state for trial in again.study.trials] == [COMPLETE, COMPLETE]
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "grid"])
+@pytest.mark.parametrize("space", [{3: [1]}, {None: [1]}, {K: [date(2020, 1, 1)]}, {K: [1, math.nan]}, {K: [[{1}]]}])
+def test_a_space_holds_what_json_stores(space: dict[Any, list[object]], sampler: str, tmp_path: Path) -> None:
+    sweep = Sweep([CONFIG], space, ["val/nelbo"], ["minimize"], tmp_path / "bits", sampler=sampler)
+    with pytest.raises(ConfigurationError, match=r"as JSON stores them, for the option .* of the space but got"):
+        sweep.study.tell(0)
 
 
 @pytest.mark.parametrize("said", ["skipped a.png: File too large", "cache: Permission denied", "x: No space left on device"])

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.ground.arguments import checked
 
 __all__ = [
     "LANES",
@@ -114,6 +115,7 @@ def references(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
     yield from zip(function.__code__.co_freevars, cells, strict=True)
 
 
+@checked
 def compile_rows(
     flags: frozenset[str] = frozenset(), *, inline: Literal["code", "source"] = "code"
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -126,7 +128,7 @@ def compile_rows(
             faster for a function that is called in one place. It cannot have flags.
 
     Raises:
-        ConfigurationError: for flags with ``inline="source"``.
+        ConfigurationError: for flags with ``inline="source"``, or arguments of another type.
     """
     if flags and inline == "source":
         raise ConfigurationError(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from jsonargparse import ArgumentError, ArgumentParser
@@ -32,10 +34,12 @@ def distribution_of(key: str, values: Any) -> Any:
     """Return Optuna's distribution for the values of an option, a list or a range.
 
     Raises:
-        ConfigurationError: unless the values are a list, or a range.
+        ConfigurationError: unless the option is a text, and its values are a list that a storage keeps, or a range.
     """
-    distributions = import_optuna().distributions
-    if isinstance(values, list) and values:
+    distributions, stored = import_optuna().distributions, False
+    with suppress(TypeError, ValueError):  # a date, or NaN
+        stored = isinstance(key, str) and bool(json.dumps(values, allow_nan=False))
+    if stored and isinstance(values, list) and values:
         alike = [value for value in values if repr(value) != repr(values[values.index(value)])]
         if alike:  # Optuna stores the first of equal values in place of each
             raise ConfigurationError(
@@ -46,14 +50,15 @@ def distribution_of(key: str, values: Any) -> Any:
     ranged = isinstance(values, dict) and {"low", "high"} <= set(values) <= {"low", "high", "log", "step"}
     numbers = [values[name] for name in ("low", "high", "step") if name in values] if ranged else []
     finite = all(type(number) in (int, float) and abs(number) < math.inf for number in numbers)
-    if ranged and finite and isinstance(values.get("log", False), bool):
+    if stored and ranged and finite and isinstance(values.get("log", False), bool):
         kind = distributions.IntDistribution if _is_whole(values) else distributions.FloatDistribution
         try:
             return kind(**values)
         except ValueError as error:
             raise ConfigurationError(f"The space of {key!r} is wrong: {error}") from error
     raise ConfigurationError(
-        f"Expected a list of values, or numbers low and high with log or step, for {key!r} of the space but got {values!r}."
+        "Expected a list of values, or numbers low and high with log or step, as JSON stores them, for the option"
+        f" {key!r} of the space but got {values!r}."
     )
 
 

@@ -114,12 +114,12 @@ class Sweep:
             ConfigurationError: if the storage cannot be reached, or the sweep was started with other settings.
             MissingExtraError: without Optuna.
         """
+        _ = self.distributions  # a space that is wrong is refused before anything is made
         options = {
             "sampler": sampler_of(self.sampler, self.space),
             "pruner": pruner_of(self.prune),
             "study_name": self.folder.name if self.base.program else experiment_name(self.configs[0], ""),
         }
-        _ = self.distributions  # a space that is wrong is refused before anything is made
         make_folder(self.folder)
         check_plain(self.folder)
         try:

@@ -45,6 +45,12 @@ def test_a_copied_source_has_no_flags() -> None:
         compile_rows(frozenset({"contract"}), inline="source")
 
 
+@pytest.mark.parametrize(("name", "value"), [("inline", "cod"), ("flags", "fast"), ("flags", abs)])
+def test_other_arguments_than_those_of_the_decorator_are_refused(name: str, value: object) -> None:
+    with pytest.raises(ConfigurationError, match=f"Expected argument `{name}` to be"):
+        compile_rows(**{name: value})  # type: ignore[arg-type]
+
+
 COMPILED = """
 import torch
 from numba.core import event, types
