@@ -19,19 +19,19 @@ from lit_sparse.ground.tensors import FLOATS, INTEGERS, REALS, check_tensor, is_
 from lit_sparse.ground.torch_internals import can_read_values, is_fake
 
 __all__ = [
-    *("CLASSES", "DROPOUT", "EXAMPLES", "FEATURES", "FLAG", "INPUTS", "INTEGER", "MOST_EXAMPLES"),
-    *("MOST_FEATURES", "MOST_INPUTS", "MOST_LAYERS", "MOST_SEED", "POSITIVE", "SEED", "SHAPE", "WIDTHS", "Count"),
-    *("Learnable", "Number", "Range", "check_choice", "check_count", "check_dim", "check_flag", "check_indices"),
-    *("check_integer", "check_learnable", "check_mask", "check_number", "check_parameter", "check_positive"),
-    *("check_result", "check_shape", "check_widths", "has_values", "ranges"),
+    *("CLASSES", "DROPOUT", "EXAMPLES", "FEATURES", "FLAG", "INPUTS", "INTEGER", "ITERATIONS", "MOST_EXAMPLES"),
+    *("MOST_FEATURES", "MOST_INPUTS", "MOST_ITERATIONS", "MOST_LAYERS", "MOST_SEED", "POSITIVE", "SEED", "SHAPE"),
+    *("WIDTHS", "Count", "Learnable", "Number", "Range", "check_choice", "check_count", "check_dim", "check_flag"),
+    *("check_indices", "check_integer", "check_learnable", "check_mask", "check_number", "check_parameter"),
+    *("check_positive", "check_result", "check_shape", "check_widths", "has_values", "ranges"),
 ]
 __all__ += ["FLOATS", "INTEGERS", "REALS", "check_tensor", "shown"]  # of :mod:`lit_sparse.ground.tensors`
 
 Choice = TypeVar("Choice", bound=str)
 Made = TypeVar("Made", bound=type)
-#: Largest numbers of layers (Python objects), of features or draws, of numbers per example, and of generated examples.
+#: Largest numbers of layers (Python objects), iterations, features or draws, numbers per example, and generated examples.
 #: Larger numbers are mistakes that would end in a hang or run out of memory.
-MOST_LAYERS, MOST_FEATURES, MOST_INPUTS, MOST_EXAMPLES = 1_000, 1_000_000, 10_000_000, 100_000_000
+MOST_LAYERS, MOST_ITERATIONS, MOST_FEATURES, MOST_INPUTS, MOST_EXAMPLES = 1_000, 100_000, 1_000_000, 10_000_000, 100_000_000
 #: Largest size of a seed from which others are made, of epochs for example, that are numbers of 64 bits.
 MOST_SEED = 2**32
 #: Largest integer of torch, numpy and compiled code, and most bits of an integer that a message shows.
@@ -349,8 +349,9 @@ class Learnable(Range):
 POSITIVE, INTEGER, FLAG = Range(check_positive, "> 0"), Range(check_integer), Range(check_flag)
 #: Ranges of numbers of classes, of seeds, and of fractions that are dropped.
 CLASSES, SEED, DROPOUT = Count(2, MOST_FEATURES), Count(-MOST_SEED, MOST_SEED), Number(0.0, 1.0, open_high=True)
-#: Ranges of numbers of features, of inputs, and of examples.
-FEATURES, INPUTS, EXAMPLES = Count(most=MOST_FEATURES), Count(most=MOST_INPUTS), Count(most=MOST_EXAMPLES)
+#: Ranges of numbers of iterations, of features, of inputs, and of examples.
+ITERATIONS, FEATURES = Count(most=MOST_ITERATIONS), Count(most=MOST_FEATURES)
+INPUTS, EXAMPLES = Count(most=MOST_INPUTS), Count(most=MOST_EXAMPLES)
 #: Ranges of shapes, and of widths of layers.
 SHAPE, WIDTHS = Range(check_shape), Range(check_widths, f"{_interval(1, MOST_FEATURES)} each")
 

@@ -91,6 +91,11 @@ def test_every_seed_has_a_range() -> None:
     assert len(seeds) > 5 and not {*seeds} - declared
 
 
+def test_no_description_asks_for_endless_iterations() -> None:
+    limits = {(kind, name): kind.RANGES[name].bounds["most"] for kind, name in CASES if name == "max_iter"}
+    assert len(limits) > 2 and {*limits.values()} == {checks.MOST_ITERATIONS}
+
+
 @ranges(k=Count(), gamma=POSITIVE)
 class Part:
     def __init__(self, k: int | None, *, gamma: float = 1.0, **options: Any) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_sparse.checks import POSITIVE, Count, Number, ranges
+from lit_sparse.checks import ITERATIONS, POSITIVE, Number, ranges
 from lit_sparse.coresets.pursuit import exchanged, nonnegative_least_squares
 from lit_sparse.coresets.selector import CoresetSelector, Selection, largest
 from lit_sparse.coresets.state import Kept
@@ -39,7 +39,7 @@ class _Point(NamedTuple):
         return nothing.index_put((self.support,), self.weights)
 
 
-@ranges(max_iter=Count(), tol=Number(0.0, 1.0), step_scale=POSITIVE, batch=Number(0.0, 1.0, open_low=True))
+@ranges(max_iter=ITERATIONS, tol=Number(0.0, 1.0), step_scale=POSITIVE, batch=Number(0.0, 1.0, open_low=True))
 class IHT(CoresetSelector):
     """Coreset selector by iterative hard thresholding: gradient steps, each followed by keeping the k largest positive weights.
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_sparse.checks import POSITIVE, Count, ranges
+from lit_sparse.checks import ITERATIONS, POSITIVE, ranges
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings.base import SparseMapping, envelope, with_slope
 from lit_sparse.structures import FactorGraph, Structure
@@ -38,7 +38,7 @@ def warn_of_iterations(text: str) -> None:
     warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
-@ranges(max_iter=Count(), tol=POSITIVE)
+@ranges(max_iter=ITERATIONS, tol=POSITIVE)
 class PotentialMapping(SparseMapping):
     """Base class of the iterative mappings onto structures and factor graphs, with optional potentials.
 

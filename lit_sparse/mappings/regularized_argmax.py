@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vjp
 from typing_extensions import Self, override
 
-from lit_sparse.checks import POSITIVE, Count, check_count, check_positive, ranges
+from lit_sparse.checks import ITERATIONS, POSITIVE, check_count, check_positive, ranges
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.torch_internals import on_batches
 from lit_sparse.kernels.row_kernel import HALVES
@@ -166,7 +166,7 @@ def regularized_argmax(
     return y
 
 
-@ranges(max_iter=Count(), tol=POSITIVE)
+@ranges(max_iter=ITERATIONS, tol=POSITIVE)
 class RegularizedArgmax(SparseMapping):
     """Layer that computes the regularized argmax of any smooth convex Omega, for regularizers without a formula of their own.
 
