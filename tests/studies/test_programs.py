@@ -11,15 +11,18 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from lit_sparse.cli import main
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.studies.jobs.engine import Runner
 from lit_sparse.studies.jobs.processes import JobInterruptedError, run_all
+from lit_sparse.studies.jobs.program import ProgramRun
 from lit_sparse.studies.plan.load import load_study
 from tests.conftest import ROOT
 from tests.studies.test_engine import measured
@@ -353,3 +356,19 @@ def test_the_program_of_the_documentation_is_killed_twice(
     assert measured(rows_of[0]) == measured(rows_of[1])
     assert main(commands[1].split()) == 0
     assert "model:" in next(Path("runs/sweep").glob("*/best.yaml")).read_text()
+
+
+def test_a_program_begins_again_if_its_newest_checkpoint_is_cut_off(tmp_path: Path) -> None:
+    study = SimpleNamespace(checkpoint_files="**/*.ckpt", metric_files="**/metrics.csv")
+    run: Any = SimpleNamespace(folder=tmp_path, workspace=SimpleNamespace(study=study), logged=lambda: [{"loss": 1.0}])
+    checkpoint = tmp_path / "fit" / "a.ckpt"
+    run.checkpoint = lambda: checkpoint
+    checkpoint.parent.mkdir()
+    torch.save({}, checkpoint)
+    whole, go_on = checkpoint.read_bytes(), ["--ckpt_path", str(checkpoint.resolve())]
+    for content, options in ((whole, go_on), (whole[:-50], []), (b"", []), (b"of another kind", go_on)):
+        checkpoint.write_bytes(content)
+        (tmp_path / "fit" / "metrics.csv").write_text("epoch\n")
+        assert ProgramRun.continued(run) == options
+    run.logged = list  # the file of rows was cut off too
+    assert ProgramRun.continued(run) == []

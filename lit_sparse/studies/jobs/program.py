@@ -6,6 +6,7 @@ import math
 import os
 import stat
 import time
+import zipfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -57,13 +58,16 @@ class ProgramRun(RunOf):
         checkpoint, metrics = self.checkpoint(), _newest(self.folder / "fit", self.workspace.study.metric_files)
         if metrics is None or not checkpoint.is_file():
             return []
+        with checkpoint.open("rb") as file:
+            if file.read(2) in (b"", b"PK") and not zipfile.is_zipfile(file):  # a full disk or a kill has cut it off
+                return []
         names: dict[float, set[str]] = {}
         for line in self.logged():
             names.setdefault(line.get("epoch", 0.0), set()).update(line)
-        before, last = [set(), *names.values()][-2:]
+        before, last = [set(), set(), *names.values()][-2:]
         # A logger may write what an epoch has logged only after the checkpoint of the epoch.
         whole = checkpoint.stat().st_mtime_ns <= metrics.stat().st_mtime_ns or (before and before <= last)
-        return ["--ckpt_path", str(checkpoint.resolve())] if whole else []
+        return ["--ckpt_path", str(checkpoint.resolve())] if last and whole else []
 
     def logged(self, folder: Path | None = None) -> list[dict[str, float]]:
         """Return the logged values of the training, or of a test in a folder of its own; see :func:`logged_by_program`."""
