@@ -64,7 +64,7 @@ class Parser(LightningArgumentParser):
             return self.error(str(error), error)
 
     def validate(self, namespace: Any, *args: Any, **kwargs: Any) -> None:
-        """Check the values; jsonargparse lets a group of options, such as those of a dataclass, be any value but text."""
+        """Check the values; jsonargparse lets a group of options, such as the fields of a dataclass, be any value but text."""
         for name in [str(group.dest) for group in self._action_groups if hasattr(group, "instantiate_class")]:
             if not isinstance(value := namespace.get(name, {}), dict | argparse.Namespace):
                 raise ConfigurationError(f"Expected `{name.rpartition('.')[2]}` to be a dict but got {str(value)!r}.")
