@@ -122,8 +122,8 @@ def misfit(name: str, hint: Any, given: Any, imports: bool) -> str | None:
     if isinstance(value, dict) and "class_path" in value:
         if other := [key for key in value if key not in ("class_path", "init_args", "dict_kwargs")]:
             return f"Expected only `init_args` beside the class_path of `{name}` but got {other[0]!r}. Put it into `init_args`."
-        if not isinstance(value.get("init_args", {}), dict):
-            return f"Expected `init_args` of `{name}` to be a dict but got {str(value['init_args'])!r}."
+        if not isinstance(given := value.get("init_args", {}), dict):
+            return f"Expected `init_args` of `{name}` to be a dict but got {'null' if given is None else str(given)!r}."
     bases, path = _bases(members), value.get("class_path") if isinstance(value, dict) else value
     if bases and isinstance(path, str | int | float):
         takes_more = {int, float} & {*members} or any(get_origin(one) is Callable and not _bases([one]) for one in members)
@@ -255,9 +255,10 @@ def _subclasses(bases: Iterable[type]) -> Iterator[type]:
 def _unknown_option(parser: Any, name: str, owner: type | None) -> str:
     options = [action.dest for action in parser._actions if action.default is not argparse.SUPPRESS]
     plain = name.lstrip("-").partition("=")[0]
+    if plain == "class_path":  # beside other keys than init_args, it is taken for an argument itself
+        place = f" in {owner.__name__}" if owner is not None else ""
+        return f"There is no option 'class_path'{place}. Beside a class_path, only `init_args` with all arguments can stand."
     if owner is not None and options:
-        if plain == "class_path":  # beside other keys, all of them are taken for arguments
-            return f"Expected only `init_args` beside the class_path of {owner.__name__}. Put its arguments into `init_args`."
         listed = ", ".join(options)
         learning_rate = plain in ("lr", "learning_rate") and "optimizer" in options
         meant = " Did you mean 'optimizer.lr'?" if learning_rate else did_you_mean(plain, options)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from enum import Enum
 from functools import partial, reduce
 from operator import or_
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 import torch
@@ -66,8 +66,10 @@ class Parser(LightningArgumentParser):
     def validate(self, namespace: Any, *args: Any, **kwargs: Any) -> None:
         """Check the values; jsonargparse lets a group of options, such as the fields of a dataclass, be any value but text."""
         for name in [str(group.dest) for group in self._action_groups if hasattr(group, "instantiate_class")]:
-            if not isinstance(value := namespace.get(name, {}), dict | argparse.Namespace):
-                raise ConfigurationError(f"Expected `{name.rpartition('.')[2]}` to be a dict but got {str(value)!r}.")
+            if isinstance(value := namespace.get(name, {}), NoneType | bool | int | float | list):
+                raise ConfigurationError(
+                    f"Expected `{name.rpartition('.')[2]}` to be a dict but got {'null' if value is None else str(value)!r}."
+                )
         super().validate(namespace, *args, **kwargs)
 
     def error(self, message: str, ex: Exception | None = None) -> Any:

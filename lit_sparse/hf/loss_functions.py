@@ -6,6 +6,7 @@ A coreset selector chooses them from their gradients as vectors.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -121,8 +122,8 @@ def risk_loss_func(
         labelled = (labels != IGNORED).reshape(len(labels), -1).any(-1) if not labels.is_floating_point() else None
         share = _share(risk, labels, num_items_in_batch)
         losses = losses if labelled is None else losses[labelled]
-        risk.train(torch.is_grad_enabled())  # the Trainer does not set its mode
-        return risk(losses) * share if len(losses) else logits.sum() * 0.0
+        with nullcontext() if torch.is_grad_enabled() else evaluating(risk):  # the Trainer does not set its mode
+            return risk(losses) * share if len(losses) else logits.sum() * 0.0
 
     return compute
 

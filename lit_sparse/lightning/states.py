@@ -336,8 +336,9 @@ def _note_before_writing(saver: Any) -> None:
 def _replace_later_files(saver: Any, trainer: pl.Trainer) -> None:
     """Make a checkpoint callback overwrite files it wrote after the checkpoint, but not files of other runs."""
     resumed, folder = Path(str(trainer.ckpt_path)).resolve(), Path(str(saver.dirpath)).resolve()
-    run = resumed.parent.parent if resumed.parent.name == "checkpoints" else resumed.parent
-    times = {path: _time_of(path) for path in (folder.rglob("*.ckpt") if folder.is_relative_to(run) else ())}
+    run = next((above for above in resumed.parents[:3] if (above / "status.json").is_file()), None)
+    files = resumed.parent.glob("*.ckpt") if run is None or not folder.is_relative_to(run) else folder.rglob("*.ckpt")
+    times = {path: _time_of(path) for path in files}
     exists, later = saver.file_exists, {path: time for path, time in times.items() if time > _time_of(resumed)}
 
     def exists_before(path: Any, trainer: pl.Trainer) -> bool:

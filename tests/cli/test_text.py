@@ -60,7 +60,7 @@ def test_a_run_holds_vocabularies_pictures_signatures_and_predictions(here: Path
         (None, ("--data.init_args.path=./pears",), ("./pears", "Did you mean 'pairs'")),
         (("train.jsonl", '{"de": "a", "english": "b"}\n'), ("--data.init_args.train=train.jsonl",), ("'en'", "de, english")),
         (None, ("--data.init_args.source_vocabulary.kind=word",), ("word", "Did you mean 'words'")),
-        (None, ("--data.init_args.source_vocabulary=null",), ("Expected `source_vocabulary` to be a dict but got 'None'",)),
+        (None, ("--data.init_args.source_vocabulary=null",), ("Expected `source_vocabulary` to be a dict but got 'null'",)),
         (None, ("--data.init_args.target_vocabulary=[]",), ("Expected `target_vocabulary` to be a dict but got '[]'",)),
         (None, ("--model.init_args.body=TransformerBdy",), ("Did you mean 'TransformerBody'",)),
         (None, ("--model.init_args.metrics=[Blue]",), ("Did you mean 'Bleu'",)),

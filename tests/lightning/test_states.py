@@ -23,6 +23,7 @@ def test_a_continued_run_overwrites_its_later_checkpoints_in_all_its_folders(pla
         return path
 
     last = write("0/checkpoints/last.ckpt", 2)
+    write("0/status.json", 1)
     earlier, later, inner = write(f"0/{place}/a.ckpt", 1), write(f"0/{place}/b.ckpt", 3), write(f"0/{place}/in/c.ckpt", 3)
     other = write(f"1/{place}/b.ckpt", 3)
     trainer: Any = SimpleNamespace(ckpt_path=last, strategy=SimpleNamespace(broadcast=lambda value: value))
@@ -33,3 +34,17 @@ def test_a_continued_run_overwrites_its_later_checkpoints_in_all_its_folders(pla
         _replace_later_files(saver, trainer)
         found[path] = saver.file_exists(str(path), trainer)
     assert found == {earlier: True, later: False, inner: False, other: True}
+
+
+def test_a_continued_run_without_a_folder_of_its_own_overwrites_later_checkpoints_beside_its_own_alone(tmp_path: Path) -> None:
+    last, beside, other = (tmp_path / name for name in ("last.ckpt", "b.ckpt", "logs/b.ckpt"))
+    other.parent.mkdir()
+    for time, path in enumerate((last, beside, other)):
+        path.touch()
+        os.utime(path, ns=(time, time))
+    trainer: Any = SimpleNamespace(ckpt_path=last, strategy=SimpleNamespace(broadcast=lambda value: value))
+    for path in (beside, other):
+        saver: Any = ModelCheckpoint(dirpath=path.parent)
+        saver.file_exists = lambda path, trainer: Path(path).exists()
+        _replace_later_files(saver, trainer)
+        assert saver.file_exists(str(path), trainer) == (path == other)

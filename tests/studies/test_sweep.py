@@ -482,6 +482,10 @@ def test_mistakes_are_explained(
     assert text in capsys.readouterr().err
 
 
+def test_a_space_may_have_infinite_values_and_the_text_nan() -> None:
+    assert distribution_of("k", [1.0, math.inf, "NaN"]).choices == (1.0, math.inf, "NaN")
+
+
 @pytest.mark.parametrize("other", [1.0, True])
 def test_values_that_the_storage_does_not_distinguish_are_refused(other: object) -> None:
     with pytest.raises(ConfigurationError, match=rf"different values of 'k' .* got {other!r}, which equals 1\."):

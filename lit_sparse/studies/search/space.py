@@ -38,13 +38,13 @@ def distribution_of(key: str, values: Any) -> Any:
     """
     distributions, stored = import_optuna().distributions, False
     with suppress(TypeError, ValueError):  # a date, or NaN
-        stored = isinstance(key, str) and bool(json.dumps(values, allow_nan=False))
+        stored = isinstance(key, str) and json.loads(json.dumps(values)) == values
     if stored and isinstance(values, list) and values:
         alike = [value for value in values if repr(value) != repr(values[values.index(value)])]
         if alike:  # Optuna stores the first of equal values in place of each
             raise ConfigurationError(
                 f"Expected different values of {key!r} in the space but got {alike[0]!r}, which equals"
-                f" {values[values.index(alike[0])]!r}. Sweep over each separately."
+                f" {values[values.index(alike[0])]!r}. Remove one of them."
             )
         return distributions.CategoricalDistribution(values)
     ranged = isinstance(values, dict) and {"low", "high"} <= set(values) <= {"low", "high", "log", "step"}
