@@ -122,8 +122,8 @@ def misfit(name: str, hint: Any, given: Any, imports: bool) -> str | None:
     if isinstance(value, dict) and "class_path" in value:
         if other := [key for key in value if key not in ("class_path", "init_args", "dict_kwargs")]:
             return f"Expected only `init_args` beside the class_path of `{name}` but got {other[0]!r}. Put it into `init_args`."
-        if not isinstance(given := value.get("init_args", {}), dict):
-            return f"Expected `init_args` of `{name}` to be a dict but got {'null' if given is None else str(given)!r}."
+        if not isinstance(inner := value.get("init_args", {}), dict):
+            return f"Expected `init_args` of `{name}` to be a dict but got {'null' if inner is None else str(inner)!r}."
     bases, path = _bases(members), value.get("class_path") if isinstance(value, dict) else value
     if bases and isinstance(path, str | int | float):
         takes_more = {int, float} & {*members} or any(get_origin(one) is Callable and not _bases([one]) for one in members)
