@@ -14,7 +14,8 @@ import torch
 import yaml
 
 from lit_sparse.cli import main
-from lit_sparse.runs.status import STATUS, read_status
+from lit_sparse.ground.files import STATUS
+from lit_sparse.runs.status import read_status
 
 from .conftest import ROOT, Command
 from .test_kills import assert_same

@@ -59,7 +59,7 @@ class WholeFiles(TorchCheckpointIO):
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
         """Return a checkpoint after all checks, because the file may have changed since the model was built."""
         with suppress(OSError):  # it may be a URL
-            self._latest = Path(path).stat().st_mtime_ns
+            self._latest = max(self._latest, Path(path).stat().st_mtime_ns)
         if weights_only is False:
             return super().load_checkpoint(path, map_location, weights_only)
         checkpoint = read_checkpoint(path)

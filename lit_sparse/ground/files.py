@@ -14,10 +14,15 @@ from typing import IO, Any
 
 from lit_sparse.errors import DISK_IS_FULL, ConfigurationError, cause_of
 
-__all__ = ["PART", "below", "make_folder", "matching", "not_plain", "open_to_append", "replaced", "result_file", "user_cache"]
+__all__ = [
+    *("PART", "STATUS", "below", "make_folder", "matching", "not_plain", "open_to_append", "replaced", "result_file"),
+    "user_cache",
+]
 
 #: Ending of the temporary files that :func:`replaced` writes.
 PART = ".part"
+#: File of a run folder that tells its state.
+STATUS = "status.json"
 #: Largest number of folders within each other.
 DEEPEST = 100
 

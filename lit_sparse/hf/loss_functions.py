@@ -153,7 +153,7 @@ def summed_cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
 
     Args:
         logits: (B, ..., C).
-        labels: (B, ...) int64; -100 where there is no label.
+        labels: (B, ...) integers; -100 where there is no label.
     """
     check_tensor(labels, "class labels of an integer type", dtypes=INTEGERS, advice=" Give `example_losses` for other labels.")
     losses = F.cross_entropy(logits.float().flatten(0, -2), labels.flatten().long(), ignore_index=IGNORED, reduction="none")

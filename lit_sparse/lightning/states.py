@@ -19,6 +19,7 @@ from torch.nn.utils import prune
 
 from lit_sparse.errors import CheckpointError, ConfigurationError
 from lit_sparse.ground.distributed import gather_objects, rank, world_size
+from lit_sparse.ground.files import STATUS
 from lit_sparse.ground.state_checks import (
     ANY,
     NUMBER,
@@ -336,7 +337,7 @@ def _note_before_writing(saver: Any) -> None:
 def _replace_later_files(saver: Any, trainer: pl.Trainer) -> None:
     """Make a checkpoint callback overwrite files it wrote after the checkpoint, but not files of other runs."""
     resumed, folder = Path(str(trainer.ckpt_path)).resolve(), Path(str(saver.dirpath)).resolve()
-    run = next((above for above in resumed.parents[:3] if (above / "status.json").is_file()), None)
+    run = next((above for above in resumed.parents[:3] if (above / STATUS).is_file()), None)
     files = resumed.parent.glob("*.ckpt") if run is None or not folder.is_relative_to(run) else folder.rglob("*.ckpt")
     times = {path: _time_of(path) for path in files}
     exists, later = saver.file_exists, {path: time for path, time in times.items() if time > _time_of(resumed)}

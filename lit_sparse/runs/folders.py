@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_sparse.errors import CheckpointError, ConfigurationError
-from lit_sparse.ground.files import not_plain
+from lit_sparse.ground.files import STATUS, not_plain
 from lit_sparse.ground.stored import is_file
 
 __all__ = [
@@ -116,7 +116,7 @@ def claim_folder(parent: Path, command: str = "", *, first_process: bool) -> Pat
 def discard_if_unused(folder: Path) -> None:
     """Remove a run folder that holds only files from before the first step: the config and empty logs."""
     files = [path.name for path in folder.rglob("*") if not path.is_dir()]
-    early = ("config.yaml", "hparams.yaml", "status.json")
+    early = ("config.yaml", "hparams.yaml", STATUS)
     if folder.is_dir() and all(name in early or name.startswith("events.out.") for name in files):
         shutil.rmtree(folder)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.arguments import checked
-from lit_sparse.ground.files import PART, below, replaced
+from lit_sparse.ground.files import PART, STATUS, below, replaced
 from lit_sparse.ground.stored import open_plain, unique_keys
 from lit_sparse.runs.result_files import read_metrics
 
@@ -25,9 +25,8 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["STATUS", "RunStatus", "check_plain", "logged", "read_status", "take"]
+__all__ = ["RunStatus", "check_plain", "logged", "read_status", "take"]
 
-STATUS = "status.json"
 #: Bytes of the largest status that is read.
 LARGEST = 65536
 STATES = ("running", "interrupted", "finished")

@@ -33,3 +33,15 @@ def test_times_of_files_follow_the_order_of_writing_even_if_the_clock_was_set_ba
         with pytest.raises(KeyboardInterrupt):
             files.save_checkpoint({}, later)
         assert later.stat().st_mtime_ns > earlier.stat().st_mtime_ns
+
+
+def test_reading_an_older_checkpoint_does_not_set_the_time_back(tmp_path: Path) -> None:
+    older, newer, newest = (tmp_path / f"{name}.ckpt" for name in "abc")
+    files = WholeFiles()
+    files.save_checkpoint({}, older)
+    ahead = files._latest = time.time_ns() + 3600 * 10**9  # the clock is set back by an hour after this
+    files.save_checkpoint({}, newer)
+    with suppress(CheckpointError):  # it is empty
+        files.load_checkpoint(older)
+    files.save_checkpoint({}, newest)
+    assert newest.stat().st_mtime_ns > newer.stat().st_mtime_ns > ahead

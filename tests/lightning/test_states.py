@@ -13,8 +13,9 @@ from lit_sparse.lightning.choice import ModelCheckpoint
 from lit_sparse.lightning.states import _replace_later_files
 
 
+@pytest.mark.parametrize("source", ["checkpoints", "checkpoints/top", "top"])
 @pytest.mark.parametrize("place", ["checkpoints", "checkpoints/top", "top"])
-def test_a_continued_run_overwrites_its_later_checkpoints_in_all_its_folders(place: str, tmp_path: Path) -> None:
+def test_a_continued_run_overwrites_its_later_checkpoints_in_all_its_folders(place: str, source: str, tmp_path: Path) -> None:
     def write(name: str, time: int) -> Path:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -22,7 +23,7 @@ def test_a_continued_run_overwrites_its_later_checkpoints_in_all_its_folders(pla
         os.utime(path, ns=(time, time))
         return path
 
-    last = write("0/checkpoints/last.ckpt", 2)
+    last = write(f"0/{source}/last.ckpt", 2)
     write("0/status.json", 1)
     earlier, later, inner = write(f"0/{place}/a.ckpt", 1), write(f"0/{place}/b.ckpt", 3), write(f"0/{place}/in/c.ckpt", 3)
     other = write(f"1/{place}/b.ckpt", 3)

@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.ground.files import STATUS
 from lit_sparse.runs import status as status_file
-from lit_sparse.runs.status import LARGEST, STATUS, check_plain, logged, read_status, take
+from lit_sparse.runs.status import LARGEST, check_plain, logged, read_status, take
 
 TAKES = """
 import sys, time

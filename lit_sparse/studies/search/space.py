@@ -37,7 +37,7 @@ def distribution_of(key: str, values: Any) -> Any:
         ConfigurationError: unless the option is a text, and its values are a list that a storage keeps, or a range.
     """
     distributions, stored = import_optuna().distributions, False
-    with suppress(TypeError, ValueError):  # a date, or NaN
+    with suppress(TypeError, ValueError):  # a date; NaN, which equals nothing, has no error
         stored = isinstance(key, str) and json.loads(json.dumps(values)) == values
     if stored and isinstance(values, list) and values:
         alike = [value for value in values if repr(value) != repr(values[values.index(value)])]
