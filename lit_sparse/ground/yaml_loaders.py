@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import yaml
 
 __all__ = ["Loader", "SecondKeyError", "StoredLoader", "written_out"]
 
+#: Numbers that YAML 1.1 reads as text, such as ``1e-3``; command lines read them as numbers, too.
+EXPONENT = re.compile(r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)[eE][-+]?[0-9]+$")
 #: Largest number of characters of a number.
 MAX_DIGITS = 100
 
@@ -114,6 +117,7 @@ class StoredLoader(Loader):
         super().flatten_mapping(node)
 
 
+Loader.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT, [*"-+.0123456789"])
 Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_integer)
 for _tag in ("int", "float"):
     StoredLoader.add_constructor(f"tag:yaml.org,2002:{_tag}", StoredLoader.construct_number)
