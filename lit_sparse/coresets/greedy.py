@@ -29,7 +29,8 @@ class KCenter(CoresetSelector):
 
     The first example is drawn at random. Each further one is the farthest from the examples chosen so far; the largest
     distance is at most twice the optimum. Its weight is the number of examples that it is nearest to. Equal vectors are
-    chosen once, so the coreset may have fewer than k.
+    chosen once, so the coreset may have fewer than k. Distances are computed from inner products, so vectors closer than
+    0.0014 of their norm count as equal in float32. Subtract a large common offset, or pass float64 vectors.
 
     Args:
         refit: whether to recompute the weights at the end, as the optimal nonnegative ones for the chosen examples.

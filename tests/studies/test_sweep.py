@@ -39,7 +39,7 @@ from lit_sparse.runs.result_files import read_metrics  # noqa: E402
 from lit_sparse.studies.jobs.cell_run import RunOf  # noqa: E402
 from lit_sparse.studies.jobs.logged import check_logged, directions_of, summarized  # noqa: E402
 from lit_sparse.studies.jobs.processes import JobFailedError, call  # noqa: E402
-from lit_sparse.studies.search.space import distribution_of  # noqa: E402
+from lit_sparse.studies.search.space import distribution_of, matching  # noqa: E402
 from lit_sparse.studies.search.storage import _limited  # noqa: E402
 from lit_sparse.studies.search.sweep import Sweep  # noqa: E402
 
@@ -484,6 +484,12 @@ def test_mistakes_are_explained(
 
 def test_a_space_may_have_infinite_values_and_the_text_nan() -> None:
     assert distribution_of("k", [1.0, math.inf, "NaN"]).choices == (1.0, math.inf, "NaN")
+
+
+def test_whole_ends_may_have_a_step_that_is_not() -> None:
+    values = {"low": 1, "high": 6, "step": 2.5}
+    assert distribution_of("k", values).step == 2.5
+    assert matching(values, 3.5) == [3.5]
 
 
 @pytest.mark.parametrize("other", [1.0, True])

@@ -30,7 +30,7 @@ class Table(Rows):
 
     Attributes:
         features: (N, D) float32, or float64 before preprocessing.
-        target: (N,) float32.
+        target: (N,) float32, or float64 before preprocessing.
         groups: (N,) int64 groups, numbered from 0; None without groups.
     """
 
@@ -181,7 +181,7 @@ class RegressionDataModule(ResumableDataModule):
 
     def _target_of(self, target: Tensor) -> Tensor:
         """Return the targets (N,) float32, standardized if they are to be."""
-        return ((target.double() - self.target_mean) / self.target_std).float() if self.standardize_target else target
+        return ((target.double() - self.target_mean) / self.target_std if self.standardize_target else target).float()
 
     def _split(self, tables: dict[Split, Table]) -> dict[Split, Table]:
         """Hold out the missing splits, and limit the training rows to ``train_size``."""

@@ -182,7 +182,7 @@ class TableDataModule(RegressionDataModule):
             if not bool((y > 0).all()):
                 raise DataError("Expected positive targets with `log_target` but some are not. Leave out `log_target`.")
             y = y.log()
-        return Table(x[:, :-1] if self.drop_last and x.ndim == 2 else x, y.float())
+        return Table(x[:, :-1] if self.drop_last and x.ndim == 2 else x, y)
 
     def _grouped(self, tables: dict[Split, Table], values: dict[Split, np.ndarray | None]) -> dict[Split, Table]:
         """Return tables with the positions of their groups among all values."""

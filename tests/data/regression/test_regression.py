@@ -388,3 +388,13 @@ def test_targets_are_standardized_over_the_training_rows(tmp_path: Path) -> None
     np.savez(tmp_path / "a.npz", X=y[:, None], y=np.full(60, 3.0))
     with pytest.raises(DataError, match="different training targets with `standardize_target` but got 3 for all 48"):
         TableDataModule(str(tmp_path / "a.npz"), standardize_target=True).setup()
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_targets_are_rounded_after_they_are_standardized(tmp_path: Path, streaming: bool) -> None:
+    y = 10**9 + np.arange(60)
+    (tmp_path / "a.csv").write_text("\n".join(["x,y", *(f"{value},{value}" for value in y)]))
+    options: dict[str, Any] = {"features": "x", "target": "y", "standardize": True, "standardize_target": True}
+    data = made(TableDataModule(str(tmp_path / "a.csv"), streaming=streaming, **options))
+    batch = all_of(data, "train")
+    torch.testing.assert_close(batch["target"], batch["features"][:, 0])
