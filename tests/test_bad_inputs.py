@@ -231,6 +231,8 @@ CASES = {
     "attributes that are NaN": lambda: positional_disentanglement(torch.full((3, 2), math.nan), torch.eye(3).long()),
     "inputs that are NaN": lambda: topographic_similarity(torch.full((3, 2), math.nan), torch.eye(3).long()),
     "a null byte in a path to write": lambda: CORESET.save("a\0b"),
+    "an empty path to write": lambda: CORESET.save(""),
+    "the path of a folder to write": lambda: CORESET.save(".."),
     "a null byte in a path to read": lambda: FileVectors("a\0b"),
     "a null byte in a path of a state": lambda: Uniform()(X, 1, state=SelectionState("a\0b")),
     "a null byte in a path of houses": lambda: CaliforniaHousingDataModule(path="a\0b.csv").setup(),
