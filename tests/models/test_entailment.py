@@ -226,6 +226,7 @@ def test_pairs_of_text_are_classified(trained: tuple[EntailmentClassifier, Path]
     model.eval()
     assert set(found) <= set(model.labels)
     assert [model.classify([pair])[0] for pair in some] == found
+    assert model.classify(pair for pair in some) == found
     assert model.classify([]) == []
 
 
