@@ -101,8 +101,8 @@ class EntailmentClassifier(TextModule):
             ConfigurationError: if the labels differ from the data's.
         """
         data = getattr(self.trainer, "datamodule", None)
-        labels = tuple(getattr(data, "labels", self.labels))
-        if labels != self.labels:
+        labels = getattr(data, "labels", None)  # other data have the name of an array here
+        if isinstance(labels, list | tuple) and tuple(labels) != self.labels:
             raise ConfigurationError(
                 f"Expected data with the labels {', '.join(self.labels)} but got {', '.join(labels)}."
                 " Give the model and the data the same labels in the same order."
