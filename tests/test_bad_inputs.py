@@ -49,7 +49,15 @@ from lit_sparse.metrics import (
     tied_groups,
     topographic_similarity,
 )
-from lit_sparse.models import BayesianRegression, RobustClassifier, Seq2Seq, mean_metrics
+from lit_sparse.models import (
+    BayesianRegression,
+    EntailmentClassifier,
+    EntropicTransport,
+    RobustClassifier,
+    SemiSupervisedVAE,
+    Seq2Seq,
+    mean_metrics,
+)
 from lit_sparse.nn import (
     MLP,
     EntailmentNetwork,
@@ -76,6 +84,9 @@ from lit_sparse.transport import GaussianMixture, dual_value, log_plan_density
 X, CORESET = torch.randn(3, 5), Coreset(torch.tensor([0]), torch.ones(1), 0.0, size=2)
 WORDS = Vocabulary.from_tokens(["a", "b"])
 BODY, PAIRS = RecurrentBody(4, 1).bind(Sparsemax()), EntailmentNetwork(Sparsemax(), 4, 2)
+CLASSES = SemiSupervisedVAE(Sparsemax(), Marginalize(), in_features=4, style_features=4)
+CLASSIFIER = EntailmentClassifier(Sparsemax(), width=4, vector_size=4).build({"text": WORDS})
+WRITER = Seq2Seq(Sparsemax(), RecurrentBody(4, 1)).build({"source": WORDS, "target": WORDS})
 ID, ONE = torch.tensor([[1]]), torch.tensor([1])
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # newer versions of torch deprecate such tensors
@@ -227,10 +238,22 @@ CASES = {
     "quantized predictor": lambda: NormalLikelihood().log_prob(QUANTIZED, QUANTIZED),
     "numbers in a list": lambda: RunningMean().update([1.0]),
     "weights of the layer NaN": lambda: find_weights(Model(), [math.nan]),
+    "classes in a list": lambda: CLASSES.generate(torch.zeros(2, 4), [0, 1]),
+    "styles in a list": lambda: CLASSES.generate([[0.0] * 4] * 2, torch.tensor([0, 1])),
+    "weights of the source alone": lambda: EntropicTransport(dim=1).dual(X[:, :1], X[:, :1], torch.ones(3) / 3),
+    "lower case by a word": lambda: Vocabulary.build(["A b"], lowercase="False"),
+    "tokens in lower case by a word": lambda: Vocabulary.from_tokens(["a"], lowercase="no"),
+    "word vectors in a list": lambda: CLASSIFIER.use_vectors([[0.0] * 4] * 6),
+    "known words in a list": lambda: CLASSIFIER.use_vectors(torch.zeros(6, 4), [True] * 6),
+    "no pairs": lambda: CLASSIFIER.classify(None),
+    "pairs of numbers": lambda: CLASSIFIER.classify([1, 2]),
+    "no lines": lambda: WRITER.generate(None),
     "a class of posteriors": lambda: map_distance(GaussianPosterior, GaussianPosterior),
     "attributes that are NaN": lambda: positional_disentanglement(torch.full((3, 2), math.nan), torch.eye(3).long()),
     "inputs that are NaN": lambda: topographic_similarity(torch.full((3, 2), math.nan), torch.eye(3).long()),
     "a null byte in a path to write": lambda: CORESET.save("a\0b"),
+    "an empty path to write": lambda: CORESET.save(""),
+    "the path of a folder to write": lambda: CORESET.save(".."),
     "a null byte in a path to read": lambda: FileVectors("a\0b"),
     "a null byte in a path of a state": lambda: Uniform()(X, 1, state=SelectionState("a\0b")),
     "a null byte in a path of houses": lambda: CaliforniaHousingDataModule(path="a\0b.csv").setup(),

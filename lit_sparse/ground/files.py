@@ -135,6 +135,8 @@ def replaced(path: Path, mode: str) -> Iterator[IO[Any]]:
     """
     if "\0" in str(path):
         raise ConfigurationError(f"Expected the path of a file but got {str(path)!r}, with a null byte. Remove it.")
+    if path.name in ("", ".."):
+        raise ConfigurationError(f"Expected the path of a file but got the folder {str(path)!r}. Add the name of a file.")
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}{PART}")
     make_folder(path.parent)
     text = {} if "b" in mode else {"newline": "", "encoding": "utf-8"}

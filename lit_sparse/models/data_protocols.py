@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_sparse.errors import ConfigurationError, full_name
-from lit_sparse.ground.tensors import is_dense, shown
+from lit_sparse.ground.tensors import INTEGERS, check_tensor, is_dense, shown
 
 __all__ = [
     "Batch",
@@ -205,8 +205,7 @@ def check_labels(label: Tensor, classes: int) -> Tensor:
     Raises:
         ConfigurationError: for a wrong shape or dtype, or a label that is too large.
     """
-    if label.dim() != 1 or label.is_floating_point():
-        raise ConfigurationError(f"Expected integer labels (B,) but got {label.dtype} {tuple(label.shape)}.")
+    check_tensor(label, "integer labels (B,)", shape=(None,), dtypes=(*INTEGERS, torch.bool))
     if label.device.type == "cpu" and len(label) and int(label.max()) >= classes:
         raise ConfigurationError(
             f"Expected labels below classes={classes} but got {int(label.max())}. Set `classes` to their number."

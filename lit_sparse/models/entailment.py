@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -11,7 +11,7 @@ from torch.nn import functional as nnf
 from torchmetrics import Metric
 from typing_extensions import override
 
-from lit_sparse.checks import FEATURES, ranges
+from lit_sparse.checks import FEATURES, FLOATS, check_tensor, ranges
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.lightning.choice import rank_zero_info
 from lit_sparse.mappings import SparseMapping
@@ -101,8 +101,8 @@ class EntailmentClassifier(TextModule):
             ConfigurationError: if the labels differ from the data's.
         """
         data = getattr(self.trainer, "datamodule", None)
-        labels = tuple(getattr(data, "labels", self.labels))
-        if labels != self.labels:
+        labels = getattr(data, "labels", None)  # other data have the name of an array here
+        if isinstance(labels, list | tuple) and tuple(labels) != self.labels:
             raise ConfigurationError(
                 f"Expected data with the labels {', '.join(self.labels)} but got {', '.join(labels)}."
                 " Give the model and the data the same labels in the same order."
@@ -126,12 +126,14 @@ class EntailmentClassifier(TextModule):
             ConfigurationError: if the width E is not ``vector_size``, or the vocabulary is not set yet.
         """
         self._check_built()
+        check_tensor(vectors, "word vectors (V, E) in a floating tensor", shape=(None, None), dtypes=FLOATS)
         if vectors.shape[-1] != self.vector_size:
             raise ConfigurationError(
                 f"Expected word vectors of width vector_size={self.vector_size} but got {vectors.shape[-1]} in the data."
                 f" Set the model's `vector_size` to {vectors.shape[-1]}, or use vectors of width {self.vector_size}."
             )
         known = torch.ones(len(vectors), dtype=torch.bool) if known is None else known
+        check_tensor(known, "a mask (V,) of the known words", shape=(len(vectors),), dtypes=(torch.bool,))
         random = RANDOM * (2 * seeded_uniform(0, torch.arange(len(vectors)), (self.vector_size,)) - 1)
         self.words.fix(torch.where(known.unsqueeze(-1), vectors, random))
         rank_zero_info(f"{int(known.sum())} of {len(known)} words have a vector")
@@ -217,15 +219,15 @@ class EntailmentClassifier(TextModule):
             ConfigurationError: for a batch size below 1, or for other objects than pairs of text.
         """
         self._check_built()
-        if any(isinstance(pair, str) or len(pair) != 2 for pair in pairs):
+        pairs = [*pairs] if isinstance(pairs, Iterable) else [""]
+        if any(isinstance(pair, str) or not isinstance(pair, Collection) or len(pair) != 2 for pair in pairs):
             raise ConfigurationError(
                 "Expected argument `pairs` to be a list of pairs of texts but got something else. Write [(premise,"
                 " hypothesis), ...]."
             )
-        for i, name in enumerate(("premises", "hypotheses")):
-            check_lines(name, [pair[i] for pair in pairs])
         text = self.vocabularies["text"]
-        sides = [text.encode([pair[i] for pair in pairs]) for i in (0, 1)]
+        names = ("premises", "hypotheses")
+        sides = [text.encode(check_lines(name, [pair[i] for pair in pairs])) for i, name in enumerate(names)]
 
         def best(_: list[int], *inputs: Tensor) -> list[str]:
             return [self.labels[label] for label in self(*inputs)[0].argmax(-1).tolist()]

@@ -262,14 +262,14 @@ class Seq2Seq(GeneratingModule):
             ConfigurationError: for a batch size below 1, or for another object than a list of text.
         """
         self._check_built()
-        check_lines("lines", lines)
+        lines = check_lines("lines", lines)
 
         def best(rows: list[int], source: Tensor, lengths: Tensor) -> list[str]:
             found = self.search(self._memory(source, lengths), lengths)
             return [self.text_of(some[0], lines[row]) for row, some in zip(rows, found, strict=True)]
 
         source = self.vocabularies["source"]
-        return self.in_batches(best, [source.encode(list(lines))], source.pad, batch_size)
+        return self.in_batches(best, [source.encode(lines)], source.pad, batch_size)
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
         """Return the predictions for a batch as a dict: ``index`` (B,), the B best outputs ``lines``, and ``candidates``.

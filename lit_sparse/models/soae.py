@@ -17,7 +17,7 @@ from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.lightning.choice import OptimizerCallable, rank_zero_info
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, mean_metrics
-from lit_sparse.models.data_protocols import check_features, check_labels, require_rows
+from lit_sparse.models.data_protocols import check_features, check_keys, check_labels, require_rows
 from lit_sparse.nn import InitialBases, SampleBases, sparse_decode, sparse_encode
 from lit_sparse.nn.inputs import check_input
 
@@ -177,7 +177,7 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
         """Set the initial bases from the training data, unless they were set or loaded before.
 
         Raises:
-            ConfigurationError: if the bases need a data module but there is none.
+            ConfigurationError: if the bases need a data module but there is none, or one without images.
         """
         if self._started:
             return
@@ -186,7 +186,9 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
         size = data.size("train")
         number = min(size, self.initial_bases.examples(self.width))
         order = torch.randperm(size)[:number].sort().values
-        self.start_from(data.fetch("train", 0, order)["pixels"][torch.randperm(number)])
+        batch = data.fetch("train", 0, order)
+        check_keys(batch, ["pixels"], "Use a data module of images.")
+        self.start_from(batch["pixels"][torch.randperm(number)])
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Store the epoch of the weights, because the epoch in Lightning's checkpoint is the next one after training."""

@@ -12,7 +12,7 @@ from torch.nn import functional as nnf
 from torchmetrics import Metric
 from typing_extensions import override
 
-from lit_sparse.checks import FEATURES, INPUTS, MOST_FEATURES, SEED, WIDTHS, Count, Number, ranges
+from lit_sparse.checks import FEATURES, INPUTS, MOST_FEATURES, SEED, WIDTHS, Count, Number, check_tensor, ranges
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.estimators import Estimator, LatentBatch
 from lit_sparse.ground.distributed import world_size
@@ -133,10 +133,10 @@ class SemiSupervisedVAE(LitSparseModule):
         check_labels(classes, self.classes)
         if classes.device.type == "cpu" and bool((classes < 0).any()):
             raise ConfigurationError(f"Expected classes of at least 0 but got {int(classes.min())}.")
-        if styles.shape != (len(classes), self.style_features):
-            raise ConfigurationError(f"Expected styles {(len(classes), self.style_features)} but got {tuple(styles.shape)}.")
+        shape = (len(classes), self.style_features)
+        check_tensor(styles, f"styles {shape}", shape=shape)
         dtype = next(self.generator.parameters()).dtype
-        one_hot = nnf.one_hot(classes, self.classes).to(dtype)
+        one_hot = nnf.one_hot(classes.long(), self.classes).to(dtype)
         logits: Tensor = self.generator(torch.cat([styles.to(dtype), one_hot], -1))
         return torch.sigmoid(logits)
 

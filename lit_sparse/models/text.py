@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -173,19 +173,23 @@ class TextModule(LitSparseModule):
                 vocabulary.save(Path(folder) / "vocabularies" / f"{name}.json")
 
 
-def check_lines(name: str, lines: Sequence[str]) -> None:
-    """Check that an argument is a list of texts.
+def check_lines(name: str, lines: Iterable[str]) -> list[str]:
+    """Return the lines of text as a list after checking that they are texts.
 
     Raises:
         ConfigurationError: if it is another object.
     """
     if isinstance(lines, str):
         raise ConfigurationError(f"Expected argument `{name}` to be a list of texts but got one text. Write [{lines[:20]!r}].")
-    for number, line in enumerate(lines):
+    if not isinstance(lines, Iterable):
+        raise ConfigurationError(f"Expected argument `{name}` to be a list of texts but got {full_name(lines)}.")
+    found = [*lines]
+    for number, line in enumerate(found):
         if not isinstance(line, str) or any("\ud800" <= character <= "\udfff" for character in line):
             raise ConfigurationError(
                 f"Expected argument `{name}` to be a list of texts but got {line!r} at position {number}. Convert it."
             )
+    return found
 
 
 def count_groups(mapping: SparseMapping, weights: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_sparse.checks import FEATURES, POSITIVE, Number, check_result, ranges
+from lit_sparse.checks import FEATURES, POSITIVE, Number, check_result, ranges, shown
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.ground.distributed import gather_unequal
 from lit_sparse.lightning.choice import AGREED, LRSchedulerCallable, OptimizerCallable
@@ -172,7 +172,7 @@ class EntropicTransport(LitSparseModule):
             target: (m, d) points.
             weights: weights (n,) and (m,) of the points, each summing to 1; None for equal weights.
         """
-        a, b = weights or (None, None)
+        a, b = _two(weights)
         source, target = self._given(source), self._given(target)
         given = (self._source(source), self._target(target), source, target)
         return dual_value(*given, eps=self.eps, rho=self.rho, objective=self.form, source_weights=a, target_weights=b)
@@ -183,7 +183,7 @@ class EntropicTransport(LitSparseModule):
 
         For the arguments, see :meth:`dual`; for the formula, see :func:`lit_sparse.transport.dual.semi_dual_value`.
         """
-        a, b = weights or (None, None)
+        a, b = _two(weights)
         source, target = self._given(source), self._given(target)
         return semi_dual_value(self._source(source), source, target, eps=self.eps, source_weights=a, target_weights=b)
 
@@ -353,3 +353,11 @@ class _KernelSGD(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         return None if closure is None else closure()
+
+
+def _two(weights: Any) -> tuple[Tensor | None, Tensor | None]:
+    """Return the weights of the source and of the target points, after a check that they are two."""
+    a, *b = weights if isinstance(weights, tuple | list) else [weights]
+    if weights is not None and len(b) != 1:
+        raise ConfigurationError(f"Expected `weights` to be two tensors, (n,) and (m,), but got {shown(weights)}.")
+    return a, b[0] if b else None

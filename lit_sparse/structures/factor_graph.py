@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,10 +44,11 @@ class Factor:
     def __post_init__(self) -> None:
         as_structure(self.structure, "Xor(), in a factor")
         variables = self.variables
-        if variables is not None and variables != "neighbours":
+        neighbours = isinstance(variables, str) and variables == "neighbours"  # an array compares its entries
+        if variables is not None and not neighbours:
             object.__setattr__(self, "variables", _as_groups(variables))
         object.__setattr__(self, "negated", _as_tuple(self.negated, "negated"))
-        self.check(2 if variables == "neighbours" else None if variables is None else len(self.groups(0)[0]))
+        self.check(2 if neighbours else None if variables is None else len(self.groups(0)[0]))
 
     def check(self, size: int | None) -> None:
         """Raise an error unless this factor can have groups of ``size`` variables, which is None if it is not known.
@@ -93,7 +95,8 @@ def _as_tuple(values: Any, name: str) -> tuple[int, ...]:
             f"Expected argument `{name}` of a factor to be whole numbers, or 'neighbours', but got {values!r}."
             f"{did_you_mean(values, ['neighbours'])}"
         )
-    items = tuple(values) if isinstance(values, list | tuple) else (values,)
+    given = values if isinstance(values, list | tuple) else (values,)
+    items = tuple([int(item) if isinstance(item, np.integer) else item for item in given])
     if not all(type(item) is int for item in items) or len(set(items)) < len(items):
         raise ConfigurationError(f"Expected argument `{name}` of a factor to hold different whole numbers but got {values!r}.")
     return items

@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from lit_sparse.checks import check_flag
+
 __all__ = ["KINDS", "Kind", "join_words", "kind_of", "make_tokenizer", "with_breaks"]
 
 KINDS = ("words", "spaces", "moses", "bpe")
@@ -41,7 +43,7 @@ def kind_of(tokenizer: Tokenizer) -> Kind:
 def make_tokenizer(model: Any, kind: Kind, lowercase: bool) -> Tokenizer:
     """Return a tokenizer of the ``tokenizers`` package that adds a kind's normalization and splitting to a model."""
     tokenizer = Tokenizer(model)
-    steps = [normalizers.NFC(), *([normalizers.Lowercase()] if lowercase else [])]
+    steps = [normalizers.NFC(), *([normalizers.Lowercase()] if check_flag("lowercase", lowercase) else [])]
     tokenizer.normalizer = normalizers.Sequence(steps)
     if kind == "bpe":
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation()])

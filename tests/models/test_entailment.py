@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from lit_sparse.callbacks import AttentionPlot, CountLogger, TextPredictionWriter
 from lit_sparse.cli import main
-from lit_sparse.data import EntailmentDataModule
+from lit_sparse.data import DigitsDataModule, EntailmentDataModule, ReferentialGameDataModule
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import Fusedmax, LearnableEntmax, Oscarmax, Softmax, SparseMapping, Sparsemax
 from lit_sparse.models import EntailmentClassifier
@@ -226,6 +226,7 @@ def test_pairs_of_text_are_classified(trained: tuple[EntailmentClassifier, Path]
     model.eval()
     assert set(found) <= set(model.labels)
     assert [model.classify([pair])[0] for pair in some] == found
+    assert model.classify(pair for pair in some) == found
     assert model.classify([]) == []
 
 
@@ -301,6 +302,8 @@ def test_data_of_another_kind_are_refused(folder: Path, tmp_path: Path) -> None:
     other = small(labels=("contradiction", "entailment", "neutral"))
     with pytest.raises(ConfigurationError, match=r"labels contradiction, entailment, neutral but got entailment, n"):
         trainer(tmp_path, max_epochs=1).fit(other, data(folder))
+    with pytest.raises(ConfigurationError, match="Expected vocabularies for EntailmentClassifier"):  # its labels are None
+        trainer(tmp_path, max_epochs=1).fit(small(), ReferentialGameDataModule(DigitsDataModule(binarize=False), candidates=2))
 
 
 def run(*arguments: str) -> int:

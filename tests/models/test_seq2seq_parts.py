@@ -65,4 +65,5 @@ def test_vocabularies_of_another_model_leave_it_as_it_was() -> None:
     model = small()
     with pytest.raises(ConfigurationError, match="Expected the vocabularies source and target for Seq2Seq but got text"):
         model.build({"text": Vocabulary.build(["a"])})
-    assert model.build({"source": Vocabulary.build(["a"]), "target": Vocabulary.build(["b"])}).generate(["a"])
+    model.build({"source": Vocabulary.build(["a"]), "target": Vocabulary.build(["b"])})
+    assert model.generate(["a"]) == model.generate({"a": 1}) == model.generate(line for line in ["a"]) != []

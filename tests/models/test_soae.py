@@ -13,7 +13,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 
-from lit_sparse.data import DigitsDataModule
+from lit_sparse.data import DigitsDataModule, SyntheticRegressionDataModule
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.mappings import Entmax, HardThreshold, HoyerProjection, Sparsemax
 from lit_sparse.metrics import hoyer_sparseness
@@ -325,6 +325,12 @@ def test_what_is_no_transfer_function_and_labels_beyond_the_classes() -> None:
     model = SupervisedOnlineAutoencoder(HoyerProjection(0.5), in_features=64, width=20, classes=8)
     with pytest.raises(ConfigurationError, match=r"labels below classes=8 but got 9"):
         trainer(max_epochs=1).fit(model, digits())
+
+
+def test_data_without_images_are_refused() -> None:
+    model = SupervisedOnlineAutoencoder(HoyerProjection(0.5), in_features=2, width=4)
+    with pytest.raises(ConfigurationError, match=r"batches with pixels but got features, .*Use a data module of images"):
+        trainer(max_epochs=1).fit(model, SyntheticRegressionDataModule("normal", size=50))
 
 
 def test_bases_of_samples_leave_out_the_blank() -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -280,11 +281,16 @@ def test_a_simplex_is_sparsemax() -> None:
     torch.testing.assert_close(LPSparseMAP(FactorGraph(None, [Factor(Xor())]))(x), Sparsemax()(x))
 
 
+def test_integers_of_numpy_are_variables() -> None:
+    assert Factor(Or(), [*np.arange(2)], [np.int64(1)]) == Factor(Or(), [0, 1], [1])
+
+
 @pytest.mark.parametrize(
     ("call", "text"),
     [
         (lambda: Factor(Xor), r"Expected a structure.*Did you mean Xor\(...\)"),
         (lambda: Factor(Xor(), [0, 0]), "different whole numbers"),
+        (lambda: Factor(Xor(), np.arange(2)), "different whole numbers"),
         (lambda: Factor(Xor(), [[0, 1], [2]]), "lists of equal length"),
         (lambda: Factor(Xor(), [-1, 0]), "variables, numbered from 0"),
         (lambda: Factor(Xor(), []), "variables, numbered from 0"),
