@@ -237,7 +237,8 @@ class ActivationDataModule(ResumableDataModule):
                     f"Expected token ids below {known}, the vocabulary of {self.model!r}, but its tokenizer made"
                     f" {int(ids.max())}. Use the model's own tokenizer."
                 )
-            found = activations(model, self.layer, inputs.to(model.device)).cpu()[kept]
+            with guarded(f"The model {self.model!r} fails on the texts"):
+                found = activations(model, self.layer, inputs.to(model.device)).cpu()[kept]
             if not bool(found.isfinite().all()):
                 raise DataError(
                     f"Expected finite activations of {self.layer!r} but got NaN or infinity in one of {BATCH} {split} texts,"

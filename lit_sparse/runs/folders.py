@@ -36,7 +36,7 @@ CHECKPOINTS = "checkpoints"
 #: Environment variable with the folder that the first process claimed, for the processes of the other ranks.
 FOLDER_VARIABLE = "LIT_SPARSE_RUN_FOLDER"
 #: Number in the name of a folder or file, in one spelling.
-NUMBER = re.compile(r"0|[1-9][0-9]*")
+NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 
 
 def experiment_name(config: str | None, model: str) -> str:

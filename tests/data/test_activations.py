@@ -182,6 +182,13 @@ def test_no_link_leads_out_of_the_folder(name: str, make: Make, tmp_path: Path) 
         setup(make())
 
 
+def test_a_config_with_which_the_model_fails_is_refused(make: Make, tmp_path: Path) -> None:
+    path = Path(folder := make_encoder(tmp_path / "broken", WORDS), "config.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "chunk_size_feed_forward": 7}))
+    with pytest.raises(DataError, match="fails on the texts: The dimension to be chunked"):
+        setup(make(folder))
+
+
 def test_activations_that_are_not_finite_are_refused(make: Make, tmp_path: Path) -> None:
     setup(make())
     path = tmp_path / "shards" / "train" / "000000.npy"

@@ -80,7 +80,7 @@ def test_a_file_in_place_of_a_folder_is_told(name: str, tmp_path: Path) -> None:
 
 
 def test_numbered_folders_have_names_of_decimal_digits(tmp_path: Path) -> None:
-    for name in ("10", "9", "²", "x", "1.0", "00", "010", "\u0663", "1_0"):
+    for name in ("10", "9", "²", "x", "1.0", "00", "010", "\u0663", "1_0", "9" * 243):
         (tmp_path / name).mkdir()
     (tmp_path / "11").symlink_to(tmp_path / "x")  # the newest run would be elsewhere
     assert [path.name for path in numbered(tmp_path)] == ["9", "10"]

@@ -104,6 +104,16 @@ def test_what_is_trained_first_gives_its_checkpoint(write_study: Callable[..., P
     assert config["model"]["init_args"]["initial_weights"] == str(study.of("warm", 0).checkpoint())
 
 
+def test_no_study_is_behind_a_link(write_study: Callable[..., Path], runner: Make, tmp_path: Path) -> None:
+    study = runner(write_study())
+    study.output.mkdir()
+    (tmp_path / "other").mkdir()
+    study.folder.symlink_to(tmp_path / "other")
+    with pytest.raises(ConfigurationError, match=r"to be a folder but it is a link\. Remove it"):
+        study.run()
+    assert not [*(tmp_path / "other").iterdir()]
+
+
 @pytest.mark.gate
 @pytest.mark.usefixtures("in_this_process")
 def test_other_settings_are_refused(write_study: Callable[..., Path], runner: Make) -> None:

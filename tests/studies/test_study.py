@@ -123,6 +123,16 @@ def test_a_schedule_has_its_published_values(grids: Path, write_study: Callable[
         assert study.scheduled(schedule).published_value("slow/lr=0.1", "nelbo") == value
 
 
+@pytest.mark.parametrize(("value", "x"), [("inf", "1"), ("1", "inf"), ("nan", "1")])
+def test_infinite_values_are_drawn_on_logarithmic_axes(
+    value: str, x: str, write_study: Callable[..., Path], runner: Callable[..., Runner]
+) -> None:
+    panel = {"value": "test/nelbo", "x": "test/examples", "log": "both"}
+    study = runner(write_study(figures=[{"alt": "Values.", "panels": [panel]}])).study
+    rows = [{"cell": "slow", "seed": "0", "test/nelbo": value, "test/examples": x}]
+    assert svg_of(study, study.figures[0], rows, [])
+
+
 def test_the_best_points_are_shown(grids: Path, runner: Callable[..., Runner]) -> None:
     study = runner(grids, schedule="full").study
     values = {"slow/lr=0.1": 4, "slow/lr=0.2": 3, "long/max_epochs=7,lr=0.1": 1, "long/max_epochs=8,lr=0.2": 2}

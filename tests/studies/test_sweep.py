@@ -59,6 +59,14 @@ def sweep_of(folder: Path) -> Sweep:
     return Sweep([CONFIG], {RATE: [0.001, 0.01], K: [2]}, ["val/nelbo"], ["minimize"], folder)
 
 
+def test_no_sweep_is_behind_a_link(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "sweep").symlink_to(tmp_path / "other")
+    with pytest.raises(ConfigurationError, match=r"sweep' to be a folder but it is a link\. Remove it"):
+        _ = sweep_of(tmp_path / "sweep").study
+    assert not [*(tmp_path / "other").iterdir()]
+
+
 @pytest.mark.gate
 def test_a_grid_is_searched_once_and_the_best_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["sweep", "-c", CONFIG, "-s", space(tmp_path), "--metric", "val/nelbo", "--sampler", "grid"]

@@ -54,8 +54,7 @@ class Runner(Workspace):
         pending = [run for run in runs if not run.finished]
         if changed := self.changed(asked):
             return changed
-        if self.folder.is_dir():
-            check_plain(self.folder)
+        check_plain(self.folder, self.output)
         levels = [pending]  # before it, the runs whose checkpoints others need
         while above := {run.place: run for below in levels[0] for run in below.sources()}:
             levels.insert(0, [*above.values()])

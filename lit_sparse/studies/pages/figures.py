@@ -115,9 +115,9 @@ def canvas_of(
     canvas, axes = new_figure(*shape, width, (3.4 if shape[1] == 1 else 2.6) * shape[0], constrained=True)
     drawn: dict[str, Any] = {}
     for axis, ((place, part), (panel, each)) in zip(axes, product(enumerate(parts), found), strict=True):
+        _describe(axis, panel, head(str(figure.by), part) if part else "")  # first: no limits fit infinite points alone
         for title, points in each[place].items():
             drawn[title] = _plot(axis, points, panel, looks.setdefault(title, len(looks)))
-        _describe(axis, panel, head(str(figure.by), part) if part else "")
     if legend and len(drawn) > 1:
         columns = max(1, int(width / (0.7 + 0.07 * max(map(len, drawn)))))
         canvas.set_figheight(canvas.get_figheight() + 0.25 * math.ceil(len(drawn) / columns))

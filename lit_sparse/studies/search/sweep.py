@@ -120,8 +120,8 @@ class Sweep:
             "pruner": pruner_of(self.prune),
             "study_name": self.folder.name if self.base.program else experiment_name(self.configs[0], ""),
         }
+        check_plain(self.folder, self.folder.parent)
         make_folder(self.folder)
-        check_plain(self.folder)
         try:
             try:
                 found = self._open(options)
