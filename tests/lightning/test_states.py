@@ -37,6 +37,26 @@ def test_a_continued_run_overwrites_its_later_checkpoints_in_all_its_folders(pla
     assert found == {earlier: True, later: False, inner: False, other: True}
 
 
+def test_a_continued_run_replaces_a_later_link_to_a_checkpoint_that_it_has_written_again(tmp_path: Path) -> None:
+    last, target, link = (tmp_path / "checkpoints" / name for name in ("last.ckpt", "k/0.ckpt", "last-v1.ckpt"))
+    target.parent.mkdir(parents=True)
+    (tmp_path / "status.json").touch()
+    for time, path in enumerate((last, target)):
+        path.touch()
+        os.utime(path, ns=(time, time))
+    link.symlink_to("k/0.ckpt")
+    os.utime(link, ns=(1, 1), follow_symlinks=False)  # a clock may have been set back
+    trainer: Any = SimpleNamespace(ckpt_path=last, strategy=SimpleNamespace(broadcast=lambda value: value))
+    saver: Any = ModelCheckpoint(dirpath=last.parent)
+    saver.file_exists = lambda path, trainer: Path(path).exists()
+    _replace_later_files(saver, trainer)
+    target.touch()
+    assert not saver.file_exists(str(link), trainer)
+    link.unlink()
+    link.symlink_to("k/0.ckpt")
+    assert saver.file_exists(str(link), trainer)  # it is this process's own now
+
+
 def test_a_continued_run_without_a_folder_of_its_own_overwrites_later_checkpoints_beside_its_own_alone(tmp_path: Path) -> None:
     last, beside, other = (tmp_path / name for name in ("last.ckpt", "b.ckpt", "logs/b.ckpt"))
     other.parent.mkdir()
