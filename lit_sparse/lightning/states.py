@@ -350,4 +350,4 @@ def _replace_later_files(saver: Any, trainer: pl.Trainer) -> None:
 
 
 def _time_of(path: Path, *, follow: bool = True) -> int:
-    return path.stat(follow_symlinks=follow).st_mtime_ns if path.is_file() else 0
+    return path.stat(follow_symlinks=follow).st_mtime_ns if path.exists() else 0  # a sharded checkpoint is a folder
