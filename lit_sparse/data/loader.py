@@ -193,8 +193,10 @@ class EpochLoader:
                 if isinstance(batch, LitSparseError):
                     raise batch
                 yield batch
-        except RuntimeError as error:
-            if not str(error).startswith("DataLoader worker (pid"):
+        except (ConnectionError, EOFError, RuntimeError) as error:
+            text = str(error)
+            ended = text.startswith("DataLoader worker (pid")  # unless torch still counts a killed worker as alive
+            if not ended and (isinstance(error, RuntimeError) or "in DataLoader worker process" in text):
                 raise
             raise LitSparseError(
                 "Expected the workers to fetch all batches but the system ended one, perhaps because memory is short. Free"

@@ -339,15 +339,15 @@ def _replace_later_files(saver: Any, trainer: pl.Trainer) -> None:
     resumed, folder = Path(str(trainer.ckpt_path)).resolve(), Path(str(saver.dirpath)).resolve()
     run = next((above for above in resumed.parents[:3] if (above / STATUS).is_file()), None)
     files = resumed.parent.glob("*.ckpt") if run is None or not folder.is_relative_to(run) else folder.rglob("*.ckpt")
-    times = {path: _time_of(path) for path in files}
-    exists, later = saver.file_exists, {path: time for path, time in times.items() if time > _time_of(resumed)}
+    later = {path: _time_of(path, follow=False) for path in files if _time_of(path) > _time_of(resumed)}
+    exists = saver.file_exists
 
     def exists_before(path: Any, trainer: pl.Trainer) -> bool:
-        found = Path(path).resolve()
-        return exists(path, trainer) and not trainer.strategy.broadcast(later.get(found) == _time_of(found))
+        found = Path(path).parent.resolve() / Path(path).name  # a link such as `save_last: link` makes is itself the file
+        return exists(path, trainer) and not trainer.strategy.broadcast(later.get(found) == _time_of(found, follow=False))
 
     saver.file_exists = exists_before
 
 
-def _time_of(path: Path) -> int:
-    return path.stat().st_mtime_ns if path.is_file() else 0
+def _time_of(path: Path, *, follow: bool = True) -> int:
+    return path.stat(follow_symlinks=follow).st_mtime_ns if path.exists() else 0  # a sharded checkpoint is a folder

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -94,6 +95,24 @@ def test_a_killed_worker_is_named_where_its_batch_is_awaited(monkeypatch: pytest
     with pytest.raises(LitSparseError, match=r"the system ended one[^`]*`num_workers`"):
         list(EpochLoader(lambda _: torch.arange(8).split(4), fetch, num_workers=1))
     assert signal.signal(signal.SIGCHLD, before) == signal.SIG_DFL
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError(104, "Connection reset by peer"), EOFError()])
+def test_a_worker_that_is_killed_while_its_batch_is_received_is_named(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch may still count it as alive then."""
+    monkeypatch.setattr("lit_sparse.data.loader._begun", lambda _: iter(Mock(side_effect=error), None))
+    with pytest.raises(LitSparseError, match=r"the system ended one[^`]*`num_workers`"):
+        list(EpochLoader(lambda _: torch.arange(8).split(4), lambda *_: {}, num_workers=1))
+
+
+def test_a_connection_that_fails_in_a_worker_is_no_end_of_a_worker() -> None:
+    def fetch(*_: Any) -> Any:
+        raise ConnectionResetError("of a server")
+
+    with pytest.raises(ConnectionResetError, match=r"^Caught ConnectionResetError in DataLoader worker"):
+        list(EpochLoader(lambda _: torch.arange(8).split(4), fetch, num_workers=1))
 
 
 def test_a_wrapper_of_fetch_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
