@@ -37,8 +37,6 @@ __all__ = [
 
 #: Errors of the operating system after which nothing more can be written.
 DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
-#: Errors of the system where a file has the place of a folder.
-NO_FOLDER = (errno.ENOTDIR, errno.EEXIST)
 Caught = TypeVar("Caught", bound=BaseException)
 #: Exit status after Ctrl-C.
 INTERRUPTED = 130
@@ -134,13 +132,9 @@ def printable(text: str) -> str:
 
 
 def refusal_of_system(error: BaseException) -> str | None:
-    """Return the message for a full or read-only disk, a file in a folder's place or no permission; None for another error."""
+    """Return the message for a full or read-only disk or a lack of permissions, or None for another error."""
     denied = isinstance(error, PermissionError)
-    if (
-        not isinstance(error, OSError)
-        or not (denied or error.errno in (*DISK_IS_FULL, *NO_FOLDER))
-        or (denied and error.filename is None)
-    ):
+    if not isinstance(error, OSError) or not (denied or error.errno in DISK_IS_FULL) or (denied and error.filename is None):
         return None
     place = "the disk" if error.filename is None else repr(os.fsdecode(error.filename))
     advice = "Check its permissions" if denied else "Choose another place, or free space"

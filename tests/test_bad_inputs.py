@@ -247,6 +247,7 @@ CASES = {
     "known words in a list": lambda: CLASSIFIER.use_vectors(torch.zeros(6, 4), [True] * 6),
     "no pairs": lambda: CLASSIFIER.classify(None),
     "pairs of numbers": lambda: CLASSIFIER.classify([1, 2]),
+    "pairs by name": lambda: CLASSIFIER.classify([{"premise": "a", "hypothesis": "b"}]),
     "no lines": lambda: WRITER.generate(None),
     "a class of posteriors": lambda: map_distance(GaussianPosterior, GaussianPosterior),
     "attributes that are NaN": lambda: positional_disentanglement(torch.full((3, 2), math.nan), torch.eye(3).long()),

@@ -212,12 +212,15 @@ class LitSparseCLI(CommandLine):
         return refusal(error, self.trainer.callback_metrics)
 
     def _is_ours(self, error: OSError) -> bool:
-        """Return whether the disk is full, or a file of the run folder cannot be written, as when a folder has its name."""
+        """Return whether the disk is full, or a file of the run folder, or a logger's folder, cannot be written."""
         if error.errno not in (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.EACCES, errno.EROFS):
             return error.errno in DISK_IS_FULL
-        names = [name for name in (error.filename, error.filename2) if isinstance(name, str | Path)]
+        names = [Path(name).resolve() for name in (error.filename, error.filename2) if isinstance(name, str | Path)]
         folder = None if self.run_folder is None else self.run_folder.resolve()
-        return any(folder in Path(name).resolve().parents for name in names)
+        logs = [Path(logger.save_dir).resolve() for logger in self.trainer.loggers if logger.save_dir]
+        files = [path for name in names for path in (name, *name.parents) if path.is_file()]  # in the place of a folder
+        in_logs = any(log.is_relative_to(path) or path.is_relative_to(log) for path in files for log in logs)
+        return in_logs or any(folder in name.parents for name in names)
 
     def _next(self, command: str, *names: str) -> str:
         if self.run_folder is None:

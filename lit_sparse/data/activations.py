@@ -21,7 +21,7 @@ from lit_sparse.data.loader import Batch
 from lit_sparse.data.readers.arrays import read_npy
 from lit_sparse.data.readers.splits import read_split
 from lit_sparse.data.splits import Split, splits_of
-from lit_sparse.errors import CheckpointError, ConfigurationError, DataError
+from lit_sparse.errors import CheckpointError, ConfigurationError, DataError, LitSparseError
 from lit_sparse.ground.files import replaced
 from lit_sparse.ground.stored import open_plain, read_json
 from lit_sparse.hf.saved_files import SavedFiles, place_of, unreadable
@@ -237,8 +237,15 @@ class ActivationDataModule(ResumableDataModule):
                     f"Expected token ids below {known}, the vocabulary of {self.model!r}, but its tokenizer made"
                     f" {int(ids.max())}. Use the model's own tokenizer."
                 )
-            with guarded(f"The model {self.model!r} fails on the texts"):
+            try:
                 found = activations(model, self.layer, inputs.to(model.device)).cpu()[kept]
+            except (IndexError, RuntimeError, ValueError) as error:
+                if isinstance(error, torch.OutOfMemoryError | LitSparseError):
+                    raise
+                raise DataError(
+                    f"The model {self.model!r} fails on the texts: {str(error)[:300]} ({type(error).__name__}). Check its"
+                    " config.json."
+                ) from error
             if not bool(found.isfinite().all()):
                 raise DataError(
                     f"Expected finite activations of {self.layer!r} but got NaN or infinity in one of {BATCH} {split} texts,"

@@ -188,12 +188,13 @@ class EpochLoader:
     def _by_workers(self, wanted: list[tuple[int, Array]]) -> Iterator[Batch]:
         (keys, loader), self._workers = self._workers or self._started(), None
         keys[:] = wanted
+        batches = _begun(loader)
         try:
-            for batch in _begun(loader):
+            for batch in batches:
                 if isinstance(batch, LitSparseError):
                     raise batch
                 yield batch
-        except (ConnectionError, EOFError, RuntimeError) as error:
+        except (ConnectionResetError, EOFError, RuntimeError) as error:
             text = str(error)
             ended = text.startswith("DataLoader worker (pid")  # unless torch still counts a killed worker as alive
             if not ended and (isinstance(error, RuntimeError) or "in DataLoader worker process" in text):

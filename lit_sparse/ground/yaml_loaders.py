@@ -117,6 +117,7 @@ class StoredLoader(Loader):
         super().flatten_mapping(node)
 
 
+StoredLoader.yaml_implicit_resolvers = yaml.SafeLoader.yaml_implicit_resolvers  # PyYAML writes such text unquoted
 Loader.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT, [*"-+.0123456789"])
 Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_integer)
 for _tag in ("int", "float"):

@@ -350,4 +350,6 @@ def _replace_later_files(saver: Any, trainer: pl.Trainer) -> None:
 
 
 def _time_of(path: Path, *, follow: bool = True) -> int:
-    return path.stat(follow_symlinks=follow).st_mtime_ns if path.exists() else 0  # a sharded checkpoint is a folder
+    """Return the time of a checkpoint's last change, or of its latest file if it is sharded; 0 if it does not exist."""
+    files = [path, *(path.rglob("*") if path.is_dir() else ())]
+    return max(file.stat(follow_symlinks=follow).st_mtime_ns for file in files) if path.exists() else 0

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
@@ -16,7 +17,7 @@ from lit_sparse.errors import ConfigurationError
 from lit_sparse.lightning.choice import rank_zero_info
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.models.base import Batch, Stage, StepOutput, mean_metrics
-from lit_sparse.models.text import TextModule, check_lines, count_groups, two_texts
+from lit_sparse.models.text import TextModule, check_lines, count_groups, listed, two_texts
 from lit_sparse.nn import EntailmentNetwork, EntailmentPredictor, WordVectors
 from lit_sparse.random import seeded_uniform
 from lit_sparse.text.labels import LABELS, check_labels
@@ -219,8 +220,8 @@ class EntailmentClassifier(TextModule):
             ConfigurationError: for a batch size below 1, or for other objects than pairs of text.
         """
         self._check_built()
-        pairs = [*pairs] if isinstance(pairs, Iterable) else [""]
-        if any(isinstance(pair, str) or not isinstance(pair, Collection) or len(pair) != 2 for pair in pairs):
+        pairs = listed("pairs", pairs)
+        if any(isinstance(pair, str) or not isinstance(pair, Sequence | np.ndarray) or len(pair) != 2 for pair in pairs):
             raise ConfigurationError(
                 "Expected argument `pairs` to be a list of pairs of texts but got something else. Write [(premise,"
                 " hypothesis), ...]."

@@ -22,7 +22,7 @@ from lit_sparse.models.base import LitSparseModule
 from lit_sparse.runs.torch_files import read_torch_file
 from lit_sparse.text import Vocabulary
 
-__all__ = ["TextModule", "check_lines", "count_groups", "two_texts"]
+__all__ = ["TextModule", "check_lines", "count_groups", "listed", "two_texts"]
 
 VOCABULARIES = "vocabularies"
 
@@ -181,15 +181,26 @@ def check_lines(name: str, lines: Iterable[str]) -> list[str]:
     """
     if isinstance(lines, str):
         raise ConfigurationError(f"Expected argument `{name}` to be a list of texts but got one text. Write [{lines[:20]!r}].")
-    if not isinstance(lines, Iterable):
-        raise ConfigurationError(f"Expected argument `{name}` to be a list of texts but got {full_name(lines)}.")
-    found = [*lines]
+    found = listed(name, lines)
     for number, line in enumerate(found):
         if not isinstance(line, str) or any("\ud800" <= character <= "\udfff" for character in line):
             raise ConfigurationError(
                 f"Expected argument `{name}` to be a list of texts but got {line!r} at position {number}. Convert it."
             )
     return found
+
+
+def listed(name: str, given: Iterable[Any]) -> list[Any]:
+    """Return an iterable as a list.
+
+    Raises:
+        ConfigurationError: if it is not iterable.
+    """
+    try:
+        found = iter(given)
+    except TypeError as error:
+        raise ConfigurationError(f"Expected argument `{name}` to be a list but got {full_name(given)}.") from error
+    return [*found]
 
 
 def count_groups(mapping: SparseMapping, weights: Tensor) -> Tensor:

@@ -357,7 +357,8 @@ class _KernelSGD(torch.optim.Optimizer):
 
 def _two(weights: Any) -> tuple[Tensor | None, Tensor | None]:
     """Return the weights of the source and of the target points, after a check that they are two."""
-    a, *b = weights if isinstance(weights, tuple | list) else [weights]
-    if weights is not None and len(b) != 1:
+    if weights is None:
+        return None, None
+    if not isinstance(weights, tuple | list) or len(weights) != 2:
         raise ConfigurationError(f"Expected `weights` to be two tensors, (n,) and (m,), but got {shown(weights)}.")
-    return a, b[0] if b else None
+    return weights[0], weights[1]

@@ -16,7 +16,7 @@ from typing import Any
 
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.arguments import checked
-from lit_sparse.ground.files import PART, STATUS, below, not_plain, replaced
+from lit_sparse.ground.files import PART, STATUS, below, replaced
 from lit_sparse.ground.stored import open_plain, unique_keys
 from lit_sparse.runs.result_files import read_metrics
 
@@ -161,19 +161,21 @@ def take(folder: Path) -> RunStatus:
         ) from error
 
 
-def check_plain(folder: Path, within: Path | None = None) -> None:
+def check_plain(folder: Path, output: Path | None = None) -> None:
     """Check that a run folder holds only files and folders, and no link to a place outside of it.
 
     Args:
         folder: the run folder; nothing is wrong with one that does not exist.
-        within: folder below which the path of the run folder has no link; None for a run folder that the user names.
+        output: folder of all runs, in which the run folder is no link; None for a run folder that the user names.
 
     Raises:
         ConfigurationError: if it holds anything else; the message names it.
     """
     root = folder.resolve()
-    if within is not None and root != within.resolve() / folder.relative_to(within):
-        raise not_plain(folder, "folder")
+    if output is not None and folder.is_symlink():
+        raise ConfigurationError(
+            f"Expected a folder but {str(folder)!r} is a link. Make {str(output)!r} the link, or remove it."
+        )
     for path in below(root):
         found = None
         try:

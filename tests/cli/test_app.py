@@ -445,10 +445,17 @@ def test_exit_status_of_the_process(tmp_path: Path) -> None:
 
 
 def test_an_error_of_a_file_in_the_run_folder_is_one_message(tmp_path: Path) -> None:
-    run, place = cast(LitSparseCLI, SimpleNamespace(run_folder=tmp_path)), str(tmp_path / "hparams.yaml")
+    loggers = [SimpleNamespace(save_dir=None), SimpleNamespace(save_dir=str(tmp_path.parent / "a" / "logs"))]
+    run = cast(LitSparseCLI, SimpleNamespace(run_folder=tmp_path, trainer=SimpleNamespace(loggers=loggers)))
+    place = str(tmp_path / "hparams.yaml")
     assert LitSparseCLI._is_ours(run, IsADirectoryError(21, "Is a directory", place))
     assert not LitSparseCLI._is_ours(run, IsADirectoryError(21, "Is a directory", str(tmp_path.parent / "data.csv")))
     assert not LitSparseCLI._is_ours(run, FileNotFoundError(2, "No such file", place)), "it may be a callback that reads"
+    in_place = NotADirectoryError(20, "Not a directory", str(tmp_path.parent / "a" / "logs"))
+    assert not LitSparseCLI._is_ours(run, in_place)
+    (tmp_path.parent / "a").write_text("")
+    assert LitSparseCLI._is_ours(run, in_place), "a file in the place of a logger's folder"
+    assert not LitSparseCLI._is_ours(run, FileExistsError(17, "File exists", str(tmp_path.parent))), "a folder"
 
 
 def test_a_message_is_cut_in_its_middle() -> None:

@@ -124,9 +124,8 @@ def test_good_content_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     file.write_text("a: &a {x: 1}\nb: {<<: *a}\n")
     assert (read_yaml(file) or {})["b"] == {"x": 1}, "a file of the user's"
     file.write_text("a: [1e-3, -.5E2, 1.5e3, 1_0.e1, 1e, e3, '1e3']\n")
-    assert [(read_yaml(file, within) or {})["a"] for within in (None, tmp_path)] == [
-        [0.001, -50.0, 1500.0, 100.0, "1e", "e3", "1e3"]
-    ] * 2
+    assert (read_yaml(file) or {})["a"] == [0.001, -50.0, 1500.0, 100.0, "1e", "e3", "1e3"]
+    assert (read_yaml(file, tmp_path) or {})["a"][0] == "1e-3", "PyYAML writes a text like this without quotes"
     file.write_text(f"a: {{{', '.join(f'k{n}: 1:30' for n in range(200))}}}\n#{' ' * 2**20}\n")
     monkeypatch.setattr(stored, "MAX_VALUES", 100)
     assert len((read_yaml(file) or {})["a"]) == 200, "of any size"

@@ -70,15 +70,6 @@ def test_a_full_disk_is_told_with_the_file(hidden: bool, tmp_path: Path) -> None
     assert not [*tmp_path.iterdir()]
 
 
-@pytest.mark.parametrize("name", ["a", "a/b"])
-def test_a_file_in_place_of_a_folder_is_told(name: str, tmp_path: Path) -> None:
-    """Lightning's loggers make their folders themselves."""
-    (tmp_path / "a").write_text("")
-    with pytest.raises(OSError, match=name) as caught:
-        (tmp_path / name).mkdir()
-    assert str(refusal_of_system(caught.value)).startswith(f"Expected to use '{tmp_path / name}' but got: ")
-
-
 def test_numbered_folders_have_names_of_decimal_digits(tmp_path: Path) -> None:
     for name in ("10", "9", "²", "x", "1.0", "00", "010", "\u0663", "1_0", "9" * 243):
         (tmp_path / name).mkdir()

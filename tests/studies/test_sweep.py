@@ -62,7 +62,7 @@ def sweep_of(folder: Path) -> Sweep:
 def test_no_sweep_is_behind_a_link(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "sweep").symlink_to(tmp_path / "other")
-    with pytest.raises(ConfigurationError, match=r"sweep' to be a folder but it is a link\. Remove it"):
+    with pytest.raises(ConfigurationError, match=r"sweep' is a link\. Make .* the link"):
         _ = sweep_of(tmp_path / "sweep").study
     assert not [*(tmp_path / "other").iterdir()]
 
@@ -498,6 +498,7 @@ def test_whole_ends_may_have_a_step_that_is_not() -> None:
     values = {"low": 1, "high": 6, "step": 2.5}
     assert distribution_of("k", values).step == 2.5
     assert matching(values, 3.5) == [3.5]
+    assert type(distribution_of("k", {**values, "step": 1.0})).__name__ == "IntDistribution"
 
 
 @pytest.mark.parametrize("other", [1.0, True])

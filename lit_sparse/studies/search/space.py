@@ -124,4 +124,4 @@ def _part(base: type, option: str, names: Mapping[str, str], given: Any) -> Any:
 
 def _is_whole(values: Mapping[str, Any]) -> bool:
     """Return whether a range is one of integers."""
-    return all(isinstance(values.get(name, 1), int) for name in ("low", "high", "step"))
+    return all(isinstance(values[end], int) for end in ("low", "high")) and float(values.get("step", 1)).is_integer()
