@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 from pathlib import Path
 
-from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.errors import ConfigurationError, LitSparseError, full_name
 from lit_sparse.ground.commands import command_parser
 from lit_sparse.ground.files import result_file
 
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command ``lit-sparse export``: write a model's predictor; dimensions that may change stay dynamic.
 
     Raises:
-        ConfigurationError: for an unsupported file extension, or a model that has no predictor.
+        ConfigurationError: for an unsupported file extension, a model that has no predictor, or one that torch cannot export.
     """
     given = parser().parse_args(list(arguments))
     output = Path(given.output)
@@ -45,6 +45,7 @@ def main(arguments: Sequence[str]) -> int:
 
     from lit_sparse.export import decompose, export_onnx
     from lit_sparse.models import LitSparseModule
+    from lit_sparse.models.data_protocols import NOT_ACCEPTED
     from lit_sparse.runs.loading import load
 
     model = load(given.path, given.which, trust=given.trust)
@@ -53,14 +54,20 @@ def main(arguments: Sequence[str]) -> int:
     for suffix, (module, args) in model.exported().items():
         path = output.with_stem(f"{output.stem}{suffix}")
         dynamic = tree_map(lambda tensor: dict.fromkeys(range(tensor.dim()), Dim.AUTO), args)
-        if output.suffix == ".onnx":
-            export_onnx(module, args, path, dynamic_shapes=dynamic)
-        else:
-            with torch.no_grad():
-                program = torch.export.export(module, args, dynamic_shapes=dynamic)
-            packed = io.BytesIO()  # torch ends the process if it cannot write a file
-            torch.export.save(decompose(program), packed)
-            with result_file(path, "wb") as file:
-                file.write(packed.getbuffer())
+        try:
+            if output.suffix == ".onnx":
+                export_onnx(module, args, path, dynamic_shapes=dynamic)
+            else:
+                with torch.no_grad():
+                    program = torch.export.export(module, args, dynamic_shapes=dynamic)
+                packed = io.BytesIO()  # torch ends the process if it cannot write a file
+                torch.export.save(decompose(program), packed)
+                with result_file(path, "wb") as file:
+                    file.write(packed.getbuffer())
+        except NOT_ACCEPTED as error:
+            if isinstance(error, LitSparseError):
+                raise
+            wanted = f"Expected the module {type(module).__name__} to be exported"
+            raise ConfigurationError(f"{wanted} but got {type(error).__name__}: {error}") from error
         print(path, flush=True)
     return 0

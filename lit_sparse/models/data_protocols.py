@@ -39,6 +39,8 @@ ROWS = (
 )
 #: Entry of a batch of several updates: their number in a full batch, and the number of examples of each.
 KEY = "updates"
+#: Errors of a module that does not accept its arguments.
+NOT_ACCEPTED = (RuntimeError, NotImplementedError, ValueError, IndexError, TypeError, AssertionError)
 
 
 class HasRows(Protocol):
@@ -259,8 +261,8 @@ def ask(part: nn.Module, role: str, takes: str, returns: str, shapes: Sequence[t
         return part(*arguments)  # type: ignore[no-any-return]
     try:
         found = part(*arguments)
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        if type(error) not in (RuntimeError, ValueError, IndexError, TypeError, ConfigurationError):  # out of memory, say
+    except NOT_ACCEPTED as error:
+        if type(error) not in (*NOT_ACCEPTED, ConfigurationError):  # out of memory, say
             raise
         raise ConfigurationError(f"{wanted} but got {type(error).__name__}: {error}") from error
     if not isinstance(found, Tensor) or found.shape not in shapes or not found.is_floating_point():

@@ -123,6 +123,21 @@ def test_a_predictor_exports(case: str, lengths: tuple[int, ...]) -> None:
     same(program.module()(*others), module(*others))
 
 
+@pytest.mark.parametrize(
+    ("ending", "network"), [("pt2", nn.Upsample(2)), ("onnx", nn.Linear(5, 1)), ("pt2", nn.TransformerEncoderLayer(8, 1))]
+)
+def test_a_network_that_cannot_be_exported_is_named(
+    network: nn.Module, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if ending == "onnx":
+        pytest.importorskip("onnxscript")
+    monkeypatch.setattr("lit_sparse.runs.loading.load", lambda *args, **kwargs: RobustRegressor(in_features=3, network=network))
+    monkeypatch.chdir(tmp_path)
+    assert main(["export", "last.ckpt", "-o", f"model.{ending}"]) == 2
+    assert f"Expected the module {type(network).__name__} to be exported but got " in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not (shutil.which("c++") or shutil.which("g++")), reason="needs a compiler of C++")
 @pytest.mark.parametrize("case", ["entailment", "vae", "transformer-step", "lstm-step"])

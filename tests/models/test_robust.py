@@ -287,6 +287,9 @@ def test_labels_and_networks_that_do_not_fit_are_told() -> None:
         ConfigurationError, match=r"Linear to map features \(3, 4\) to predictions .* but got RuntimeError: mat1"
     ):
         RobustRegressor(network=torch.nn.Linear(5, 1), in_features=4)(batch["pixels"])
+    for network in (torch.nn.Upsample(2), torch.nn.ModuleList(), torch.nn.TransformerEncoderLayer(8, 1)):
+        with pytest.raises(ConfigurationError, match=f"{type(network).__name__} to map features .* but got .*Error"):
+            RobustRegressor(network=network, in_features=4)(batch["pixels"])
     with pytest.raises(ConfigurationError, match="1 x 16 x 8 values for this ConvNet"):
         ConvNet(16, 8, channels=[4])(torch.rand(2, 64))
 
