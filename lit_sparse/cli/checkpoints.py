@@ -190,7 +190,7 @@ class StoredModel:
 def _parser(kind: type[Parser]) -> Parser:
     """Return a parser of a model alone."""
     parser = kind(exit_on_error=False)
-    parser.add_subclass_arguments(pl.LightningModule, "model")
+    parser.add_subclass_arguments(pl.LightningModule, "model", fail_untyped=False)  # as Lightning does
     return parser
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import os
+import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +178,16 @@ class RunBoard(_RowAhead, TensorBoardLogger):  # type: ignore[misc]
                 f"Expected a run folder with a name in UTF-8 but got {folder!r}. Rename it, or choose another --output_dir."
             ) from error
         super().__init__(folder, name="", version="", default_hp_metric=False, purge_step=resumed_step)
+
+    @property
+    def experiment(self) -> Any:
+        """The writer of the events on the first process; Lightning's dummy, whose methods do nothing, on the others."""
+        if self._experiment is None and not getattr(rank_zero_only, "rank", 0) and self._kwargs.get("purge_step") is not None:
+            events = sorted(Path(self.log_dir).glob("events.out.tfevents.*"))
+            if events and events[-1].name > f"events.out.tfevents.{int(time.time())}":  # a clock was set back, or is behind
+                for number, path in enumerate(events):  # TensorBoard reads files in the order of their names
+                    path.rename(path.with_name(re.sub(r"\d+", f"{number:010}", path.name, count=1)))
+        return super().experiment
 
 
 #: Lightning's loggers -> the kinds that the user's own become, so that they lose no row at a kill.

@@ -153,9 +153,12 @@ def build_error(error: Exception, config: Namespace) -> Exception:
         return ConfigurationError(f"Lightning refuses this run: {' '.join(str(first).split())}")
     roots = [name.split(".")[0] for name in _modules(first)]
     raised_by = next((root for root in reversed(roots) if root != "torch"), "")
-    if not isinstance(first, RuntimeError | ValueError | TypeError | MemoryError | OverflowError) or raised_by != "lit_sparse":
+    known = isinstance(first, RuntimeError | ValueError | TypeError | MemoryError | OverflowError)
+    if not known or raised_by not in ("lit_sparse", "jsonargparse"):
         return first if isinstance(first, Exception) else error
     reason = " ".join(str(first).split())[:200] or type(first).__name__
+    if raised_by == "jsonargparse":
+        return ConfigurationError(f"The parts cannot be built: {reason.rstrip('.')}. Change their class or its arguments.")
     sizes = [f"{key} = {value}" for key, value in _sizes(config) if value < 1 or value > 10**6]
     change = ", ".join(sizes) or "the sizes of the model"
     return ConfigurationError(f"The parts cannot be built: {reason.rstrip('.')}. Change {change}.")

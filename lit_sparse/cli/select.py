@@ -82,7 +82,9 @@ class SelectCLI(LitSparseCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         super().add_arguments_to_parser(parser)
         parser.set_defaults({"model": {"class_path": f"{NoModel.__module__}.{NoModel.__name__}"}})
-        parser.add_subclass_arguments(CoresetSelector, "selector", required=False, help="Class of the selector.")
+        parser.add_subclass_arguments(
+            CoresetSelector, "selector", fail_untyped=False, required=False, help="Class of the selector."
+        )
         parser.add_argument_group("selection").add_function_arguments(options, as_group=False)
 
     @override

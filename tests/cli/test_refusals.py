@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from jsonargparse import ArgumentParser, Namespace
 
 from lit_sparse.cli import main
+from lit_sparse.cli.refusals import build_error
+from lit_sparse.errors import ConfigurationError
 from lit_sparse.models import BitVectorVAE
 from tests.conftest import CONFIGS, ROOT
 
@@ -57,3 +60,13 @@ def test_an_error_in_a_model_keeps_its_traceback(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(BitVectorVAE, "step", broken)
     with pytest.raises(ValueError, match="a bug in a step"):
         main(["fit", *BITS])
+
+
+def test_what_the_parser_refuses_when_parts_are_built_is_a_message() -> None:
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("part", type=BitVectorVAE)
+    with pytest.raises(ValueError, match="subclass") as refused:
+        parser.instantiate(Namespace(part=Namespace(class_path="collections.OrderedDict", init_args=Namespace())))
+    error = build_error(refused.value, Namespace())
+    assert isinstance(error, ConfigurationError)
+    assert str(error).endswith("Change their class or its arguments.")

@@ -44,3 +44,18 @@ def test_a_run_that_fails_keeps_its_folder_once_it_has_trained(step: int, kept: 
     with pytest.raises(RuntimeError, match="as asked"):
         main(["fit", *DIGITS, *QUIET, f"--trainer.callbacks={name}.Failing"])
     assert Path("runs/ssvae/digits/0/config.yaml").is_file() == kept
+
+
+def test_a_class_with_untyped_arguments_is_continued() -> None:
+    """Lightning's parser reads such a class from a config, so its description in a checkpoint is read, too."""
+    source = (
+        "from torch.optim.lr_scheduler import ConstantLR\n"
+        "class Untyped(ConstantLR):\n"
+        "    def __init__(self, optimizer, total_iters=2):\n"
+        "        super().__init__(optimizer, total_iters=total_iters)\n"
+    )
+    Path("untyped_schedule.py").write_text(source)
+    short = ("--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.log_every_n_steps=1")
+    arguments = ["fit", *DIGITS, *QUIET, *short, "--model.lr_scheduler=untyped_schedule.Untyped"]
+    assert main(arguments) == 0
+    assert main([*arguments, "--ckpt_path=last", "--trainer.max_epochs=2"]) == 0

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 from torch.utils.data import DataLoader
 
-from lit_sparse.cli.loggers import RowsBeforeCheckpoint, RunCSVLogger, run_loggers
+from lit_sparse.cli.loggers import RowsBeforeCheckpoint, RunBoard, RunCSVLogger, run_loggers
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.lightning.choice import CSVLogger, pl
 from lit_sparse.runs.result_files import read_attention, read_metrics, read_png
@@ -168,3 +170,13 @@ def test_a_checkpoint_with_too_small_a_number_of_rows_loses_none(tmp_path: Path)
     RunCSVLogger(str(tmp_path), 1, 2, 2).experiment  # noqa: B018
     assert len((tmp_path / "metrics_4.csv").read_text().splitlines()) == 5
     assert len(read_metrics(tmp_path)) == 1
+
+
+def test_curves_stay_whole_when_the_clock_is_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for start, now in enumerate((3e9, 2e9, 1e9)):
+        monkeypatch.setattr(time, "time", lambda now=now: now)
+        board = RunBoard(str(tmp_path), start or None)
+        for step in range(start, 3):
+            board.log_metrics({"loss": float(start)}, step)
+        board.finalize("success")
+    assert [event.value for event in EventAccumulator(str(tmp_path)).Reload().Scalars("loss")] == [0, 1, 2]
