@@ -241,6 +241,7 @@ CASES = {
     "classes in a list": lambda: CLASSES.generate(torch.zeros(2, 4), [0, 1]),
     "styles in a list": lambda: CLASSES.generate([[0.0] * 4] * 2, torch.tensor([0, 1])),
     "weights of the source alone": lambda: EntropicTransport(dim=1).dual(X[:, :1], X[:, :1], torch.ones(3) / 3),
+    "no weights in a tuple": lambda: EntropicTransport(dim=1).dual(X[:, :1], X[:, :1], ()),
     "lower case by a word": lambda: Vocabulary.build(["A b"], lowercase="False"),
     "tokens in lower case by a word": lambda: Vocabulary.from_tokens(["a"], lowercase="no"),
     "word vectors in a list": lambda: CLASSIFIER.use_vectors([[0.0] * 4] * 6),

@@ -339,8 +339,8 @@ def _replace_later_files(saver: Any, trainer: pl.Trainer) -> None:
     resumed, folder = Path(str(trainer.ckpt_path)).resolve(), Path(str(saver.dirpath)).resolve()
     run = next((above for above in resumed.parents[:3] if (above / STATUS).is_file()), None)
     files = resumed.parent.glob("*.ckpt") if run is None or not folder.is_relative_to(run) else folder.rglob("*.ckpt")
-    later = {path: _time_of(path, follow=False) for path in files if _time_of(path) > _time_of(resumed)}
-    exists = saver.file_exists
+    since, exists = _time_of(resumed), saver.file_exists
+    later = {path: _time_of(path, follow=False) for path in files if _time_of(path) > since}
 
     def exists_before(path: Any, trainer: pl.Trainer) -> bool:
         found = Path(path).parent.resolve() / Path(path).name  # a link such as `save_last: link` makes is itself the file

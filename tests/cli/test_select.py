@@ -95,6 +95,13 @@ def test_any_data_without_a_model(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert main(["select", *DIGITS, *options, "--resume=true"]) == 0
 
 
+def test_a_selector_may_have_untyped_arguments(tmp_path: Path) -> None:
+    source = "from lit_sparse.coresets import Uniform\nclass Own(Uniform):\n    def __init__(self, kept):\n"
+    (tmp_path / "own_selector.py").write_text(f"{source}        super().__init__()\n        assert kept == 'some'\n")
+    own = ("--selector=own_selector.Own", "--selector.kept=some", "--vectors=own_vectors.pixels")
+    assert main(["select", *DIGITS, *own, "--k=5"]) == 0
+
+
 def test_vectors_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = torch.randn(1257, 9, generator=torch.Generator().manual_seed(0)) + 0.2
     FileVectors.save(given, tmp_path / "vectors.npy")

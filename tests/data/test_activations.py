@@ -9,6 +9,7 @@ import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -187,6 +188,12 @@ def test_a_config_with_which_the_model_fails_is_refused(make: Make, tmp_path: Pa
     path.write_text(json.dumps({**json.loads(path.read_text()), "chunk_size_feed_forward": 7}))
     with pytest.raises(DataError, match=r"fails on the texts: The dimension to be chunked.*\(ValueError\)\. Check"):
         setup(make(folder))
+
+
+def test_a_lack_of_memory_is_no_fault_of_the_texts(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activations, "activations", Mock(side_effect=torch.OutOfMemoryError("CUDA")))
+    with pytest.raises(torch.OutOfMemoryError, match="CUDA"):
+        setup(make())
 
 
 def test_activations_that_are_not_finite_are_refused(make: Make, tmp_path: Path) -> None:

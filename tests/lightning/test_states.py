@@ -37,6 +37,9 @@ def test_a_continued_run_overwrites_its_later_checkpoints_in_all_its_folders(pla
         _replace_later_files(saver, trainer)
         found[path] = saver.file_exists(str(path), trainer)
     assert found == {earlier: True, later: False, inner: False, other: True, before: True, after: False}
+    (after / "shard").touch()
+    os.utime(after, ns=(3, 3))
+    assert saver.file_exists(str(after), trainer), "this process has written it again"
 
 
 def test_a_continued_run_replaces_a_later_link_to_a_checkpoint_that_it_has_written_again(tmp_path: Path) -> None:
