@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.func import vjp
 
-from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.checks import check_tensor
+from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.torch_internals import on_values
 from lit_sparse.kernels.cpu.threads import Array
 from lit_sparse.kernels.oracles import CompiledOracle
@@ -127,14 +128,8 @@ def _start_of(given: tuple[Tensor, Tensor] | Tensor | None, structure: Structure
 def _checked(structure: Structure, found: Any, scores: Tensor) -> Tensor:
     """Return what an oracle found, which must be one structure for each row."""
     name = f"{type(structure).__name__}.maximize"
-    if not isinstance(found, Tensor) or found.shape != scores.shape:
-        shape = tuple(found.shape) if isinstance(found, Tensor) else full_name(found)
-        raise ConfigurationError(
-            f"Expected {name} to return a tensor {tuple(scores.shape)}, one structure per row, but got {shape}."
-        )
-    if found.is_complex():
-        raise ConfigurationError(f"Expected {name} to return real numbers but got {found.dtype}.")
-    structures: Tensor = found.to(scores.dtype)
+    expected = f"{name} to return a tensor {tuple(scores.shape)} of real numbers, one structure per row,"
+    structures = check_tensor(found, expected, shape=scores.shape).to(scores.dtype)
     if not bool(((structures == 0) | (structures == 1)).all()):
         raise ConfigurationError(f"Expected {name} to return zeros and ones but got other values.")
     allowed = scores != -torch.inf
