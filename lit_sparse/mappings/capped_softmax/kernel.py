@@ -20,6 +20,7 @@ from lit_sparse.kernels.cpu.rows import (
     ends_of,
     gather_allowed,
     next_in_bracket,
+    normalized,
     row_views,
     spread_allowed,
     write_invalid,
@@ -217,9 +218,7 @@ def map_capped(x: Tensor, rho: float | Tensor, gamma: float) -> Tensor:
     # Farther away the sum is right up to rounding.
     upper = ENOUGH + torch.ones_like(x).sum(-1, keepdim=True).log() - torch.where(invalid, 1.0, rho).log()
     lower, _ = repeat(_halved, (-upper, upper), (z, allowed, target), REFERENCE_PASSES)
-    y = torch.where(allowed, torch.sigmoid(z - lower), 0.0)
-    y = y / torch.where(allowed.any(-1, keepdim=True), y.sum(-1, keepdim=True), 1.0)
-    return torch.where(allowed & invalid, torch.full_like(y, torch.nan), y)
+    return normalized(torch.where(allowed, torch.sigmoid(z - lower), 0.0), allowed, invalid)
 
 
 @compile_rows(REDUCTION_FLAGS - {"nnan"})
