@@ -180,13 +180,12 @@ def map_block(start: Any, stop: Any, out: Any, x: Any, rhos: Any, gamma: Any) ->
             write_invalid(x, row, out)
             continue
         n, least = gather_allowed(x, row, cell[1], z, places)
-        origin, near = cell[0], False
-        if (np.float64(cell[0]) - least) / gamma > DEEP:
+        origin, near = cell[0], (np.float64(cell[0]) - least) / gamma > DEEP
+        if near:
             # The distance of the largest scores above their cap has no effect. Only differences near the score where hard caps
             # would end matter; farther away than ENOUGH the sum is right up to rounding.
             lowest, highest = write_keys(bits, row, low, shift, keys)
             choose_largest(keys, d, min(np.int64(rho * n), n - 1) + 1, lowest, highest, chosen)
-            origin, near = cell[0], True
             for i in range(d):
                 origin = min(origin, x[row, i]) if chosen[i] else origin
         for j in range(n):
