@@ -16,7 +16,7 @@ from torch import Tensor
 from lit_sparse.kernels.cpu.compile import compile_rows, empty
 from lit_sparse.kernels.cpu.rows import highest_like, next_in_bracket, row_views, top_of, write_invalid
 from lit_sparse.kernels.gpu import triton_rows
-from lit_sparse.kernels.loops import repeat
+from lit_sparse.kernels.loops import bisect, repeat
 from lit_sparse.kernels.row_kernel import row_kernel
 
 __all__ = ["budget_product", "map_budget"]
@@ -146,17 +146,15 @@ def map_budget(x: Tensor, k: float | Tensor, gamma: float) -> tuple[Tensor, Tens
         within = (z - ranked.gather(-1, middle)).clamp(0, 1).sum(-1, keepdim=True) <= k
         return torch.where(within, middle, first), torch.where(within, last, middle)
 
-    def halved(lower: Tensor, upper: Tensor, above: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        middle = 0.5 * (lower + upper)
-        within = (above + middle).clamp(0, 1).sum(-1, keepdim=True) <= k
-        return torch.where(within, middle, lower), torch.where(within, upper, middle)
+    def within(delta: Tensor, above: Tensor, k: Tensor) -> Tensor:
+        return (above + delta).clamp(0, 1).sum(-1, keepdim=True) <= k
 
     zeros = torch.zeros_like(z[..., :1])
     ends = zeros.long(), (torch.ones_like(z).sum(-1, keepdim=True)).long()
     first, _ = repeat(searched, ends, (z, ranked, k), SORTED_PASSES)
     base = ranked.gather(-1, first)
     above = torch.where(z >= base, z - base, -2.0)
-    delta, _ = repeat(halved, (zeros, zeros + 1), (above, k), REFERENCE_PASSES)
+    delta = bisect(within, zeros, zeros + 1, (above, k), REFERENCE_PASSES)
     point = above + delta
     inside = (point >= 0) & (point < 1)
     rest = (k - point.clamp(0, 1).sum(-1, keepdim=True)) / inside.sum(-1, keepdim=True).clamp_min(1)

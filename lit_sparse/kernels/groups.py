@@ -17,7 +17,7 @@ from lit_sparse.kernels.cpu.rows import write_invalid, write_zeros
 from lit_sparse.kernels.row_kernel import row_kernel
 from lit_sparse.kernels.simplex import center_on_support, support_sums
 
-__all__ = ["average_groups", "code_of", "group_product", "label_of", "sign_of", "write_invalid_labels"]
+__all__ = ["average_groups", "code_of", "group_product", "label_of", "write_invalid_labels"]
 
 
 @compile_rows()
@@ -50,18 +50,6 @@ def code_of(labels: Tensor) -> Tensor:
     return (labels & 7) - 2
 
 
-def sign_of(labels: Tensor, signed: bool, like: Tensor) -> Tensor:
-    """Return 0 for entries without a group, else 1, or -1 where ``signed`` and the label's code is negative.
-
-    Args:
-        labels: (..., d) int32.
-        signed: whether negative codes mean a negative sign.
-        like: tensor of the result's dtype.
-    """
-    member = (labels >= 0).to(like.dtype)
-    return member * torch.where(code_of(labels) < 0, -1.0, 1.0).to(like.dtype) if signed else member
-
-
 def group_sums(v: Tensor, ids: Tensor) -> Tensor:
     """Return (..., d), for each entry the sum of v over its group ``ids``, in differentiable operations.
 
@@ -80,7 +68,9 @@ def average_groups(v: Tensor, labels: Tensor, signed: bool) -> Tensor:
         labels: (..., d) int32.
         signed: whether negative codes mean a negative sign; v is multiplied by the sign before and after averaging.
     """
-    sign = sign_of(labels, signed, v)
+    sign = (labels >= 0).to(v.dtype)  # 0 for entries without a group
+    if signed:
+        sign = torch.where(code_of(labels) < 0, -sign, sign)
     ids = (labels >> 3).clamp_min(0).long()
     mean = group_sums(torch.where(sign != 0, sign * v, 0.0), ids) / group_sums(sign.abs(), ids).clamp_min(1)
     return torch.where(sign != 0, sign * mean, 0.0)

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_sparse.checks import check_count
-from lit_sparse.errors import ConfigurationError
+from lit_sparse.checks import FLOATS, check_count, check_tensor
 from lit_sparse.ground.torch_internals import on_values
 from lit_sparse.kernels.cpu.compile import compile_rows, empty
 from lit_sparse.kernels.cpu.rows import plain_top
@@ -184,10 +183,7 @@ def best_bits(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
         >>> bits.tolist(), counts.tolist()
         ([[[1.0, 0.0, 1.0], [1.0, 1.0, 1.0], [1.0, 0.0, 0.0]]], [3])
     """
-    if scores.dim() != 2 or not scores.is_floating_point():
-        raise ConfigurationError(
-            f"Expected floating scores of shape (batch, bits) but got {tuple(scores.shape)} of {scores.dtype}."
-        )
+    check_tensor(scores, "floating scores of shape (batch, bits)", shape=(None, None), dtypes=FLOATS)
     k = check_count("k", k)
     rows, d = scores.shape
     x = scores.detach()

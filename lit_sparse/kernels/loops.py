@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lit_sparse.ground.torch_internals import is_fake, while_loop
 
-__all__ = ["repeat", "repeat_while"]
+__all__ = ["bisect", "repeat", "repeat_while"]
 
 Tensors = tuple[Tensor, ...]
 
@@ -35,6 +35,25 @@ def repeat(body: Callable[..., Tensors], carried: Tensors, constants: Tensors, p
         constants,
     )
     return tuple(results)
+
+
+def bisect(above: Callable[..., Tensor], lower: Tensor, upper: Tensor, constants: Tensors, passes: int) -> Tensor:
+    """Return the lower ends (..., 1) of the brackets of thresholds, after a fixed number of halvings.
+
+    Args:
+        above: function of thresholds (..., 1) and the constants that returns whether the ones sought are at least as large.
+        lower: lower ends of the brackets.
+        upper: upper ends of the brackets.
+        constants: all other tensors that the function uses.
+        passes: number of halvings.
+    """
+
+    def halved(lower: Tensor, upper: Tensor, *constants: Tensor) -> Tensors:
+        middle = 0.5 * (lower + upper)
+        higher = above(middle, *constants)
+        return torch.where(higher, middle, lower), torch.where(higher, upper, middle)
+
+    return repeat(halved, (lower, upper), constants, passes)[0]
 
 
 def repeat_while(

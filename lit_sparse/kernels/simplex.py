@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, bits_of, compile_rows, empty, floats_of, layout_of, zeros
-from lit_sparse.kernels.cpu.rows import choose_largest, key_range, write_invalid, write_keys
+from lit_sparse.kernels.cpu.rows import choose_largest, key_range, write_invalid, write_keys, write_zeros
 from lit_sparse.kernels.cpu.threads import Array, over_rows
 from lit_sparse.kernels.exact_support import SMALLEST, add_difference, stands_out
 from lit_sparse.kernels.gpu import triton_rows
@@ -145,8 +145,7 @@ def project_tile(x: Any, bits: Any, start: Any, stop: Any, y: Any, gamma: Any, k
         if most >= highest or least < lowest:
             write_invalid(x, row, y)
         elif most == lowest:  # nothing is allowed
-            for i in range(x.shape[1]):
-                y[row, i] = 0
+            write_zeros(row, y)
         else:
             tops[j] = most
             taus[j] = -0.5 * gamma  # for most rows nearer to the root than -gamma, which bounds it; never much worse

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
-from lit_sparse.checks import INTEGER, INTEGERS, Number, ranges
-from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.checks import INTEGER, INTEGERS, Number, check_tensor, ranges
+from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.torch_internals import autocast_enabled, can_read_values
 from lit_sparse.kernels.row_kernel import HALVES
 from lit_sparse.mappings.base import SparseMapping, check_mapping
@@ -106,9 +106,7 @@ class FenchelYoungLoss(nn.Module):
                 f"Expected scores with {len(self.weight)} classes, as `weight` has, along dimension {min(1, scores.dim() - 1)}"
                 f" but got shape {tuple(scores.shape)}."
             )
-        if not isinstance(target, Tensor) or target.layout != torch.strided or target.is_nested:
-            got = f"a tensor of layout {target.layout}" if isinstance(target, Tensor) else full_name(target)
-            raise ConfigurationError(f"Expected a dense torch tensor as target but got {got}.")
+        check_tensor(target, "a dense torch tensor as target")
         if target.is_floating_point():
             if target.shape != scores.shape:
                 raise ConfigurationError(
@@ -194,9 +192,7 @@ class FenchelYoungLoss(nn.Module):
             ConfigurationError: if the target has another shape or is not of an integer type, or a label that can be
                 read is not a class.
         """
-        if not isinstance(target, Tensor) or target.dtype not in INTEGERS:
-            got = target.dtype if isinstance(target, Tensor) else full_name(target)
-            raise ConfigurationError(f"Expected class labels of an integer type but got {got}.")
+        check_tensor(target, "class labels of an integer type", dtypes=INTEGERS)
         if target.shape != shape:
             hint = " Classes are dimension 1 of the scores." if shape else ""
             raise ConfigurationError(f"Expected class labels of shape {tuple(shape)} but got {tuple(target.shape)}.{hint}")

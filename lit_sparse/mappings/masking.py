@@ -35,10 +35,7 @@ def along_last(
     """
     scores = allowed_scores(scores, mask, dim)
     last = dim == -1 or dim == scores.dim() - 1
-    for parameter in parameters:
-        if isinstance(parameter, Tensor):
-            parameters = tuple([_beside(p, scores, dim) if isinstance(p, Tensor) else p for p in parameters])
-            break
+    parameters = tuple([_beside(p, scores, dim) if isinstance(p, Tensor) else p for p in parameters])
     if last:
         return function(scores, *parameters)
     rows = scores.movedim(dim, -1)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_sparse.checks import ITERATIONS, POSITIVE, ranges
+from lit_sparse.checks import FLOATS, ITERATIONS, POSITIVE, check_tensor, ranges
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings.base import SparseMapping, envelope, with_slope
 from lit_sparse.structures import FactorGraph, Structure
@@ -28,9 +28,7 @@ def as_potentials(values: Tensor | Sequence[Any]) -> Tensor:
         tensor = values if isinstance(values, Tensor) else torch.tensor(values, dtype=torch.get_default_dtype())
     except (TypeError, ValueError, OverflowError) as error:
         raise ConfigurationError(f"Expected argument `potentials` to hold numbers but got {values!r}.") from error
-    if not tensor.is_floating_point():
-        raise ConfigurationError(f"Expected argument `potentials` to be floating but got {tensor.dtype}.")
-    return tensor
+    return check_tensor(tensor, "argument `potentials` to be floating", dtypes=FLOATS)
 
 
 def warn_of_iterations(text: str) -> None:

@@ -20,8 +20,6 @@ from lit_sparse.mappings.masking import along_last
 
 __all__ = ["RowFunction", "constant_in"]
 
-NO_GRADIENTS = (None,) * 16
-
 
 class RowFunction:
     """Base class of differentiable functions of tensors (..., d) that treat every row alike.
@@ -233,11 +231,11 @@ class _Derivative(torch.autograd.Function):
         if grad is not None and cls.rule.piecewise_linear:
             grad = constant_in(saved[0], grad)
         if not cls.rule.has_parameter_gradient or not ctx.needs_input_grad[1]:
-            return (grad, *NO_GRADIENTS[: len(rest)])
+            return (grad, *(None,) * len(rest))
         # Incoming gradients at entries that stay zero, including masked ones, are ignored.
         slope = cls.rule.parameter_jvp(*_widened(saved), *rest)
         pull = torch.where(slope != 0, grads[0] * slope, 0.0).sum(-1, keepdim=True)
-        return (grad, pull.sum_to_size(rest[0].shape).to(rest[0].dtype), *NO_GRADIENTS[: len(rest) - 1])
+        return (grad, pull.sum_to_size(rest[0].shape).to(rest[0].dtype), *(None,) * (len(rest) - 1))
 
     @classmethod
     def jvp(cls, ctx: Any, *tangents: Any) -> Any:
@@ -246,7 +244,7 @@ class _Derivative(torch.autograd.Function):
         if cls.rule.has_parameter_gradient and tangents[1] is not None:
             push = (tangents[1] * cls.rule.parameter_jvp(*_widened(saved), *rest)).to(saved[0].dtype)
             tangent = push if tangent is None else tangent + push
-        return (tangent, *NO_GRADIENTS[: ctx.num_auxiliary]) if ctx.num_auxiliary else tangent
+        return (tangent, *(None,) * ctx.num_auxiliary) if ctx.num_auxiliary else tangent
 
     @classmethod
     def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:

@@ -21,7 +21,7 @@ from typing_extensions import Self, override
 from lit_sparse.checks import Count, ranges
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.torch_internals import on_values
-from lit_sparse.kernels.cpu.compile import compile_rows, empty
+from lit_sparse.kernels.cpu.compile import compile_rows, empty, zeros
 from lit_sparse.kernels.cpu.threads import over_rows
 from lit_sparse.structures.base import CountConstraint
 from lit_sparse.structures.one_per_row import OnePerRow
@@ -90,7 +90,7 @@ def assign_row(new: Any, costs: Any, u: Any, v: Any, length: Any, path: Any, row
 def assignment_block(first: Any, stop: Any, scores: Any, chosen: Any, found: Any) -> None:
     """Write the best assignments of grids ``first .. stop - 1``, and whether there are any; see :func:`best_assignments`.
 
-    ``chosen`` (B, rows, columns) and ``found`` (B,) receive its results.
+    ``chosen`` (B, rows, columns) and ``found`` (B,), which are zero, receive its results.
     """
     rows, columns = scores.shape[1], scores.shape[2]
     costs = empty((rows, columns), np.float64)
@@ -112,18 +112,15 @@ def assignment_block(first: Any, stop: Any, scores: Any, chosen: Any, found: Any
             for place in range(width):
                 costs[height, place] = -scores[grid, row, open_columns[place]]
                 present = present or costs[height, place] != np.inf
-            for column in range(columns):
-                chosen[grid, row, column] = 0
             if present:
                 open_rows[height] = row
                 u[height], column_of[height] = 0.0, NONE
                 height += 1
-        found[grid] = True
         for new in range(height):
             if not assign_row(new, costs[:height, :width], u, v, length, path, row_of, column_of, rest):
-                found[grid] = False
                 break
-        if found[grid]:
+        else:
+            found[grid] = 1
             for place in range(height):
                 chosen[grid, open_rows[place], open_columns[column_of[place]]] = 1
 
@@ -139,7 +136,7 @@ def best_assignments(scores: Any) -> tuple[Any, Any]:
         Arrays of bytes (B, rows, columns), one-hot columns of the rows, and (B,), whether there is an assignment; without
         one, the columns are arbitrary.
     """
-    chosen, found = empty(scores.shape, np.uint8), empty(len(scores), np.uint8)
+    chosen, found = zeros(scores.shape, np.uint8), zeros(len(scores), np.uint8)
     rows, columns = scores.shape[1:]
     over_rows(assignment_block, (len(scores), max(rows * rows * columns, 1)), SECONDS, scores, chosen, found)
     return chosen, found

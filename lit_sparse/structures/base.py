@@ -12,7 +12,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from lit_sparse.checks import check_count, check_tensor
-from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.arguments import shown_arguments
 from lit_sparse.kernels.oracles import FINE, STEP, TIE, CompiledOracle
 
@@ -180,9 +180,7 @@ class Structure(ABC):
         """
         if not self.has_potentials:
             raise ConfigurationError(f"{type(self).__name__} has no potentials besides its scores but some were given.")
-        if not isinstance(potentials, Tensor):
-            raise ConfigurationError(f"Expected potentials in a tensor but got {full_name(potentials)}.")
-        return potentials
+        return check_tensor(potentials, "potentials in a tensor")
 
     def batch_potentials(self, potentials: Tensor, d: int) -> Tensor:
         """Return checked potentials with a leading dimension for the rows, of length 1 if all rows share them.

@@ -73,8 +73,6 @@ class FromSolver(Structure):
         processes: int = 0,
         cache: int = 0,
     ) -> None:
-        if not callable(solve):
-            raise ConfigurationError(f"Expected argument `solve` to be a function of scores but got {solve!r}.")
         self.solve, self._size = solve, size
         self.batched, self.processes, self.cache = batched, processes, cache
         self._known: dict[bytes, None] = {}  # the last solutions, the oldest first

@@ -25,7 +25,7 @@ from lit_sparse.kernels.cpu.compile import compile_rows, empty, zeros
 from lit_sparse.kernels.cpu.threads import over_rows
 from lit_sparse.structures.base import Structure, best_by_search, less_the_largest
 
-__all__ = ["CYCLE", "ShortestPath", "SpanningTree", "best_paths", "best_spanning_trees"]
+__all__ = ["ShortestPath", "SpanningTree"]
 
 SECONDS = 2e-9  # of one thread for an edge, about
 NONE = -1
@@ -37,9 +37,19 @@ CYCLE = 2
 def paths_block(
     first: Any, stop: Any, scores: Any, ends: Any, order: Any, nodes: Any, source: Any, target: Any, chosen: Any, found: Any
 ) -> None:
-    """Write the best paths of rows ``first .. stop - 1``, and whether there are any; see :func:`best_paths`.
+    """Write the best paths of rows ``first .. stop - 1``, and whether there are any.
 
-    ``chosen`` (B, d) and ``found`` (B,) receive its results.
+    Args:
+        first: first row.
+        stop: the row after the last.
+        scores: float64 (B, d) of the edges, finite, or -inf for forbidden ones.
+        ends: int64 (d, 2), the nodes that each edge comes from and leads to.
+        order: int64, the edges that may be on a path, none of which leads to the source or comes from the target.
+        nodes: number of nodes.
+        source: first node.
+        target: last node, another one.
+        chosen: bytes (B, d), zero, receive the edges of the path.
+        found: bytes (B,), zero, receive 1 for a path, ``CYCLE`` for a positive cycle.
     """
     total, last = empty(nodes, np.float64), empty(nodes, np.int64)
     for row in range(first, stop):
@@ -63,27 +73,6 @@ def paths_block(
                 node = ends[last[node], 0]
 
 
-def best_paths(scores: Any, ends: Any, order: Any, nodes: int, source: int, target: int) -> tuple[Any, Any]:
-    """Return the best path between two nodes for each row of edge scores, and whether there is one.
-
-    Args:
-        scores: float64 array (B, d), finite, or -inf for forbidden edges.
-        ends: int64 array (d, 2), the nodes that each edge comes from and leads to.
-        order: int64 array of the edges that may be on a path, none of which leads to the source or comes from the target.
-        nodes: number of nodes.
-        source: first node.
-        target: last node, another one.
-
-    Returns:
-        Arrays of bytes (B, d), the edges of the path, and (B,): 1 for a path, 0 without one, ``CYCLE`` for a positive
-        cycle.
-    """
-    chosen, found = zeros(scores.shape, np.uint8), zeros(len(scores), np.uint8)
-    edges = (len(scores), max(4 * len(order), 1))
-    over_rows(paths_block, edges, SECONDS, scores, ends, order, nodes, source, target, chosen, found)
-    return chosen, found
-
-
 @compile_rows()
 def root_of(parent: Any, node: Any) -> Any:
     """Return the root of a node in a union-find forest given by each node's parent, with path compression."""
@@ -95,9 +84,10 @@ def root_of(parent: Any, node: Any) -> Any:
 
 @compile_rows()
 def trees_block(first: Any, stop: Any, scores: Any, order: Any, ends: Any, nodes: Any, chosen: Any, found: Any) -> None:
-    """Write the best spanning trees of rows ``first .. stop - 1``, and whether there are any; see :func:`best_spanning_trees`.
+    """Write the best spanning trees of rows ``first .. stop - 1``, and whether there are any.
 
-    ``order`` (B, d) lists the edges of each row, the best first; ``chosen`` (B, d) and ``found`` (B,) receive the results.
+    ``order`` (B, d) lists the edges of each row, the best first; ``ends`` (d, 2) are the nodes that each connects. ``chosen``
+    (B, d), which is zero, and ``found`` (B,) receive the results.
     """
     parent = empty(nodes, np.int64)
     for row in range(first, stop):
@@ -113,23 +103,6 @@ def trees_block(first: Any, stop: Any, scores: Any, order: Any, ends: Any, nodes
                 chosen[row, edge] = 1
                 left -= 1
         found[row] = left == 0
-
-
-def best_spanning_trees(scores: Any, ends: Any, nodes: int) -> tuple[Any, Any]:
-    """Return the best spanning tree for each row of edge scores, and whether there is one.
-
-    Args:
-        scores: float64 array (B, d), finite, or -inf for forbidden edges. Ties go to the first edges.
-        ends: int64 array (d, 2), the nodes that each edge connects.
-        nodes: number of nodes.
-
-    Returns:
-        Arrays of bytes (B, d), the edges of the tree, and (B,), whether there is one.
-    """
-    chosen, found = zeros(scores.shape, np.uint8), zeros(len(scores), np.uint8)
-    order = np.argsort(-scores, axis=-1, kind="stable")
-    over_rows(trees_block, (len(scores), 4 * len(ends)), SECONDS, scores, order, ends, nodes, chosen, found)
-    return chosen, found
 
 
 class _Graph(Structure):
@@ -305,7 +278,10 @@ class ShortestPath(_Graph):
 
     @override
     def _search(self, rows: np.ndarray) -> tuple[Any, Any]:
-        return best_paths(rows, self._ends, self._order, self.nodes, self.source, self.target)
+        chosen, found = zeros(rows.shape, np.uint8), zeros(len(rows), np.uint8)
+        edges, graph = (len(rows), max(4 * len(self._order), 1)), (self._ends, self._order, self.nodes)
+        over_rows(paths_block, edges, SECONDS, rows, *graph, self.source, self.target, chosen, found)
+        return chosen, found
 
 
 @dataclass(frozen=True, repr=False)
@@ -366,4 +342,7 @@ class SpanningTree(_Graph):
 
     @override
     def _search(self, rows: np.ndarray) -> tuple[Any, Any]:
-        return best_spanning_trees(rows, self._ends, self.nodes)
+        chosen, found = zeros(rows.shape, np.uint8), zeros(len(rows), np.uint8)
+        order = np.argsort(-rows, axis=-1, kind="stable")
+        over_rows(trees_block, (len(rows), 4 * len(self.edges)), SECONDS, rows, order, self._ends, self.nodes, chosen, found)
+        return chosen, found

@@ -22,14 +22,17 @@ from lit_sparse.kernels.cpu.compile import compile_rows, empty, zeros
 from lit_sparse.kernels.cpu.threads import over_rows
 from lit_sparse.structures.base import Structure, best_by_search
 
-__all__ = ["Knapsack", "best_items"]
+__all__ = ["Knapsack"]
 
 SECONDS = 2e-9  # of one thread for an item and a unit of capacity, about
 
 
 @compile_rows()
 def items_block(first: Any, stop: Any, values: Any, weights: Any, capacity: Any, chosen: Any) -> None:
-    """Write the best sets of items of rows ``first .. stop - 1`` to ``chosen`` (B, d); see :func:`best_items`."""
+    """Write the best sets of items of rows ``first .. stop - 1`` to ``chosen`` (B, d), bytes that are zero.
+
+    ``values`` (B, d) float64 are finite, or -inf for forbidden items, whose ``weights`` (d,) are integers >= 0.
+    """
     d = values.shape[1]
     best, taken = empty(capacity + 1, np.float64), empty((d, capacity + 1), np.uint8)
     for row in range(first, stop):
@@ -48,19 +51,6 @@ def items_block(first: Any, stop: Any, values: Any, weights: Any, capacity: Any,
             if values[row, item] > 0.0 and weights[item] <= left and taken[item, left]:
                 chosen[row, item] = 1
                 left -= weights[item]
-
-
-def best_items(values: Any, weights: Any, capacity: int) -> Any:
-    """Return the most valuable set of items that fits into a knapsack for each row, bytes (B, d).
-
-    Args:
-        values: float64 array (B, d), finite, or -inf for forbidden items.
-        weights: int64 array (d,) of weights >= 0.
-        capacity: largest total weight, >= 0.
-    """
-    chosen = zeros(values.shape, np.uint8)
-    over_rows(items_block, (len(values), len(weights) * (capacity + 1)), SECONDS, values, weights, capacity, chosen)
-    return chosen
 
 
 #: Largest number of items times capacities, for each of which a thread keeps a byte.
@@ -131,7 +121,10 @@ class Knapsack(Structure):
         return best_by_search(self, scores, potentials, self._search, "a set of items", "")
 
     def _search(self, rows: np.ndarray) -> tuple[Any, Any]:
-        return best_items(rows, *self._in_units()), np.ones(len(rows), np.bool_)
+        weights, capacity = self._in_units()
+        chosen = zeros(rows.shape, np.uint8)
+        over_rows(items_block, (len(rows), len(weights) * (capacity + 1)), SECONDS, rows, weights, capacity, chosen)
+        return chosen, np.ones(len(rows), np.bool_)
 
     @override
     def validate(self, structures: Tensor) -> Tensor:

@@ -156,7 +156,7 @@ def best_tree(levels: Any, scores: Any, heads: Any, active: Any, inside: Any, se
 def tree_block(first: Any, stop: Any, scores: Any, single_root: Any, chosen: Any, found: Any) -> None:
     """Write the best trees of rows ``first .. stop - 1``, and whether there are any; see :func:`best_trees`.
 
-    ``chosen`` (B, n, n) and ``found`` (B,) receive its results.
+    ``chosen`` (B, n, n), which is zero, and ``found`` (B,) receive its results.
     """
     n = scores.shape[1]
     size = 2 * n + 1
@@ -171,7 +171,6 @@ def tree_block(first: Any, stop: Any, scores: Any, single_root: Any, chosen: Any
             present = False
             for head in range(n):
                 present = present or scores[row, node, head] != -np.inf
-                chosen[row, node, head] = 0
             active[node + 1] = present
         roots = 0
         for node in range(n):
@@ -202,7 +201,7 @@ def best_trees(scores: Any, single_root: bool) -> tuple[Any, Any]:
     Returns:
         Arrays of bytes (B, n, n), one-hot heads, and (B,), whether there is a tree; without one, the heads are arbitrary.
     """
-    chosen, found = empty(scores.shape, np.uint8), empty(len(scores), np.uint8)
+    chosen, found = zeros(scores.shape, np.uint8), empty(len(scores), np.uint8)
     nodes = max(scores.shape[-1], 1)
     over_rows(tree_block, (len(scores), nodes * nodes), SECONDS, scores, single_root, chosen, found)
     return chosen, found

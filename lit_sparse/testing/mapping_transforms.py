@@ -127,11 +127,7 @@ def compiles(mapping: SparseMapping) -> None:
     torch._dynamo.reset()
     x, mask = random_scores(4, 6, seed=3), random_scores(4, 6, seed=5) > -1
     mask[1] = False
-
-    def forward(scores: Tensor, mask: Tensor | None = None) -> Tensor:
-        return mapping(scores, mask)  # type: ignore[no-any-return]
-
-    compiled = torch.compile(forward, fullgraph=True, dynamic=True, backend=backend)
+    compiled = torch.compile(lambda scores, mask=None: mapping(scores, mask), fullgraph=True, dynamic=True, backend=backend)
     for scores in (x, random_scores(3, 9), random_scores(5, 2)):
         same(compiled(scores), mapping(scores), mapping, f"compiled equals eager at {tuple(scores.shape)}")
         weights = random_scores(*scores.shape, seed=6)

@@ -21,9 +21,11 @@ __all__ = [
     "is_broken",
     "key_range",
     "next_in_bracket",
+    "normalized",
     "pad",
     "plain_top",
     "row_views",
+    "scaled_scores",
     "spread_allowed",
     "top_of",
     "unit_of",
@@ -316,6 +318,29 @@ def is_broken(y: Any, row: Any) -> Any:
     for i in range(y.shape[1]):
         broken = broken or y[row, i] != y[row, i]
     return broken
+
+
+def scaled_scores(x: Tensor, gamma: float, broken: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return scores over gamma, less each row's largest, which entries are allowed, and which rows are invalid.
+
+    Args:
+        x: (..., d) scores.
+        gamma: strength.
+        broken: (..., 1) booleans, True where a row's parameter is out of range, so that the row is invalid, too.
+
+    Returns:
+        Tensors (..., d), zero in invalid rows and in those with nothing allowed, (..., d) and (..., 1).
+    """
+    allowed = x != -torch.inf
+    invalid = ~(x < torch.inf).all(-1, keepdim=True) | broken
+    z = (x - x.amax(-1, keepdim=True)) / gamma
+    return torch.where(invalid | ~allowed.any(-1, keepdim=True), torch.zeros_like(x), z), allowed, invalid
+
+
+def normalized(y: Tensor, allowed: Tensor, invalid: Tensor) -> Tensor:
+    """Return weights (..., d) divided by their sum, with NaN at allowed entries of rows that are ``invalid`` (..., 1)."""
+    y = y / torch.where(allowed.any(-1, keepdim=True), y.sum(-1, keepdim=True), 1.0)
+    return torch.where(allowed & invalid, torch.full_like(y, torch.nan), y)
 
 
 def highest_like(x: Tensor) -> Tensor:

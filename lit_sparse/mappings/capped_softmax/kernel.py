@@ -20,6 +20,7 @@ from lit_sparse.kernels.cpu.rows import (
     ends_of,
     gather_allowed,
     next_in_bracket,
+    normalized,
     row_views,
     spread_allowed,
     write_invalid,
@@ -179,13 +180,12 @@ def map_block(start: Any, stop: Any, out: Any, x: Any, rhos: Any, gamma: Any) ->
             write_invalid(x, row, out)
             continue
         n, least = gather_allowed(x, row, cell[1], z, places)
-        origin, near = cell[0], False
-        if (np.float64(cell[0]) - least) / gamma > DEEP:
+        origin, near = cell[0], (np.float64(cell[0]) - least) / gamma > DEEP
+        if near:
             # The distance of the largest scores above their cap has no effect. Only differences near the score where hard caps
             # would end matter; farther away than ENOUGH the sum is right up to rounding.
             lowest, highest = write_keys(bits, row, low, shift, keys)
             choose_largest(keys, d, min(np.int64(rho * n), n - 1) + 1, lowest, highest, chosen)
-            origin, near = cell[0], True
             for i in range(d):
                 origin = min(origin, x[row, i]) if chosen[i] else origin
         for j in range(n):
@@ -217,9 +217,7 @@ def map_capped(x: Tensor, rho: float | Tensor, gamma: float) -> Tensor:
     # Farther away the sum is right up to rounding.
     upper = ENOUGH + torch.ones_like(x).sum(-1, keepdim=True).log() - torch.where(invalid, 1.0, rho).log()
     lower, _ = repeat(_halved, (-upper, upper), (z, allowed, target), REFERENCE_PASSES)
-    y = torch.where(allowed, torch.sigmoid(z - lower), 0.0)
-    y = y / torch.where(allowed.any(-1, keepdim=True), y.sum(-1, keepdim=True), 1.0)
-    return torch.where(allowed & invalid, torch.full_like(y, torch.nan), y)
+    return normalized(torch.where(allowed, torch.sigmoid(z - lower), 0.0), allowed, invalid)
 
 
 @compile_rows(REDUCTION_FLAGS - {"nnan"})

@@ -207,14 +207,9 @@ def solve_squares(z: Any, n: Any) -> Any:
         has_root = rest > 0.0 and i < NEWTON_PASSES
         size = count if has_root else 0
         step = (slope - math.sqrt(rest)) / count if has_root else (total - math.sqrt(total)) / slope
-        if total >= 1.0:
-            lower = t
-        else:
-            upper = t
-        t = t + 2.0 * step
-        if not lower <= t <= upper:
-            t = 0.5 * (lower + upper)
-            size = 0
+        ahead = t + 2.0 * step
+        lower, upper, t = next_in_bracket(t, total >= 1.0, lower, upper, ahead, True)
+        size = size if t == ahead else 0
     return t, total
 
 

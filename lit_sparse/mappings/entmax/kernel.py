@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from lit_sparse.kernels.cpu.compile import compile_rows
+from lit_sparse.kernels.cpu.rows import normalized, scaled_scores
 from lit_sparse.kernels.cpu.threads import Array, over_rows
 from lit_sparse.kernels.gpu import triton_rows
-from lit_sparse.kernels.loops import repeat
+from lit_sparse.kernels.loops import bisect
 from lit_sparse.kernels.row_kernel import row_kernel
 from lit_sparse.mappings.entmax.backward import product_block, root_product_block
 from lit_sparse.mappings.entmax.forward import is_power, map_block, map_powers_block
@@ -77,10 +78,7 @@ def map_entmax(x: Tensor, alpha: float | Tensor, gamma: float) -> Tensor:
     This definition brackets the threshold and bisects, in the scale on which the largest score is 1.
     """
     eps = torch.as_tensor(alpha, dtype=x.dtype, device=x.device) - 1
-    allowed = x != -torch.inf
-    top = x.amax(-1, keepdim=True)
-    invalid = ~(x < torch.inf).all(-1, keepdim=True) | ~(eps > -1)
-    z = torch.where(invalid | ~allowed.any(-1, keepdim=True), torch.zeros_like(x), (x - top) / gamma)
+    z, allowed, invalid = scaled_scores(x, gamma, ~(eps > -1))
     flat = ~(eps.abs() >= 1e-6) | (eps <= -1)
     safe = torch.where(flat, 1e-6, eps)
 
@@ -90,18 +88,14 @@ def map_entmax(x: Tensor, alpha: float | Tensor, gamma: float) -> Tensor:
         power = torch.where(m > -1, power, torch.zeros_like(power))
         return torch.where(allowed, torch.where(flat, torch.exp(z - t), power), torch.zeros_like(z))
 
-    def halved(lower: Tensor, upper: Tensor, *constants: Tensor) -> tuple[Tensor, Tensor]:
-        middle = 0.5 * (lower + upper)
-        above = deformed(middle, *constants).sum(-1, keepdim=True) >= 1
-        return torch.where(above, middle, lower), torch.where(above, upper, middle)
+    def above(t: Tensor, *constants: Tensor) -> Tensor:
+        return deformed(t, *constants).sum(-1, keepdim=True) >= 1
 
     size = torch.ones_like(x).sum(-1, keepdim=True).log()
     upper = torch.where(flat, size, -torch.expm1(-safe * size) / safe) + 1e-3
     constants = (z, allowed, safe, flat)
-    lower, _ = repeat(halved, (torch.zeros_like(top), upper), constants, REFERENCE_PASSES)
-    y = deformed(lower, *constants)
-    y = y / torch.where(allowed.any(-1, keepdim=True), y.sum(-1, keepdim=True), 1.0)
-    return torch.where(allowed & invalid, torch.full_like(y, torch.nan), y)
+    lower = bisect(above, torch.zeros_like(z[..., :1]), upper, constants, REFERENCE_PASSES)
+    return normalized(deformed(lower, *constants), allowed, invalid)
 
 
 def _map_root_cpu(out: Array, x: Array, gamma: float) -> None:
@@ -116,8 +110,7 @@ def map_entmax_root(x: Tensor, gamma: float) -> Tensor:
     """
     allowed = x != -torch.inf
     invalid = ~(x < torch.inf).all(-1, keepdim=True)
-    some = allowed.any(-1, keepdim=True)
-    z = torch.where(invalid | ~some, 0.0, (x - x.amax(-1, keepdim=True)) / (2 * gamma))
+    z = torch.where(invalid | ~allowed.any(-1, keepdim=True), 0.0, (x - x.amax(-1, keepdim=True)) / (2 * gamma))
     z = z.clamp_min(-1)  # the threshold, for a largest entry of 0, is not lower
     ranked = z.sort(dim=-1, descending=True, stable=True).values
     count = torch.ones_like(z).cumsum(-1)
@@ -127,8 +120,7 @@ def map_entmax_root(x: Tensor, gamma: float) -> Tensor:
     size = (tau <= ranked).sum(-1, keepdim=True)
     excess = z - tau.gather(-1, (size - 1).clamp_min(0))
     y = torch.where(allowed & (excess > ROUNDINGS * torch.finfo(x.dtype).eps), excess.square(), 0.0)
-    y = y / torch.where(some, y.sum(-1, keepdim=True), 1.0)
-    return torch.where(allowed & invalid, torch.full_like(y, torch.nan), y)
+    return normalized(y, allowed, invalid)
 
 
 @row_kernel(_product_cpu, triton_rows.entmax_product)

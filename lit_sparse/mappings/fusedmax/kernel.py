@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from lit_sparse.kernels.cpu.compile import compile_rows, empty
-from lit_sparse.kernels.cpu.rows import ends_of, is_broken, plain_top, row_views, write_zeros
+from lit_sparse.kernels.cpu.rows import ends_of, is_broken, plain_top, row_views
 from lit_sparse.kernels.gpu.numba_rows import launch_rows
 from lit_sparse.kernels.groups import group_sums, write_invalid_labels
 from lit_sparse.kernels.loops import repeat_while
@@ -153,8 +153,6 @@ def map_block(start: Any, stop: Any, out: Any, labels: Any, x: Any, lams: Any, g
             rows[n], tops[n], strengths[n] = row, cell[0], lam
             n += 1
         else:
-            if ordinary:
-                write_zeros(row, out)
             write_invalid_labels(x, row, ordinary or is_broken(out, row), out, labels)
         if n == LANES or (n > 0 and row == stop - 1):
             fuse_rows(n, out, labels, x, gamma, rows, tops, strengths, places, work, lanes)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from typing_extensions import Self, override
 
-from lit_sparse.checks import check_count, check_positive
-from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.checks import check_count, check_positive, check_tensor
+from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.torch_internals import on_batches
 from lit_sparse.mappings.lp_sparsemap.local import local_of
 from lit_sparse.mappings.lp_sparsemap.problem import GraphProblem
@@ -247,9 +247,7 @@ class LPSparseMAP(PotentialMapping):
             ConfigurationError: if the target has another shape, or violates a factor or the mask.
         """
         x = allowed_scores(scores, mask)
-        if not isinstance(target, Tensor) or target.shape != x.shape:
-            shape = tuple(target.shape) if isinstance(target, Tensor) else full_name(target)
-            raise ConfigurationError(f"Expected a target of the scores' shape {tuple(x.shape)} but got {shape}.")
+        check_tensor(target, f"a target of the scores' shape {tuple(x.shape)}", shape=x.shape)
         local = local_of(self.graph, x.shape[-1], x.device)
         bits = target.to(x.dtype).reshape(-1, x.shape[-1])
         fits = local.fits(bits, (x != -torch.inf).reshape(bits.shape))

@@ -149,13 +149,11 @@ class GraphProblem:
             bad = open_.any(-1) & ((ones > group.limits[:, 1]) | (reach < group.limits[:, 0]))
             if bool(bad.any()):
                 row, place = bad.nonzero()[0].tolist()
+                number = group.names[place]
                 raise ConfigurationError(
                     f"Expected an element for each factor but in row {row} the allowed variables leave none for factor"
-                    f" {self._name(group.names[place])}. Allow more of its variables, or mask all of them."
+                    f" {number}, {self.graph.factors[number]!r}. Allow more of its variables, or mask all of them."
                 )
-
-    def _name(self, number: int) -> str:
-        return f"{number}, {self.graph.factors[number]!r}"
 
     def _explain(self, local: Local, found: Any, usable: Tensor) -> None:
         """Raise for factors that contradict one another, warn of inexact marginals otherwise."""

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from lit_sparse.kernels.cpu.compile import compile_rows, empty
-from lit_sparse.kernels.cpu.rows import next_in_bracket, row_views, top_of, write_invalid
-from lit_sparse.kernels.loops import repeat
+from lit_sparse.kernels.cpu.rows import next_in_bracket, normalized, row_views, scaled_scores, top_of, write_invalid
+from lit_sparse.kernels.loops import bisect
 from lit_sparse.kernels.row_kernel import row_kernel
 from lit_sparse.mappings.entmax.steep import CEILING_DOUBLE, CEILING_SINGLE
 
@@ -176,30 +176,22 @@ def map_norm(x: Tensor, alpha: float | Tensor, gamma: float) -> Tensor:
     This definition bisects for the threshold.
     """
     alpha = torch.as_tensor(alpha, dtype=x.dtype, device=x.device)
-    allowed = x != -torch.inf
-    top = x.amax(-1, keepdim=True)
     good = (alpha > 1) & (alpha < torch.inf)
-    invalid = ~(x < torch.inf).all(-1, keepdim=True) | ~good
-    z = torch.where(invalid | ~allowed.any(-1, keepdim=True), torch.zeros_like(x), (x - top) / gamma)
+    z, allowed, invalid = scaled_scores(x, gamma, ~good)
     r = 1 / (torch.where(good, alpha, 2.0) - 1)
 
     def powers(tau: Tensor, z: Tensor, allowed: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
         m = torch.where(allowed, z - tau, 0.0).clamp_min(0)
         return m, torch.where(m > 0, m, 1.0).pow(r) * (m > 0)
 
-    def halved(lower: Tensor, upper: Tensor, *constants: Tensor) -> tuple[Tensor, Tensor]:
-        middle = 0.5 * (lower + upper)
-        m, u = powers(middle, *constants)
-        above = (u * m).sum(-1, keepdim=True) >= 1
-        return torch.where(above, middle, lower), torch.where(above, upper, middle)
+    def above(tau: Tensor, *constants: Tensor) -> Tensor:
+        m, u = powers(tau, *constants)
+        return (u * m).sum(-1, keepdim=True) >= 1
 
-    size = torch.ones_like(x).sum(-1, keepdim=True)
-    bounds = torch.full_like(top, -1.0), -(size ** (-1 / (1 + r)))
-    lower, _ = repeat(halved, (bounds[0], bounds[1] + torch.zeros_like(top)), (z, allowed, r), REFERENCE_PASSES)
+    zeros, size = torch.zeros_like(z[..., :1]), torch.ones_like(x).sum(-1, keepdim=True)
+    lower = bisect(above, zeros - 1.0, zeros - size ** (-1 / (1 + r)), (z, allowed, r), REFERENCE_PASSES)
     m, u = powers(lower, z, allowed, r)
-    u = torch.where(m > ROUNDINGS * torch.finfo(x.dtype).eps, u, 0.0)
-    y = u / torch.where(allowed.any(-1, keepdim=True), u.sum(-1, keepdim=True), 1.0)
-    return torch.where(allowed & invalid, torch.full_like(y, torch.nan), y)
+    return normalized(torch.where(m > ROUNDINGS * torch.finfo(x.dtype).eps, u, 0.0), allowed, invalid)
 
 
 @compile_rows()

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from lit_sparse.kernels.cpu.compile import compile_rows, empty
-from lit_sparse.kernels.cpu.rows import is_broken, plain_top, row_views, top_of, unit_of
+from lit_sparse.kernels.cpu.rows import is_broken, plain_top, row_views, top_of, unit_of, write_zeros
 from lit_sparse.kernels.cpu.threads import Array, over_rows
 from lit_sparse.kernels.exact_support import SMALLEST, add_difference, stands_out
 from lit_sparse.kernels.gpu.numba_rows import launch_rows
@@ -323,8 +323,7 @@ def oscar_rows(out: Any, labels: Any, x: Any, lams: Any, floats: Any, ints: Any,
         lam = lams[row if lams.shape[0] > 1 else 0]
         state, top = plain_top(x, row)
         if state == 0 and lam >= 0.0 and lam < np.inf:
-            for i in range(x.shape[1]):
-                out[row, i] = 0
+            write_zeros(row, out)
             if exact:
                 map_row(x, row, top, gamma, lam, out, labels, floats[row], ints[row])
             else:

@@ -227,11 +227,8 @@ class SoftRank(_SoftOrder):
         quadratic = self.regularization == "quadratic"
         omega = 0.5 * y.square() if quadratic else -torch.special.entr(y) - y
         ranked = y.sort(dim=dim, descending=True).values.movedim(dim, -1)
-        n = (
-            torch.full_like(ranked[..., :1], y.shape[dim])
-            if allowed is None
-            else allowed.movedim(dim, -1).sum(-1, keepdim=True)
-        )
+        allowed = torch.ones_like(y, dtype=torch.bool) if allowed is None else allowed
+        n = allowed.movedim(dim, -1).sum(-1, keepdim=True)
         most = (n - torch.arange(y.shape[dim], device=y.device)).clamp_min(0).cumsum(-1)
         excess = ranked.cumsum(-1) - most
         slack = torch.finfo(y.dtype).eps ** 0.5 * (1 + most)  # only rounding

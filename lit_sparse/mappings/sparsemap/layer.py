@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self, override
 
-from lit_sparse.checks import check_count, check_positive
+from lit_sparse.checks import check_count, check_positive, check_tensor
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.ground.torch_internals import on_batches
 from lit_sparse.mappings.masking import allowed_scores, mark_invalid
@@ -282,10 +282,7 @@ class SparseMAP(PotentialMapping):
         """
         x = allowed_scores(scores, mask)
         wide = self.structure.expand_scores(x.detach())
-        if not isinstance(target, Tensor) or target.shape != wide.shape:
-            shape = tuple(target.shape) if isinstance(target, Tensor) else full_name(target)
-            raise ConfigurationError(f"Expected structures of shape {tuple(wide.shape)} as target but got {shape}.")
-        target = target.to(x.dtype)
+        target = check_tensor(target, f"structures of shape {tuple(wide.shape)} as target", shape=wide.shape).to(x.dtype)
         everything = torch.ones_like(target, dtype=torch.bool)
         if not bool((self.structure.fits(target, everything) | self.structure.fits(target, wide > -torch.inf)).all()):
             raise ConfigurationError(f"Expected structures of {self.structure!r} as target, but some are not.")

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.func import vjp
 
-from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.checks import check_tensor
+from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.torch_internals import on_values
 from lit_sparse.kernels.cpu.threads import Array
 from lit_sparse.kernels.oracles import CompiledOracle
@@ -127,14 +128,8 @@ def _start_of(given: tuple[Tensor, Tensor] | Tensor | None, structure: Structure
 def _checked(structure: Structure, found: Any, scores: Tensor) -> Tensor:
     """Return what an oracle found, which must be one structure for each row."""
     name = f"{type(structure).__name__}.maximize"
-    if not isinstance(found, Tensor) or found.shape != scores.shape:
-        shape = tuple(found.shape) if isinstance(found, Tensor) else full_name(found)
-        raise ConfigurationError(
-            f"Expected {name} to return a tensor {tuple(scores.shape)}, one structure per row, but got {shape}."
-        )
-    if found.is_complex():
-        raise ConfigurationError(f"Expected {name} to return real numbers but got {found.dtype}.")
-    structures: Tensor = found.to(scores.dtype)
+    expected = f"{name} to return a tensor {tuple(scores.shape)} of real numbers, one structure per row,"
+    structures = check_tensor(found, expected, shape=scores.shape).to(scores.dtype)
     if not bool(((structures == 0) | (structures == 1)).all()):
         raise ConfigurationError(f"Expected {name} to return zeros and ones but got other values.")
     allowed = scores != -torch.inf
@@ -221,12 +216,12 @@ class StructureProblem:
         broken = ~(scores < torch.inf).all(-1)
         if potentials is not None:
             broken = broken | ~potentials.isfinite().flatten(1).all(-1)
-        whole = (~broken & (scores != -torch.inf).any(-1)).nonzero().squeeze(-1)
+        usable = ~broken & (scores != -torch.inf).any(-1)
 
         def oracle(residual: Array, index: Array) -> tuple[Array, Array]:
             rows, places = (torch.from_numpy(array).to(scores.device) for array in (residual, index))
             shared = potentials is None or len(potentials) == 1
-            mine = potentials if shared else potentials[whole[places]]  # type: ignore[index]
+            mine = potentials if shared else potentials[places]  # type: ignore[index]
             found = _checked(self.structure, self.structure.maximize(rows, mine), rows)
             return found.cpu().numpy(), self._extra(found.unsqueeze(1), mine).squeeze(1).cpu().numpy()
 
@@ -235,9 +230,14 @@ class StructureProblem:
             known = None if potentials is not None or not len(rows) else self.structure.recall(rows)
             return None if known is None else (_checked(self.structure, known, rows).cpu().numpy(), np.zeros(len(rows)))
 
-        start = _arrays(Start(*[part[whole] for part in start]))
-        found = _on_device(scores, solve_with_oracle(_array(scores[whole]), oracle, guess, start, self.max_iter, self.tol))
-        return found if len(whole) == len(scores) else _with_others(found, whole, broken, scores)
+        given = _array(scores), oracle, guess, _arrays(start), _array(usable)
+        found = _on_device(scores, solve_with_oracle(*given, self.max_iter, self.tol))
+        others = ~usable
+        invalid = torch.where(broken, torch.nan, 0.0).to(scores)[others]
+        found.sizes[others], found.done[others] = 1, 1
+        found.gaps[others], found.probs[others, 0] = invalid, 1.0 + invalid
+        found.marginals[others] = torch.where(scores[others] != -torch.inf, invalid.unsqueeze(-1), 0.0)
+        return found
 
 
 def _array(tensor: Tensor) -> Array:
@@ -250,28 +250,3 @@ def _arrays(start: Start) -> Start:
 
 def _on_device(like: Tensor, solution: Solution) -> Solution:
     return Solution(*[torch.from_numpy(array).to(like.device) for array in solution])
-
-
-def _with_others(found: Solution, whole: Tensor, broken: Tensor, scores: Tensor) -> Solution:
-    """Return a solution for all rows of the scores, from the solution of the rows ``whole``.
-
-    The others are NaN where they are ``broken``, else zeros: they allow nothing but the empty structure.
-    """
-    size, d = scores.shape
-    places = max(found.probs.shape[1], 1)
-    invalid = torch.where(broken, torch.nan, 0.0).to(scores)
-    every = Solution(
-        invalid.unsqueeze(-1).where(scores != -torch.inf, 0.0),
-        found.structures.new_zeros(size, places, d),
-        scores.new_zeros(size, places),
-        found.sizes.new_ones(size),
-        invalid.clone(),
-        found.done.new_ones(size),
-    )
-    every.probs[:, 0] = 1.0 + invalid
-    for all_rows, some in zip(every, found, strict=True):
-        if some.dim() > 1 and len(whole):
-            all_rows[whole, : some.shape[1]] = some
-        else:
-            all_rows[whole] = some
-    return every

@@ -15,9 +15,19 @@ import torch
 from torch import Tensor
 
 from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows, empty
-from lit_sparse.kernels.cpu.rows import SIMD_BLOCK, gather_above, next_in_bracket, pad, row_views, top_of, write_invalid
+from lit_sparse.kernels.cpu.rows import (
+    SIMD_BLOCK,
+    gather_above,
+    next_in_bracket,
+    normalized,
+    pad,
+    row_views,
+    scaled_scores,
+    top_of,
+    write_invalid,
+)
 from lit_sparse.kernels.cpu.vector_math import exponentials, logarithms, logarithms_of_one_plus, workspace
-from lit_sparse.kernels.loops import repeat
+from lit_sparse.kernels.loops import bisect
 from lit_sparse.kernels.row_kernel import row_kernel
 
 __all__ = ["map_pnorm", "pnorm_product"]
@@ -148,27 +158,19 @@ def map_pnorm(x: Tensor, p: float | Tensor, gamma: float) -> Tensor:
     """
     p = torch.as_tensor(p, dtype=x.dtype, device=x.device)
     r = 1 / (p - 1)
-    allowed = x != -torch.inf
-    top = x.amax(-1, keepdim=True)
-    invalid = ~(x < torch.inf).all(-1, keepdim=True) | ~((p > 1) & (p <= 2))
-    z = torch.where(invalid | ~allowed.any(-1, keepdim=True), torch.zeros_like(x), (x - top) / gamma)
+    z, allowed, invalid = scaled_scores(x, gamma, ~((p > 1) & (p <= 2)))
 
     def powers(tau: Tensor, z: Tensor, allowed: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
         m = torch.where(allowed, (1 - z / tau), 0.0).clamp_min(0)
         return m, torch.where(m > 0, m, 1.0).pow(r) * (m > 0)
 
-    def halved(lower: Tensor, upper: Tensor, p: Tensor, *constants: Tensor) -> tuple[Tensor, Tensor]:
-        middle = 0.5 * (lower + upper)
-        m, u = powers(middle, *constants)
-        high = (u * m).sum(-1, keepdim=True)
-        above = -middle * u.sum(-1, keepdim=True) >= high ** ((2 - p) / p)
-        return torch.where(above, middle, lower), torch.where(above, upper, middle)
+    def above(tau: Tensor, p: Tensor, *constants: Tensor) -> Tensor:
+        m, u = powers(tau, *constants)
+        return -tau * u.sum(-1, keepdim=True) >= (u * m).sum(-1, keepdim=True) ** ((2 - p) / p)
 
-    bounds = torch.full_like(top, -1.0), torch.full_like(top, -torch.finfo(x.dtype).tiny)
-    lower, _ = repeat(halved, bounds, (p, z, allowed, r), REFERENCE_PASSES)
-    u = powers(lower, z, allowed, r)[1]
-    y = u / torch.where(allowed.any(-1, keepdim=True), u.sum(-1, keepdim=True), 1.0)
-    return torch.where(allowed & invalid, torch.full_like(y, torch.nan), y)
+    ends = torch.full_like(z[..., :1], -1.0), torch.full_like(z[..., :1], -torch.finfo(x.dtype).tiny)
+    lower = bisect(above, *ends, (p, z, allowed, r), REFERENCE_PASSES)
+    return normalized(powers(lower, z, allowed, r)[1], allowed, invalid)
 
 
 @compile_rows(REDUCTION_FLAGS - {"nnan"})

@@ -85,7 +85,7 @@ def score_block(
     q: tl.tensor,
     k: tl.tensor,
     row: tl.tensor,
-    column: tl.tensor,
+    start: tl.tensor,
     mask: tl.tensor,
     row_step: tl.tensor,
     column_step: tl.tensor,
@@ -97,7 +97,8 @@ def score_block(
     operand: tl.constexpr,
     precision: tl.constexpr,
 ) -> tl.tensor:
-    """Return the scores (rows, columns) of a block, -inf where a pair is not allowed or does not exist."""
+    """Return the scores (rows, columns) of a block of keys from ``start`` on, -inf where a pair is not allowed or not there."""
+    column = start + tl.arange(0, k.shape[0])
     x = tl.dot(q.to(operand), tl.trans(k.to(operand)), input_precision=precision) * scale
     allowed = (row < length)[:, None] & (column < size)[None, :]
     if causal:
@@ -199,9 +200,8 @@ def attend_blocks(
 
     peaks = tl.full([rows, columns], -HUGE, tl.float32)  # the largest of the scores that are so many columns apart
     for start in range(0, high, columns):
-        column = start + tl.arange(0, columns)
         k = load_block(key, start, size, entries, columns, width)
-        x = score_block(q, k, row, column, mask, row_step, column_step, length, size, scale, masked, causal, operand, precision)
+        x = score_block(q, k, row, start, mask, row_step, column_step, length, size, scale, masked, causal, operand, precision)
         peaks = tl.maximum(peaks, nan_to_inf(x))
         tl.store(live + start // columns, any_in(x != -HUGE).to(tl.int8))
     top = tl.max(peaks, 1)
@@ -229,10 +229,9 @@ def attend_blocks(
         slope = tl.zeros([rows], tl.float32)
         for start in range(0, high, columns):
             if tl.load(live + start // columns) != 0:
-                column = start + tl.arange(0, columns)
                 k = load_block(key, start, size, entries, columns, width)
                 x = score_block(
-                    q, k, row, column, mask, row_step, column_step, length, size, scale, masked, causal, operand, precision
+                    q, k, row, start, mask, row_step, column_step, length, size, scale, masked, causal, operand, precision
                 )
                 z = (x - top[:, None]) * inverse_gamma
                 weight, decline = weigh(z, threshold, eps, power)
@@ -250,10 +249,9 @@ def attend_blocks(
     result = tl.zeros([rows, depth], tl.float32)
     for start in range(0, high, columns):
         if tl.load(live + start // columns) != 0:
-            column = start + tl.arange(0, columns)
             k = load_block(key, start, size, entries, columns, width)
             x = score_block(
-                q, k, row, column, mask, row_step, column_step, length, size, scale, masked, causal, operand, precision
+                q, k, row, start, mask, row_step, column_step, length, size, scale, masked, causal, operand, precision
             )
             z = (x - top[:, None]) * inverse_gamma
             weight, _decline = weigh(z, threshold, eps, power)

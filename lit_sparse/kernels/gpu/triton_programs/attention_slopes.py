@@ -98,10 +98,9 @@ def differentiate_queries(
     mass = tl.zeros([rows], tl.float32)
     for start in range(0, high, columns):
         if tl.load(live + start // columns) != 0:
-            column = start + tl.arange(0, columns)
             k = finite(load_block(key, start, size, entries, columns, width))
             x = score_block(
-                q, k, row, column, mask, row_step, column_step, length, size, scale, masked, causal, operand, precision
+                q, k, row, start, mask, row_step, column_step, length, size, scale, masked, causal, operand, precision
             )
             _weight, decline = derivatives(x, top, threshold, inverse, inverse_gamma, eps, power)
             v = load_block(value, start, size, value_entries, columns, depth)
@@ -155,7 +154,6 @@ def differentiate_keys(
     block = tl.program_id(0) % column_blocks
     group = (tl.program_id(0) // column_blocks).to(tl.int64)
     start = block * columns
-    column = start + tl.arange(0, columns)
     k = finite(load_block(key + group * size * entries, start, size, entries, columns, width))
     v = load_block(value + group * size * value_entries, start, size, value_entries, columns, depth)
     low = start // rows * rows if causal else 0
@@ -180,7 +178,7 @@ def differentiate_keys(
                 q = finite(load_block(query + head * length * entries, first, length, entries, rows, width))
                 d = load_block(slope + head * length * value_entries, first, length, value_entries, rows, depth)
                 x = score_block(
-                    q, k, row, column, allowed, row_step, column_step, length, size, scale, masked, causal, operand, precision
+                    q, k, row, start, allowed, row_step, column_step, length, size, scale, masked, causal, operand, precision
                 )
                 weight, decline = derivatives(x, top, threshold, inverse, inverse_gamma, eps, power)
                 value_result += tl.dot(tl.trans(weight.to(operand)), d.to(operand), input_precision=precision)

@@ -222,17 +222,20 @@ def copy_block(first: Any, stop: Any, work: Any, sizes: Any, solution: Any) -> N
         copy_out(row, solution, of_row(work, row), sizes[row])
 
 
-def solve_with_oracle(scores: Array, oracle: Oracle, guess: Guess, start: Start, max_iter: int, tol: float) -> Solution:
+def solve_with_oracle(
+    scores: Array, oracle: Oracle, guess: Guess, start: Start, usable: Array, max_iter: int, tol: float
+) -> Solution:
     """Solve SparseMAP for a batch with an oracle in Python: all rows advance together and drop out when they are finished.
 
     Args:
-        scores: float64 (B, d), finite, or -inf where an entry is forbidden.
+        scores: float64 (B, d), in rows to solve finite, or -inf where an entry is forbidden.
         oracle: called with residuals (b, d) and the rows they belong to (b,), returns the best structures for them,
             float64 (b, d), and the score that potentials add to each (b,).
         guess: a cheaper function like the oracle, whose structures need not be the best ones, or None. It is called
             first, and the oracle only for rows where the guess does not improve, so that the gaps are always the
             oracle's.
         start: structures to start from.
+        usable: booleans (B,), the rows to solve; the solution of the others is zero.
         max_iter: maximum number of calls of the oracle for a row.
         tol: error of the marginals to reach, in Euclidean distance.
     """
@@ -240,15 +243,18 @@ def solve_with_oracle(scores: Array, oracle: Oracle, guess: Guess, start: Start,
     capacity = capacity_of(d, max_iter, start.structures.shape[1])
     solution = Solution(*_arrays(solution_shapes(d, capacity), size))
     step = max(1, WORK_BYTES // (capacity * (d + 8 * capacity)))
-    for low in range(0, size, step):
-        part = slice(low, min(low + step, size))
+    rows = np.flatnonzero(usable)
+    for low in range(0, len(rows), step):
+        part = rows[low : low + step]
 
-        def of_part(residual: Array, alive: Array, low: int = low) -> tuple[Array, Array]:
-            return oracle(residual, alive + low)
+        def of_part(residual: Array, alive: Array, part: Array = part) -> tuple[Array, Array]:
+            return oracle(residual, part[alive])
 
         mine = Solution(*[array[part] for array in solution])
         first = Start(*[array[part] for array in start])
         _solve_together(scores[part], of_part, guess, first, max_iter, tol, mine)
+        for all_rows, some in zip(solution, mine, strict=True):
+            all_rows[part] = some
     return solution
 
 
