@@ -33,10 +33,7 @@ __all__ = [
 
 Batch: TypeAlias = dict[str, Any]
 #: Entries of a batch with a row per example.
-ROWS = (
-    *("index", "pixels", "features", "target", "label", "true_label", "weight", "group"),
-    *("candidates", "position"),
-)
+ROWS = ("index", "pixels", "features", "target", "label", "true_label", "weight", "group", "candidates", "position")
 #: Entry of a batch of several updates: their number in a full batch, and the number of examples of each.
 KEY = "updates"
 #: Errors of a module that does not accept its arguments.
@@ -105,10 +102,8 @@ def check_entries(batch: Batch, in_features: int) -> None:
     """
     check_keys(batch, ["features", "target"], "Use a RegressionDataModule.")
     check_columns(batch["features"], in_features)
-    if batch["target"].shape != batch["features"].shape[:1]:
-        raise ConfigurationError(
-            f"Expected a target for each of {len(batch['features'])} examples but got {tuple(batch['target'].shape)}."
-        )
+    features = batch["features"]
+    check_tensor(batch["target"], f"a target for each of {len(features)} examples", shape=features.shape[:1])
 
 
 def check_columns(features: Tensor, in_features: int) -> None:
