@@ -21,8 +21,7 @@ from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, bits_of, compile_row
 from lit_sparse.kernels.cpu.rows import key_range
 from lit_sparse.kernels.cpu.threads import over_rows
 from lit_sparse.kernels.cpu.vector_math import exponentials, workspace
-from lit_sparse.nn.encoder_decoder.base import INTEGERS
-from lit_sparse.nn.inputs import check_floating, check_largest
+from lit_sparse.nn.inputs import INTEGERS, check_floating, check_largest
 from lit_sparse.nn.output_layer.losses import needs_all_scores
 
 __all__ = ["Likelihood", "SharedCategorical", "log_likelihood"]

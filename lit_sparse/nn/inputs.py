@@ -12,6 +12,9 @@ from lit_sparse.ground.torch_internals import autocast_enabled
 
 __all__ = ["check_floating", "check_ids", "check_input", "check_largest", "check_sentences", "check_state", "embedded"]
 
+#: Dtypes of lengths and of classes.
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
 
 def check_floating(name: str, given: object) -> None:
     """Raise an error unless a value is a floating tensor.
@@ -89,7 +92,9 @@ def check_sentences(name: str, given: Tensor, lengths: Tensor, width: int, weigh
         ConfigurationError: naming what is wrong.
     """
     check_input(name, given, ("B", "L", width), weight)
-    check_tensor(lengths, f"lengths ({len(given)},), one for each of the {name},", shape=given.shape[:1])
+    what = f"lengths ({len(given)},), an integer for each of the {name},"
+    check_tensor(lengths, what, shape=given.shape[:1], dtypes=INTEGERS)
+    check_largest("lengths", lengths, given.shape[1])
 
 
 def check_ids(name: str, given: Tensor, size: int) -> None:

@@ -20,24 +20,12 @@ from lit_sparse.ground.arguments import checked
 from lit_sparse.ground.torch_internals import is_exporting, lacks_autocast_dtype, scan
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.mappings.base import check_mapping, warn_off_simplex
-from lit_sparse.nn.inputs import check_largest
+from lit_sparse.nn.inputs import INTEGERS, check_largest
 
 __all__ = ["EncoderDecoder", "State", "call_recurrent", "length_mask", "run_recurrent"]
 
-#: Dtypes of lengths.
-INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 #: Tensors whose first dimension is the batch.
 State = dict[str, Tensor]
-
-
-def check_lengths(lengths: Tensor, size: int) -> None:
-    """Check that the lengths (B,) of padded rows are integers in 0 .. size.
-
-    Raises:
-        ConfigurationError: unless they are integers in 0 .. size; values on a GPU are not read.
-    """
-    check_tensor(lengths, "lengths (B,) that are integers", shape=(None,), dtypes=INTEGERS)
-    check_largest("lengths", lengths, size)
 
 
 @checked
@@ -49,7 +37,8 @@ def length_mask(lengths: Tensor, size: int) -> Tensor:
     """
     if isinstance(size, int):  # a traced size is none
         check_count("size", size, 0)
-    check_lengths(lengths, size)
+    check_tensor(lengths, "lengths (B,) that are integers", shape=(None,), dtypes=INTEGERS)
+    check_largest("lengths", lengths, size)
     return torch.arange(size, device=lengths.device) < lengths.unsqueeze(-1)
 
 
@@ -152,14 +141,13 @@ def run_recurrent(
     Args:
         rnn: recurrent network with ``batch_first``.
         inputs: (B, L, E).
-        lengths: (B,) lengths of the rows; a length of 0 counts as 1.
+        lengths: (B,) checked lengths of the rows; a length of 0 counts as 1.
         start: (layers * directions, B, H) initial states h; None for zeros.
 
     Returns:
         States (B, L, directions * H), zero beyond the lengths, and final h, for an LSTM also c, (layers * directions, B,
         H).
     """
-    check_lengths(lengths, inputs.shape[1])
     lengths = lengths.clamp_min(1)
     if is_exporting():  # packing reads the lengths
         return _scanned(rnn, inputs, lengths, start)
