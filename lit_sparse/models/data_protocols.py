@@ -151,11 +151,8 @@ def check_batch(batch: Any) -> None:
     known = {name: batch[name] for name in ROWS if name in batch}
     sizes = {len(value) if isinstance(value, Tensor) and value.dim() else None for value in known.values()}
     if len(sizes) > 1 or None in sizes:
-        shown = ", ".join(
-            f"{name} {value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else f"{name} {full_name(value)}"
-            for name, value in known.items()
-        )
-        raise ConfigurationError(f"Expected tensors with a row per example but got {shown}.")
+        got = ", ".join(f"{name} {shown(value)}" for name, value in known.items())
+        raise ConfigurationError(f"Expected tensors with a row per example but got {got}.")
 
 
 def size_of(batch: Any) -> int:
