@@ -204,7 +204,8 @@ class FileVectors(_RowWise):
     @override
     def blocks(self) -> Iterator[tuple[int, Tensor]]:
         width = max(1, self.shape[1])
-        step, converted = max(1, BLOCK_BYTES // (self._matrix.element_size() * width)), max(1, CONVERTED // width)
+        step = max(1, BLOCK_BYTES // (self._matrix.element_size() * width))
+        converted = max(1, CONVERTED // width)
         for start in range(0, self.shape[0], step):
             stop = min(start + step, self.shape[0])
             if self._matrix.dtype == self.dtype:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 from typing_extensions import Self
 
-from lit_sparse.checks import check_tensor, shown
+from lit_sparse.checks import shown
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.ground.tensors import is_dense
 from lit_sparse.ground.torch_internals import refuse_vmap
@@ -214,9 +214,10 @@ class Estimator(nn.Module, ABC):
         Raises:
             ConfigurationError: if it is complex or not of shape (R,).
         """
-        shape = batch.example_index.shape
-        what = f"loss_fn to return one loss per row, real and of shape {tuple(shape)},"
-        losses = check_tensor(loss_fn(batch), what, shape=shape)
+        losses, shape = loss_fn(batch), batch.example_index.shape
+        if not isinstance(losses, Tensor) or losses.shape != shape or losses.is_complex():
+            what = f"loss_fn to return one loss per row, real and of shape {tuple(shape)},"
+            raise ConfigurationError(f"Expected {what} but got {shown(losses)}.")
         return losses if losses.is_floating_point() else losses.to(batch.values.dtype)
 
     def over_support(self, probs: Tensor, values: Tensor | None, loss_fn: LossFunction) -> Expectation:

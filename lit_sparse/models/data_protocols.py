@@ -102,8 +102,10 @@ def check_entries(batch: Batch, in_features: int) -> None:
     """
     check_keys(batch, ["features", "target"], "Use a RegressionDataModule.")
     check_columns(batch["features"], in_features)
-    features = batch["features"]
-    check_tensor(batch["target"], f"a target for each of {len(features)} examples", shape=features.shape[:1])
+    if batch["target"].shape != batch["features"].shape[:1]:
+        raise ConfigurationError(
+            f"Expected a target for each of {len(batch['features'])} examples but got {tuple(batch['target'].shape)}."
+        )
 
 
 def check_columns(features: Tensor, in_features: int) -> None:

@@ -11,7 +11,7 @@ from torch.nn import functional as nnf
 from torchmetrics import Metric
 from typing_extensions import override
 
-from lit_sparse.checks import FEATURES, MOST_FEATURES, Count, Number, check_result, check_tensor, ranges
+from lit_sparse.checks import FEATURES, MOST_FEATURES, Count, Number, check_result, ranges
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.lightning.choice import AGREED
 from lit_sparse.mappings import FenchelYoungLoss, SparseMapping
@@ -165,8 +165,12 @@ class Seq2Seq(GeneratingModule):
         found: Any = self.body.decode(embedded("ids of targets", target, self.target_embedding), memory)
         hidden, weights = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
         check_result(self.body, "decode", hidden, (*target.shape, self.body.width))
-        what = f"`decode` of {full_name(self.body)} to return attention weights (B, heads, T, S)"
-        return hidden, check_tensor(weights, what, shape=(target.shape[0], None, target.shape[1], None))
+        if not isinstance(weights, Tensor) or weights.ndim != 4 or weights.shape[::2] != target.shape:
+            got = tuple(weights.shape) if isinstance(weights, Tensor) else full_name(weights)
+            raise ConfigurationError(
+                f"Expected `decode` of {full_name(self.body)} to return attention weights (B, heads, T, S) but got {got}."
+            )
+        return hidden, weights
 
     def forward(self, source: Tensor, source_length: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Return the scores of the next token after each target token, given the previous ones, and the attention.

@@ -317,8 +317,10 @@ class EntropicTransport(LitSparseModule):
                 f"Expected source and target points with dim={self.dim} coordinates but got batches {tuple(x.shape)} and"
                 f" {tuple(y.shape)}. Change `dim`."
             )
-        check_tensor(x, "floating points", dtypes=FLOATS, advice=" Convert them.")
-        check_tensor(y, f"target points of {x.dtype}, as the source points are,", dtypes=(x.dtype,), advice=" Convert them.")
+        if not x.is_floating_point() or y.dtype != x.dtype:
+            raise ConfigurationError(
+                f"Expected floating points of the same dtype but got {x.dtype} and {y.dtype}. Convert them."
+            )
         return x, y
 
     def _breakdown(self, batch: Batch, count: int) -> ConfigurationError | DataError:

@@ -212,7 +212,7 @@ def log_likelihood(features: Tensor, weight: Tensor, bias: Tensor, seen: Tensor,
     if not h.is_cpu:
         _likelihood_reference(h, weight, bias, seen, out)
     elif rows:
-        check_largest("values", seen, values - 1)
+        check_largest("values", seen, values - 1, advice=" Check the data's levels.")
         layer = torch.cat([bias.unsqueeze(0), weight.t()])
         layer = nnf.pad(layer, (0, 0, 0, -len(layer) % COLUMNS))
         outs = [np.empty((0, 0, 0), layer.numpy().dtype) if array is None else array.numpy() for array in out]

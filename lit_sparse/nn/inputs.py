@@ -10,9 +10,12 @@ from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.ground.tensors import is_dense, shown
 from lit_sparse.ground.torch_internals import autocast_enabled
 
-__all__ = ["check_floating", "check_ids", "check_input", "check_largest", "check_sentences", "check_state", "embedded"]
+__all__ = [
+    *("check_floating", "check_ids", "check_input", "check_largest", "check_lengths", "check_sentences", "check_state"),
+    "embedded",
+]
 
-#: Dtypes of lengths and of classes.
+#: Dtypes of lengths and of levels.
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
@@ -92,9 +95,21 @@ def check_sentences(name: str, given: Tensor, lengths: Tensor, width: int, weigh
         ConfigurationError: naming what is wrong.
     """
     check_input(name, given, ("B", "L", width), weight)
-    what = f"lengths ({len(given)},), an integer for each of the {name},"
-    check_tensor(lengths, what, shape=given.shape[:1], dtypes=INTEGERS)
-    check_largest("lengths", lengths, given.shape[1])
+    check_lengths(lengths, given.shape[1])
+    if lengths.shape != given.shape[:1]:
+        raise ConfigurationError(
+            f"Expected lengths ({len(given)},), one for each of the {name}, but got {tuple(lengths.shape)}."
+        )
+
+
+def check_lengths(lengths: Tensor, size: int) -> None:
+    """Raise an error unless the lengths (B,) of padded rows are integers in 0 .. size.
+
+    Raises:
+        ConfigurationError: naming what is wrong.
+    """
+    check_tensor(lengths, "lengths (B,) that are integers", shape=(None,), dtypes=INTEGERS)
+    check_largest("lengths", lengths, size, ", the padded length,")
 
 
 def check_ids(name: str, given: Tensor, size: int) -> None:
@@ -107,8 +122,15 @@ def check_ids(name: str, given: Tensor, size: int) -> None:
     check_largest(name, given, size - 1)
 
 
-def check_largest(name: str, given: Tensor, most: int) -> None:
+def check_largest(name: str, given: Tensor, most: int, note: str = "", advice: str = "") -> None:
     """Raise an error unless integers are in 0 .. most; their values are read on a CPU alone.
+
+    Args:
+        name: name of the integers in the message.
+        given: tensor to check.
+        most: largest integer allowed.
+        note: words after the range in the message, between commas.
+        advice: end of the message, after a space.
 
     Raises:
         ConfigurationError: naming the least and the largest one.
@@ -116,7 +138,7 @@ def check_largest(name: str, given: Tensor, most: int) -> None:
     if given.is_cpu and has_values(given) and given.numel():
         least, largest = (int(end) for end in given.aminmax())
         if least < 0 or largest > most:
-            raise ConfigurationError(f"Expected {name} in 0 .. {most} but got {least} .. {largest}.")
+            raise ConfigurationError(f"Expected {name} in 0 .. {most}{note} but got {least} .. {largest}.{advice}")
 
 
 def embedded(name: str, given: Tensor, embedding: nn.Module) -> Tensor:

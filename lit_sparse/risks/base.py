@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self, override
 
-from lit_sparse.checks import FLOATS, INTEGERS, check_tensor
+from lit_sparse.checks import FLOATS, INTEGERS, check_tensor, shown
 from lit_sparse.errors import ConfigurationError, DataError, full_name
 from lit_sparse.ground.arguments import shown_arguments
 from lit_sparse.ground.distributed import gather_unequal, rank, world_size
@@ -104,9 +104,10 @@ class Risk(nn.Module, ABC):
             found = self._over_processes(losses, weights, *columns)
         else:
             found = self.measure(losses, weights, *columns)
-        return check_tensor(
-            found, f"`measure` of {full_name(self)} to return a floating scalar tensor", shape=(), dtypes=FLOATS
-        )
+        if not isinstance(found, Tensor) or found.dim() or not found.is_floating_point():
+            what = f"`measure` of {full_name(self)} to return a floating scalar tensor"
+            raise ConfigurationError(f"Expected {what} but got {shown(found)}.")
+        return found
 
     @abstractmethod
     def measure(self, losses: Tensor, weights: Tensor | None, *args: Any, **kwargs: Any) -> Tensor:

@@ -14,13 +14,13 @@ from torch.nn import functional as nnf
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from typing_extensions import Self
 
-from lit_sparse.checks import DROPOUT, FEATURES, MOST_LAYERS, Count, check_count, check_tensor, ranges
+from lit_sparse.checks import DROPOUT, FEATURES, MOST_LAYERS, Count, check_count, ranges
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.arguments import checked
 from lit_sparse.ground.torch_internals import is_exporting, lacks_autocast_dtype, scan
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.mappings.base import check_mapping, warn_off_simplex
-from lit_sparse.nn.inputs import INTEGERS, check_largest
+from lit_sparse.nn.inputs import check_lengths
 
 __all__ = ["EncoderDecoder", "State", "call_recurrent", "length_mask", "run_recurrent"]
 
@@ -37,8 +37,7 @@ def length_mask(lengths: Tensor, size: int) -> Tensor:
     """
     if isinstance(size, int):  # a traced size is none
         check_count("size", size, 0)
-    check_tensor(lengths, "lengths (B,) that are integers", shape=(None,), dtypes=INTEGERS)
-    check_largest("lengths", lengths, size)
+    check_lengths(lengths, size)
     return torch.arange(size, device=lengths.device) < lengths.unsqueeze(-1)
 
 
