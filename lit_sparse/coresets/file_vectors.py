@@ -7,8 +7,7 @@ import mmap
 import os
 import warnings
 import weakref
-from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,25 +33,13 @@ CONVERTED = 2**19
 NAMES = {torch.float32: "<f4", torch.float64: "<f8", torch.float16: "<f2", torch.bfloat16: "<V2"}
 
 
-class _RowWise(Vectors):
+class _RowWise(BlockVectors):
     """Vectors on the CPU whose products do not depend on other vectors, and whose sum is rounded once.
 
     So every division of them among processes gives the same numbers.
     """
 
     device = torch.device("cpu")
-
-    @abstractmethod
-    def blocks(self) -> Iterator[tuple[int, Tensor]]:
-        """Iterate over all vectors in blocks of float32 or float64, each with the index of its first vector."""
-
-    @override
-    def correlate(self, direction: Tensor) -> Tensor:
-        direction = self._direction(direction)
-        products = direction.new_empty(self.shape[0])
-        for start, block in self.blocks():
-            products[start : start + len(block)] = row_products(block, None, direction)
-        return products
 
     @override
     def correlate_some(self, indices: Tensor, direction: Tensor) -> Tensor:
@@ -70,15 +57,6 @@ class _RowWise(Vectors):
         return total.to(self.dtype)
 
     @override
-    def divided(self, unit: float) -> _Rows:
-        return _Rows(lambda some: (self.rows(some).double() / unit).to(self.dtype), self.shape[0], block_size=MOST_GATHERED)
-
-    @override
-    def subset(self, indices: Tensor) -> _Rows:
-        size = len(check_indices(indices, self.shape[0]))
-        return _Rows(lambda some: self.rows(indices[some]), size, block_size=MOST_GATHERED)
-
-    @override
     def measure(self) -> tuple[Tensor, Tensor]:
         norms = torch.empty(self.shape[0], dtype=torch.float64)
         total = torch.zeros(2, self.shape[1], dtype=torch.float64)
@@ -86,16 +64,22 @@ class _RowWise(Vectors):
             total = add_exactly(torch.cat([total, measured(block, norms[start : start + len(block)])]))
         return norms, total
 
+    @override
+    def _products(self, block: Tensor, direction: Tensor) -> Tensor:
+        return row_products(block, None, direction)
+
+    @override
+    def _alike(self, rows: Callable[[Tensor], Tensor], size: int) -> _Rows:
+        return _Rows(rows, size, block_size=MOST_GATHERED)
+
     def _some(self, indices: Tensor) -> Iterator[tuple[int, Tensor]]:
         """Iterate over the vectors at some indices, each time with the number of those before."""
         for start in range(0, len(indices), MOST_GATHERED):
             yield start, self.rows(indices[start : start + MOST_GATHERED])
 
 
-class _Rows(_RowWise, BlockVectors):
+class _Rows(_RowWise):
     """Vectors that a function reads from others, in blocks on each access."""
-
-    blocks = BlockVectors.blocks
 
 
 @ranges(first=Count(0))
@@ -217,15 +201,13 @@ class FileVectors(_RowWise):
             return torch.empty(len(indices), self.shape[1], dtype=self.dtype)
         return torch.frombuffer(read, dtype=self._matrix.dtype).view(len(indices), -1).to(self.dtype)
 
-    def _step(self) -> int:
-        """Return the number of vectors in a block."""
-        return max(1, BLOCK_BYTES // (self._matrix.element_size() * max(1, self.shape[1])))
-
     @override
     def blocks(self) -> Iterator[tuple[int, Tensor]]:
-        converted = max(1, CONVERTED // max(1, self.shape[1]))
-        for start in range(0, self.shape[0], self._step()):
-            stop = min(start + self._step(), self.shape[0])
+        width = max(1, self.shape[1])
+        step = max(1, BLOCK_BYTES // (self._matrix.element_size() * width))
+        converted = max(1, CONVERTED // width)
+        for start in range(0, self.shape[0], step):
+            stop = min(start + step, self.shape[0])
             if self._matrix.dtype == self.dtype:
                 yield start, self._matrix[start:stop]
             else:

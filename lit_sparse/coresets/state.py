@@ -177,9 +177,7 @@ class SelectionState:
             raise CheckpointError(f"Expected {str(self.path)!r} to be a plain file that can be read but it is not. {ANEW}")
         if not size:
             return
-        shared = (
-            torch.zeros(size, dtype=torch.uint8) if not content else torch.frombuffer(bytearray(content), dtype=torch.uint8)
-        )
+        shared = torch.frombuffer(bytearray(content) if content else bytearray(size), dtype=torch.uint8)
         content = vectors.agree(shared).cpu().numpy().tobytes()
         try:
             self._found = read_torch_file(io.BytesIO(content), repr(str(self.path)))

@@ -266,17 +266,16 @@ class BlockVectors(Vectors):
         direction = self._direction(direction)
         products = direction.new_empty(self.shape[0])
         for start, block in self.blocks():
-            products[start : start + len(block)] = block @ direction
+            products[start : start + len(block)] = self._products(block, direction)
         return products
 
     @override
     def divided(self, unit: float) -> BlockVectors:
-        made, dtype = self._rows, self.dtype
-        return self._alike(lambda some: (made(some).double() / unit).to(dtype), self.shape[0])
+        return self._alike(lambda some: (self.rows(some).double() / unit).to(self.dtype), self.shape[0])
 
     @override
     def subset(self, indices: Tensor) -> BlockVectors:
-        return self._alike(lambda some: self._rows(indices[some]), len(check_indices(indices, self.shape[0])))
+        return self._alike(lambda some: self.rows(indices[some]), len(check_indices(indices, self.shape[0])))
 
     @override
     def measure(self) -> tuple[Tensor, Tensor]:
@@ -286,6 +285,10 @@ class BlockVectors(Vectors):
             norms[start : start + len(block)], sum_of_block = DenseVectors(block).measure()
             total += sum_of_block
         return norms, total
+
+    def _products(self, block: Tensor, direction: Tensor) -> Tensor:
+        """Return the inner products (n,) of a block's vectors with a direction."""
+        return block @ direction
 
     def _alike(self, rows: Callable[[Tensor], Tensor], size: int) -> BlockVectors:
         return BlockVectors(rows, size, block_size=self.block_size, device=self.device)

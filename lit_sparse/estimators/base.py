@@ -100,12 +100,18 @@ class Estimator(nn.Module, ABC):
     ragged: bool = True
 
     mapping: SparseMapping | None
+    #: Names of the attributes in the representation.
+    _shown: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, mapping: SparseMapping | None = None) -> None:
         super().__init__()
         self.mapping = None
         if mapping is not None:
             self.bind(mapping)
+
+    def extra_repr(self) -> str:
+        """Return the attributes that the class shows, with their values."""
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in self._shown)
 
     @classmethod
     def examples(cls) -> list[Self]:

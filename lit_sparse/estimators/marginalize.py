@@ -114,14 +114,11 @@ class TopKMarginalize(Estimator):
     exact: ClassVar[bool] = True
     unbiased: ClassVar[bool] = True
     latent: Latent = "bits"
+    _shown = ("k",)
 
     def __init__(self, k: int) -> None:
         super().__init__()
         self.k = k
-
-    @override
-    def extra_repr(self) -> str:
-        return f"k={self.k}"
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -184,6 +181,7 @@ class SparseMAPMarginalize(Estimator):
     exact: ClassVar[bool] = True  # for the distribution of the chosen decomposition
     unbiased: ClassVar[bool] = True
     latent: Latent = "bits"
+    _shown = ("decomposition",)
 
     def __init__(
         self,
@@ -219,10 +217,6 @@ class SparseMAPMarginalize(Estimator):
     def examples(cls) -> list[Self]:
         """Return instances for the shared tests: bit vectors with and without a budget, in both decompositions."""
         return [cls(BitVector()), cls(Budget(None, 2), gamma=0.5), cls(BitVector(), "nested")]
-
-    @override
-    def extra_repr(self) -> str:
-        return f"decomposition={self.decomposition!r}"
 
     def scores_from_logits(self, logits: Tensor) -> Tensor:
         """Return the scores for an encoder's logits: ``(logits + 1) / 2`` for bits, where 0 means undecided; else the logits.

@@ -94,6 +94,7 @@ class ScoreFunction(Sampler):
     """
 
     unbiased: ClassVar[bool] = True
+    _shown = ("baseline", "latent")
 
     def __init__(
         self,
@@ -118,10 +119,6 @@ class ScoreFunction(Sampler):
         kinds: tuple[Latent, ...] = ("categorical", "bits")
         plain = [cls(baseline, latent) for latent in kinds for baseline in ("mean", "self_critic")]
         return plain + [cls("learnt", latent, context_features=3) for latent in kinds]
-
-    @override
-    def extra_repr(self) -> str:
-        return f"baseline={self.baseline!r}, latent={self.latent!r}"
 
     @override
     def set_context_features(self, features: int) -> Self:
@@ -198,6 +195,7 @@ class LeaveOneOut(Sampler):
     """
 
     unbiased: ClassVar[bool] = True
+    _shown = ("k", "latent")
 
     def __init__(self, k: int, latent: Latent = "categorical", **options: Any) -> None:
         super().__init__(latent, **options)
@@ -207,10 +205,6 @@ class LeaveOneOut(Sampler):
     def examples(cls) -> list[Self]:
         """Return instances for the shared tests, for both kinds of variables."""
         return [cls(2), cls(4), cls(3, "bits")]
-
-    @override
-    def extra_repr(self) -> str:
-        return f"k={self.k}, latent={self.latent!r}"
 
     @override
     def estimate(self, latent: LatentDistribution, loss_fn: LossFunction, context: Tensor | None) -> Expectation:
@@ -254,6 +248,7 @@ class SumAndSample(Sampler):
     """
 
     unbiased: ClassVar[bool] = True
+    _shown = ("k", "latent")
 
     def __init__(self, k: int, latent: Latent = "categorical", **options: Any) -> None:
         super().__init__(latent, **options)
@@ -263,10 +258,6 @@ class SumAndSample(Sampler):
     def examples(cls) -> list[Self]:
         """Return instances for the shared tests, for both kinds of variables, some of which leave nothing to sample."""
         return [cls(1), cls(3), cls(100), cls(2, "bits"), cls(100, "bits")]
-
-    @override
-    def extra_repr(self) -> str:
-        return f"k={self.k}, latent={self.latent!r}"
 
     @override
     def estimate(self, latent: LatentDistribution, loss_fn: LossFunction, context: Tensor | None) -> Expectation:

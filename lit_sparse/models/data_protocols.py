@@ -33,10 +33,7 @@ __all__ = [
 
 Batch: TypeAlias = dict[str, Any]
 #: Entries of a batch with a row per example.
-ROWS = (
-    *("index", "pixels", "features", "target", "label", "true_label", "weight", "group"),
-    *("candidates", "position"),
-)
+ROWS = ("index", "pixels", "features", "target", "label", "true_label", "weight", "group", "candidates", "position")
 #: Entry of a batch of several updates: their number in a full batch, and the number of examples of each.
 KEY = "updates"
 #: Errors of a module that does not accept its arguments.
@@ -156,11 +153,8 @@ def check_batch(batch: Any) -> None:
     known = {name: batch[name] for name in ROWS if name in batch}
     sizes = {len(value) if isinstance(value, Tensor) and value.dim() else None for value in known.values()}
     if len(sizes) > 1 or None in sizes:
-        shown = ", ".join(
-            f"{name} {value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else f"{name} {full_name(value)}"
-            for name, value in known.items()
-        )
-        raise ConfigurationError(f"Expected tensors with a row per example but got {shown}.")
+        got = ", ".join(f"{name} {shown(value)}" for name, value in known.items())
+        raise ConfigurationError(f"Expected tensors with a row per example but got {got}.")
 
 
 def size_of(batch: Any) -> int:

@@ -180,10 +180,11 @@ class EntailmentClassifier(TextModule):
         output = StepOutput(losses, per_example=per_example, support_size=support, num_allowed=allowed)
         if stage != "train":
             output.groups = count_groups(self.mapping, weights)
-            titles = [
-                f"{hypothesis} ({self.labels[label]})"
-                for hypothesis, label in zip(self._hypotheses(batch), batch["label"].tolist(), strict=True)
+            texts = batch.get("hypothesis_text") or [
+                self.vocabularies["text"].decode(row) for row in batch["hypothesis"].tolist()
             ]
+            labels = [self.labels[label] for label in batch["label"].tolist()]
+            titles = [f"{hypothesis} ({label})" for hypothesis, label in zip(texts, labels, strict=True)]
             output.artifacts = {**self._drawn(batch, weights, predicted), "index": batch["index"], "title": titles}
         return output
 
@@ -238,11 +239,6 @@ class EntailmentClassifier(TextModule):
     def _read(self, batch: Batch) -> tuple[Tensor, Tensor]:
         scores, weights = self(batch["premise"], batch["premise_length"], batch["hypothesis"], batch["hypothesis_length"])
         return scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores, weights
-
-    def _hypotheses(self, batch: Batch) -> list[str]:
-        """Return the text of the hypotheses from the batch, or else from their tokens."""
-        given: list[str] | None = batch.get("hypothesis_text")
-        return given or [self.vocabularies["text"].decode(row) for row in batch["hypothesis"].tolist()]
 
     def _drawn(self, batch: Batch, weights: Tensor, predicted: Tensor) -> dict[str, Any]:
         """Return attention (B, 1, S), the tokens of the premise and the predicted label."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lit_sparse.checks import check_choice, check_result
+from lit_sparse.checks import check_choice, check_result, check_tensor
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.ground.arguments import KeepsArguments
 from lit_sparse.lightning.choice import pl
@@ -155,8 +155,8 @@ class ObjectiveModule(KeepsArguments, pl.LightningModule, ABC):
                 f"Expected `step` of {full_name(self)} to return a StepOutput but got a {type(output).__name__}."
             )
         objective, losses, rows = output.objective, output.losses, output.example_index
-        if rows is not None and (not isinstance(rows, Tensor) or rows.dim() != 1 or rows.dtype != torch.int64):
-            raise ConfigurationError(f"Expected `example_index` of {full_name(self)} to be indices (R,) but got {rows!r}.")
+        if rows is not None:
+            check_tensor(rows, f"`example_index` of {full_name(self)} to be indices (R,)", shape=(None,), dtypes=(torch.int64,))
         known = batch.get("index", losses) if rows is None else rows
         each = tuple(known.shape[:1]) if isinstance(known, Tensor) else ()
         for name, shape in (("objective", ()), ("penalty", ()), ("losses", each), ("transport_cost", each)):
@@ -168,11 +168,7 @@ class ObjectiveModule(KeepsArguments, pl.LightningModule, ABC):
             )
         counts = {name: count for name in COUNTS if (count := getattr(output, name)) is not None}
         for name, values in (output.per_example | counts).items():
-            if not isinstance(values, Tensor) or values.ndim != 1:
-                got = tuple(values.shape) if isinstance(values, Tensor) else full_name(values)
-                raise ConfigurationError(
-                    f"Expected {name!r} in the step's output of {full_name(self)} to be a tensor (M,) but got {got}."
-                )
+            check_tensor(values, f"{name!r} in the step's output of {full_name(self)} to be a tensor (M,)", shape=(None,))
         if losses is not None:
             logged = self.weighted(losses, batch, rows)
             if objective is None:

@@ -190,9 +190,9 @@ def check_end(scheduler: Any, interval: str, trainer: pl.Trainer) -> None:
         return
     if interval == "step":
         steps = estimated_updates(trainer)
+    elif batches == float("inf"):
+        return
     else:
-        if batches == float("inf"):
-            return
         steps = -(-int(steps) // max(1, -(-int(batches) // trainer.accumulate_grad_batches)))
     moves = int(steps) - skipped
     end = int(getattr(scheduler, name))

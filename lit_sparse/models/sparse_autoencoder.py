@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -77,8 +77,6 @@ class SparseAutoencoder(LitSparseModule):
         >>> int((model.encode(torch.randn(3, 16)) != 0).sum())
         12
     """
-
-    monitor: ClassVar[tuple[str, Literal["min", "max"]]] = ("val/loss", "min")
 
     scale: Tensor
     idle: Tensor

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_sparse.checks import FEATURES, POSITIVE, Number, check_result, ranges, shown
+from lit_sparse.checks import FEATURES, FLOATS, POSITIVE, Number, check_result, check_tensor, ranges, shown
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.ground.distributed import gather_unequal
 from lit_sparse.lightning.choice import AGREED, LRSchedulerCallable, OptimizerCallable
@@ -157,10 +157,8 @@ class EntropicTransport(LitSparseModule):
             raise ConfigurationError(
                 f"Expected floating points (n, {self.dim}) but got {type(points).__name__}: {error}. Convert them."
             ) from error
-        if tensor.dim() != 2 or tensor.shape[1] != self.dim or not tensor.is_floating_point():
-            raise ConfigurationError(
-                f"Expected floating points (n, dim={self.dim}) but got {tuple(tensor.shape)} of {tensor.dtype}. Convert them."
-            )
+        what = f"floating points (n, dim={self.dim})"
+        check_tensor(tensor, what, shape=(None, self.dim), dtypes=FLOATS, advice=" Convert them.")
         return tensor.to(next((parameter.dtype for parameter in self.potentials.parameters()), torch.float64))
 
     @torch.no_grad()

@@ -14,15 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
-from lit_sparse.checks import INPUTS, MOST_INPUTS, Count, ranges
-from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.checks import INPUTS, MOST_INPUTS, Count, check_tensor, ranges
+from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.torch_internals import on_values
 from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, bits_of, compile_rows, empty, layout_of, zeros
 from lit_sparse.kernels.cpu.rows import key_range
 from lit_sparse.kernels.cpu.threads import over_rows
 from lit_sparse.kernels.cpu.vector_math import exponentials, workspace
-from lit_sparse.nn.encoder_decoder.base import INTEGERS
-from lit_sparse.nn.inputs import check_floating
+from lit_sparse.nn.inputs import INTEGERS, check_floating, check_largest
 from lit_sparse.nn.output_layer.losses import needs_all_scores
 
 __all__ = ["Likelihood", "SharedCategorical", "log_likelihood"]
@@ -213,10 +212,7 @@ def log_likelihood(features: Tensor, weight: Tensor, bias: Tensor, seen: Tensor,
     if not h.is_cpu:
         _likelihood_reference(h, weight, bias, seen, out)
     elif rows:
-        if seen.numel() and not 0 <= int(seen.min()) <= int(seen.max()) < values:
-            raise ConfigurationError(
-                f"Expected values in 0 .. {values - 1} but got {int(seen.min())} .. {int(seen.max())}. Check the data's levels."
-            )
+        check_largest("values", seen, values - 1, advice=" Check the data's levels.")
         layer = torch.cat([bias.unsqueeze(0), weight.t()])
         layer = nnf.pad(layer, (0, 0, 0, -len(layer) % COLUMNS))
         outs = [np.empty((0, 0, 0), layer.numpy().dtype) if array is None else array.numpy() for array in out]
@@ -260,9 +256,7 @@ class SharedCategorical(nn.Linear):
             ConfigurationError: if the shapes do not match, or the features are not floating.
         """
         check_floating("features", features)
-        if not isinstance(values, Tensor) or values.dtype not in INTEGERS:
-            got = values.dtype if isinstance(values, Tensor) else full_name(values)
-            raise ConfigurationError(f"Expected values in a tensor of torch.int64 but got {got}.")
+        check_tensor(values, "values in a tensor of torch.int64", dtypes=INTEGERS)
         if features.dim() != 3 or features.shape[2] != self.in_features or values.shape != features.shape[:2]:
             raise ConfigurationError(
                 f"Expected features (R, N, {self.in_features}) and values (R, N) but got {tuple(features.shape)} and"

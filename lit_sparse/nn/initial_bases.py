@@ -135,8 +135,7 @@ class SparseCodingBases(InitialBases):
             gram = codes.T @ codes
             slope = gram @ bases - codes.T @ x + close * ((x @ bases.T - codes).T @ x)
             bases = hoyer_projection(bases - slope / (largest_eigenvalue(gram) + close * spread), self.connectivity)
-        found: Tensor = bases
-        return found
+        return bases
 
     def _sparse(self, codes: Tensor) -> Tensor:
         """Return the nearest codes (N, width) of which each unit has its sparseness and keeps its norm."""

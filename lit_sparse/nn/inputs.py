@@ -5,12 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from lit_sparse.checks import FLOATS, check_mask
+from lit_sparse.checks import FLOATS, check_mask, check_tensor, has_values
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.ground.tensors import is_dense, shown
-from lit_sparse.ground.torch_internals import autocast_enabled, can_read_values
+from lit_sparse.ground.torch_internals import autocast_enabled
 
-__all__ = ["check_floating", "check_ids", "check_input", "check_sentences", "check_state", "embedded"]
+__all__ = [
+    *("check_floating", "check_ids", "check_input", "check_largest", "check_lengths", "check_sentences", "check_state"),
+    "embedded",
+]
+
+#: Dtypes of lengths and of levels.
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def check_floating(name: str, given: object) -> None:
@@ -19,9 +25,7 @@ def check_floating(name: str, given: object) -> None:
     Raises:
         ConfigurationError: if it is not.
     """
-    if not isinstance(given, Tensor) or given.dtype not in FLOATS or not is_dense(given):
-        got = given.dtype if isinstance(given, Tensor) and is_dense(given) else shown(given)
-        raise ConfigurationError(f"Expected floating {name} but got {got}. Convert them.")
+    check_tensor(given, f"floating {name}", dtypes=FLOATS, advice=" Convert them.")
 
 
 def check_input(name: str, given: Tensor, shape: tuple[int | str, ...], weight: Tensor | None) -> None:
@@ -48,10 +52,8 @@ def check_input(name: str, given: Tensor, shape: tuple[int | str, ...], weight: 
 
 
 def _check_shape(name: str, given: Tensor, shape: tuple[int | str, ...]) -> None:
-    if not isinstance(given, Tensor):
-        raise ConfigurationError(f"Expected {name} in a torch tensor but got {full_name(given)}.")
-    if given.layout != torch.strided or given.is_nested:
-        raise ConfigurationError(f"Expected {name} in a dense tensor but got {shown(given)}.")
+    if not isinstance(given, Tensor) or not is_dense(given):
+        raise ConfigurationError(f"Expected {name} in a dense torch tensor but got {shown(given)}.")
     sizes = shape[1:] if shape[0] == "..." else shape
     got = given.shape[given.dim() - len(sizes) :] if shape[0] == "..." else given.shape
     fits = given.dim() >= len(sizes) and len(got) == len(sizes)
@@ -93,9 +95,21 @@ def check_sentences(name: str, given: Tensor, lengths: Tensor, width: int, weigh
         ConfigurationError: naming what is wrong.
     """
     check_input(name, given, ("B", "L", width), weight)
-    if not isinstance(lengths, Tensor) or not is_dense(lengths) or lengths.shape != given.shape[:1]:
-        got = tuple(lengths.shape) if isinstance(lengths, Tensor) and is_dense(lengths) else shown(lengths)
-        raise ConfigurationError(f"Expected lengths ({len(given)},), one for each of the {name}, but got {got}.")
+    check_lengths(lengths, given.shape[1])
+    if lengths.shape != given.shape[:1]:
+        raise ConfigurationError(
+            f"Expected lengths ({len(given)},), one for each of the {name}, but got {tuple(lengths.shape)}."
+        )
+
+
+def check_lengths(lengths: Tensor, size: int) -> None:
+    """Raise an error unless the lengths (B,) of padded rows are integers in 0 .. size.
+
+    Raises:
+        ConfigurationError: naming what is wrong.
+    """
+    check_tensor(lengths, "lengths (B,) that are integers", shape=(None,), dtypes=INTEGERS)
+    check_largest("lengths", lengths, size, ", the padded length,")
 
 
 def check_ids(name: str, given: Tensor, size: int) -> None:
@@ -104,14 +118,27 @@ def check_ids(name: str, given: Tensor, size: int) -> None:
     Raises:
         ConfigurationError: naming the least and the largest one.
     """
-    if not isinstance(given, Tensor) or given.dtype not in (torch.int64, torch.int32) or not is_dense(given):
-        got = given.dtype if isinstance(given, Tensor) and is_dense(given) else shown(given)
-        raise ConfigurationError(f"Expected {name} in a tensor of torch.int64 but got {got}.")
-    if not (given.device.type == "cpu" and can_read_values() and given.numel()):
-        return
-    least, most = int(given.min()), int(given.max())
-    if least < 0 or most >= size:
-        raise ConfigurationError(f"Expected {name} in 0 .. {size - 1} but got {least} .. {most}.")
+    check_tensor(given, f"{name} in a tensor of torch.int64", dtypes=(torch.int64, torch.int32))
+    check_largest(name, given, size - 1)
+
+
+def check_largest(name: str, given: Tensor, most: int, note: str = "", advice: str = "") -> None:
+    """Raise an error unless integers are in 0 .. most; their values are read on a CPU alone.
+
+    Args:
+        name: name of the integers in the message.
+        given: tensor to check.
+        most: largest integer allowed.
+        note: words after the range in the message, between commas.
+        advice: end of the message, after a space.
+
+    Raises:
+        ConfigurationError: naming the least and the largest one.
+    """
+    if given.is_cpu and has_values(given) and given.numel():
+        least, largest = (int(end) for end in given.aminmax())
+        if least < 0 or largest > most:
+            raise ConfigurationError(f"Expected {name} in 0 .. {most}{note} but got {least} .. {largest}.{advice}")
 
 
 def embedded(name: str, given: Tensor, embedding: nn.Module) -> Tensor:

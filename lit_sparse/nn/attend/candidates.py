@@ -55,10 +55,7 @@ def seem_many(operands: Operands, threshold: Threshold) -> bool:
     dtype = torch.promote_types(rows.dtype, torch.float32)
     scores = (rows.to(dtype) * operands.factor()) @ keys.to(dtype).mT
     mask, bias = (None if x is None else x[(-1,) * (x.dim() - 2)][-PROBE:] for x in (pairs.mask, pairs.bias))
-    if pairs.softcap is not None:
-        scores = torch.tanh(scores / pairs.softcap) * pairs.softcap
-    if bias is not None:
-        scores = scores + bias.to(dtype)
+    scores = pairs._replace(bias=bias).applied_to(scores)
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
     alpha = threshold.alpha

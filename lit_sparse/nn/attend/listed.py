@@ -117,10 +117,8 @@ def attend_to_listed(
         share = max(1, len(rows) // max(1, len(keys)))
         lists = Lists(places, torch.arange(len(rows), device=rows.device) // share, (len(keys), size))
         scores = products(rows, keys, lists).view(*leading, length, places.shape[-1])
-        if pairs.softcap is not None:
-            scores = torch.tanh(scores / pairs.softcap) * pairs.softcap
-        if pairs.bias is not None:
-            scores = scores + _listed_bias(pairs.bias, places, (*leading, length, size)).to(scores.dtype)
+        bias = None if pairs.bias is None else _listed_bias(pairs.bias, places, (*leading, length, size))
+        scores = pairs._replace(bias=bias).applied_to(scores)
         scores = scores.masked_fill((places < 0).view(scores.shape), -torch.inf)
         weights = F.dropout(mapping.map(scores, None, -1), operands.dropout)
         output = sums(weights.flatten(0, -2), values, lists).view(*leading, length, values.shape[-1])

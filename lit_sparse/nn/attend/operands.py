@@ -38,6 +38,12 @@ class Pairs(NamedTuple):
             return self
         return self._replace(mask=None, is_causal=True)
 
+    def applied_to(self, scores: Tensor) -> Tensor:
+        """Return scores after the soft cap and the bias, without the mask."""
+        if self.softcap is not None:
+            scores = torch.tanh(scores / self.softcap) * self.softcap
+        return scores if self.bias is None else scores + self.bias.to(scores.dtype)
+
 
 class Operands(NamedTuple):
     """Operands of attention: query, key, value, and all that changes the scores; :meth:`of` checks them.
@@ -158,11 +164,7 @@ def attend_to_all(operands: Operands, mapping: SparseMapping) -> tuple[Tensor, T
     scores = query * factor @ key.mT if scale is None else query @ key.mT * scale
     if groups > 1:
         scores = _apart(scores, groups)
-    if pairs.softcap is not None:
-        scores = torch.tanh(scores / pairs.softcap) * pairs.softcap
-    if pairs.bias is not None:
-        scores = scores + pairs.bias.to(scores.dtype)
-    weights = F.dropout(mapping.map_block(scores, mask), dropout)
+    weights = F.dropout(mapping.map_block(pairs.applied_to(scores), mask), dropout)
     output = weights @ value if groups == 1 else _apart(_together(weights, groups) @ value, groups)
     return output, weights
 

@@ -14,35 +14,18 @@ from torch.nn import functional as nnf
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from typing_extensions import Self
 
-from lit_sparse.checks import DROPOUT, FEATURES, MOST_LAYERS, Count, check_count, has_values, ranges
+from lit_sparse.checks import DROPOUT, FEATURES, MOST_LAYERS, Count, check_count, ranges
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.arguments import checked
-from lit_sparse.ground.tensors import is_dense, shown
 from lit_sparse.ground.torch_internals import is_exporting, lacks_autocast_dtype, scan
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.mappings.base import check_mapping, warn_off_simplex
+from lit_sparse.nn.inputs import check_lengths
 
 __all__ = ["EncoderDecoder", "State", "call_recurrent", "length_mask", "run_recurrent"]
 
-#: Dtypes of lengths.
-INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 #: Tensors whose first dimension is the batch.
 State = dict[str, Tensor]
-
-
-def check_lengths(lengths: Tensor, size: int) -> None:
-    """Check that the lengths (B,) of padded rows are integers in 0 .. size.
-
-    Raises:
-        ConfigurationError: unless they are integers in 0 .. size; values on a GPU are not read.
-    """
-    if not isinstance(lengths, Tensor) or not is_dense(lengths) or lengths.dim() != 1 or lengths.dtype not in INTEGERS:
-        got = f"{lengths.dtype} {tuple(lengths.shape)}" if isinstance(lengths, Tensor) and is_dense(lengths) else shown(lengths)
-        raise ConfigurationError(f"Expected lengths (B,) that are integers but got {got}.")
-    if lengths.device.type == "cpu" and has_values(lengths) and len(lengths):
-        least, most = (int(end) for end in lengths.aminmax())
-        if least < 0 or most > size:
-            raise ConfigurationError(f"Expected lengths in 0 .. {size}, the padded length, but got {least} .. {most}.")
 
 
 @checked
@@ -157,14 +140,13 @@ def run_recurrent(
     Args:
         rnn: recurrent network with ``batch_first``.
         inputs: (B, L, E).
-        lengths: (B,) lengths of the rows; a length of 0 counts as 1.
+        lengths: (B,) checked lengths of the rows; a length of 0 counts as 1.
         start: (layers * directions, B, H) initial states h; None for zeros.
 
     Returns:
         States (B, L, directions * H), zero beyond the lengths, and final h, for an LSTM also c, (layers * directions, B,
         H).
     """
-    check_lengths(lengths, inputs.shape[1])
     lengths = lengths.clamp_min(1)
     if is_exporting():  # packing reads the lengths
         return _scanned(rnn, inputs, lengths, start)
