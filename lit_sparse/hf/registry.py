@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from types import ModuleType
-from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 import lit_sparse.mappings
 from lit_sparse.errors import ConfigurationError, MissingExtraError
@@ -80,7 +80,7 @@ def register(**mappings: SparseMapping) -> list[str]:
             )
         if not re.fullmatch(r"[a-z0-9_]+", name):
             raise ConfigurationError(f"Expected a name of lower-case letters, digits and underscores but got {name!r}.")
-        register_function(f"{PREFIX}{name}", _attention_by(mapping))
+        register_function(f"{PREFIX}{name}", partial(attend, mapping=mapping))
         names.append(f"{PREFIX}{name}")
     register_function(BY_LAYER, attend_by_layer)
     register_function(BY_LAYER_BOOLEAN, attend_by_layer, boolean_mask)
@@ -109,15 +109,6 @@ def check_on_simplex(mapping: object) -> None:
             f"Expected a mapping onto the simplex, because attention averages values, but got {mapping!r}, whose results do not"
             " sum to one. Use Sparsemax() or TopKSparsemax(k)."
         )
-
-
-def _attention_by(mapping: SparseMapping) -> AttentionFunction:
-    def function(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
-    ) -> tuple[Tensor, Tensor | None]:
-        return attend(module, query, key, value, attention_mask, mapping, **options)
-
-    return function
 
 
 def _mappings_without_arguments() -> dict[str, SparseMapping]:
