@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from lit_sparse.checks import FEATURES, INPUTS, INTEGERS, MOST_INPUTS, Count, check_choice, check_tensor, ranges
+from lit_sparse.checks import FEATURES, INPUTS, INTEGERS, MOST_INPUTS, Count, check_tensor, ranges
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.arguments import checked
 from lit_sparse.ground.directions import directions
@@ -66,8 +66,6 @@ def topographic_similarity(
         >>> bool(alike > 0.8)
         True
     """
-    check_choice("input_distance", input_distance, get_args(InputDistance))
-    check_choice("message_distance", message_distance, get_args(MessageDistance))
     _check_rows("inputs (N, F)", inputs, messages)
     first, second = torch.triu_indices(len(inputs), len(inputs), 1, device=inputs.device)
     if input_distance == "cosine":
