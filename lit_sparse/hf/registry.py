@@ -11,7 +11,7 @@ from types import ModuleType
 from torch import Tensor
 
 import lit_sparse.mappings
-from lit_sparse.errors import ConfigurationError, MissingExtraError
+from lit_sparse.errors import ConfigurationError, MissingExtraError, needs_extra
 from lit_sparse.hf.adapter import added_mask, attend, attend_by_layer, boolean_mask
 from lit_sparse.mappings import Entmax, SparseMapping
 from lit_sparse.mappings.base import check_mapping
@@ -35,10 +35,8 @@ def import_transformers() -> ModuleType:
     Raises:
         MissingExtraError: if it is not installed, or older than version 5.
     """
-    try:
+    with needs_extra("hf", "Models of Hugging Face"):
         transformers = import_module("transformers")
-    except ImportError as error:
-        raise MissingExtraError("Models of Hugging Face", "hf") from error
     major = re.match(r"\d+", transformers.__version__)
     if major is not None and int(major[0]) < OLDEST:
         but = f" with transformers {OLDEST} or newer but got {transformers.__version__}"

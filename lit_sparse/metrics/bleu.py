@@ -14,7 +14,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_sparse.checks import MOST_LAYERS, Count, check_count, ranges
-from lit_sparse.errors import ConfigurationError, DataError, MissingExtraError, did_you_mean
+from lit_sparse.errors import ConfigurationError, DataError, did_you_mean, needs_extra
 from lit_sparse.ground.arguments import checked
 from lit_sparse.metrics.exact_metric import TextMetric, check_name, check_texts
 
@@ -309,10 +309,8 @@ def _chrf(word_order: int, lowercase: bool) -> CHRF:
 
 @lru_cache(maxsize=16)
 def _moses(language: str) -> Callable[[str], str]:
-    try:
+    with needs_extra("text", "The tokens of Moses"):
         from sacremoses import MosesTokenizer  # type: ignore[import-not-found, import-untyped, unused-ignore]
-    except ModuleNotFoundError as error:
-        raise MissingExtraError("The tokens of Moses", "text") from error
     tokenizer = MosesTokenizer(lang=language)
 
     def tokenized(text: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer, models, trainers
 
 from lit_sparse.checks import check_choice, check_count, check_integer
-from lit_sparse.errors import ConfigurationError, DataError, MissingExtraError, full_name
+from lit_sparse.errors import ConfigurationError, DataError, full_name, needs_extra
 from lit_sparse.ground.files import replaced
 from lit_sparse.ground.stored import open_plain, unique_keys
 from lit_sparse.text.tokenization import KINDS, Kind, join_words, kind_of, make_tokenizer, with_breaks
@@ -357,10 +357,8 @@ class Vocabulary:
 @lru_cache(maxsize=16)  # not an attribute, because vocabularies are copied and pickled
 def _moses(language: str) -> tuple[Any, Any]:
     """Return the Moses tokenizer and detokenizer of a language."""
-    try:
+    with needs_extra("text", "The tokens of Moses"):
         from sacremoses import MosesDetokenizer, MosesTokenizer
-    except ModuleNotFoundError as error:
-        raise MissingExtraError("The tokens of Moses", "text") from error
     return MosesTokenizer(lang=language), MosesDetokenizer(lang=language)
 
 
