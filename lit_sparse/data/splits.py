@@ -15,7 +15,7 @@ from lit_sparse.errors import ConfigurationError, DataError, full_name
 from lit_sparse.lightning.choice import rank_zero_warn
 
 __all__ = [
-    *("SPLITS", "Rows", "Split", "Splits", "held_out", "in_batches", "loaded", "numbers_of", "share_of"),
+    *("SPLITS", "STAGES", "Rows", "Split", "Splits", "held_out", "in_batches", "loaded", "numbers_of", "share_of"),
     *("shuffled", "splits_of", "warn_without_test"),
 ]
 
@@ -24,6 +24,15 @@ Split = Literal["train", "val", "test", "predict"]
 
 #: The splits of a data set.
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
+
+
+#: Stages of Lightning's trainer, and the splits that they read.
+STAGES: dict[str, tuple[Split, ...]] = {
+    "fit": ("train", "val"),
+    "validate": ("val",),
+    "test": ("test",),
+    "predict": ("predict",),
+}
 
 
 class Splits(dict[Split, Any]):
@@ -59,13 +68,7 @@ class Rows:
 
 def splits_of(stage: str | None) -> tuple[Split, ...]:
     """Return the splits that a stage of the trainer reads, such as ``"fit"``; without a stage, all of the data set."""
-    needed: dict[str | None, tuple[Split, ...]] = {
-        "fit": ("train", "val"),
-        "validate": ("val",),
-        "test": ("test",),
-        "predict": ("predict",),
-    }
-    return needed.get(stage, SPLITS)
+    return STAGES.get(stage or "", SPLITS)
 
 
 def numbers_of(words: Iterable[str], where: str, other: str = "") -> Tensor:
