@@ -15,8 +15,8 @@ from lit_sparse.errors import ConfigurationError, DataError, full_name
 from lit_sparse.lightning.choice import rank_zero_warn
 
 __all__ = [
-    *("SPLITS", "STAGES", "Rows", "Split", "Splits", "held_out", "in_batches", "loaded", "numbers_of", "share_of"),
-    *("shuffled", "splits_of", "warn_without_test"),
+    *("SPLITS", "STAGES", "Rows", "Split", "Splits", "check_finite", "held_out", "in_batches", "loaded", "numbers_of"),
+    *("share_of", "shuffled", "splits_of", "warn_without_test"),
 ]
 
 Loaded = TypeVar("Loaded")
@@ -103,6 +103,22 @@ def share_of(indices: Tensor, rank: int, processes: int) -> Tensor:
 def in_batches(indices: Tensor, size: int) -> list[Tensor]:
     """Return indices (N,) split into batches of ``size``; the last batch may be smaller."""
     return [indices[start : start + size] for start in range(0, len(indices), size)]
+
+
+def check_finite(what: str, rows: Tensor) -> None:
+    """Check that rows (N, ...) have no missing or infinite value.
+
+    Raises:
+        DataError: with the first row that has one, and their number.
+    """
+    if bool(rows.sum().isfinite()):  # a missing or infinite value makes the sum one, too
+        return
+    broken = sorted({row for row, *_ in (~rows.isfinite()).nonzero().tolist()})
+    if broken:
+        raise DataError(
+            f"Expected finite {what} but got missing or infinite ones in row {broken[0]} ({len(broken)} rows in all). Fill them"
+            " in, or leave the rows out."
+        )
 
 
 def loaded(data: Any, kind: type[Loaded]) -> dict[Split, Loaded]:

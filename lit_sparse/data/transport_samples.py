@@ -17,7 +17,7 @@ from lit_sparse.data.loader import Batch
 from lit_sparse.data.readers.arrays import check_kind, read_npy
 from lit_sparse.data.readers.places import reading
 from lit_sparse.data.readers.text_files import existing
-from lit_sparse.data.splits import Split
+from lit_sparse.data.splits import Split, check_finite
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.ground.stored import open_plain
 from lit_sparse.transport.measures import Measure, draw_rows, normalized_weights
@@ -181,12 +181,7 @@ class Points(Measure):
         x = x.unsqueeze(1) if x.ndim == 1 else x
         if x.ndim != 2 or 0 in x.shape:
             raise DataError(f"Expected points (N, d) in {self.path!r} but got an array {tuple(x.shape)}. Reshape it.")
-        broken = (~x.isfinite()).any(1).nonzero().flatten().tolist()
-        if broken:
-            raise DataError(
-                f"Expected finite numbers in {self.path!r} but got missing or infinite ones in row {broken[0]} ({len(broken)}"
-                " rows in all). Fill them in, or leave the rows out."
-            )
+        check_finite(f"numbers in {self.path!r}", x)
         try:
             self._read = x, normalized_weights(None if w is None else w.tolist(), len(x), "point")
         except ConfigurationError as error:

@@ -16,7 +16,7 @@ from lit_sparse.checks import Count, Number, ranges
 from lit_sparse.data.base import ResumableDataModule
 from lit_sparse.data.loader import Batch
 from lit_sparse.data.regression.radial_bases import RadialBases
-from lit_sparse.data.splits import Rows, Split, Splits, held_out, loaded, shuffled
+from lit_sparse.data.splits import Rows, Split, Splits, check_finite, held_out, loaded, shuffled
 from lit_sparse.errors import ConfigurationError, DataError
 
 __all__ = ["Affine", "RegressionDataModule", "Table"]
@@ -48,15 +48,8 @@ class Table(Rows):
             raise DataError(
                 f"Expected a group for each of {len(self.target)} rows but got {tuple(self.groups.shape)}. Give one per row."
             )
-        for name, values in (("features", self.features), ("target", self.target)):
-            if bool(values.sum().isfinite()):  # a missing or infinite value makes the sum one, too
-                continue
-            broken = sorted({row for row, *_ in (~values.isfinite()).nonzero().tolist()})
-            if broken:
-                raise DataError(
-                    f"Expected finite {name} but got missing or infinite ones in row {broken[0]} ({len(broken)} rows in all)."
-                    " Fill them in, or leave the rows out."
-                )
+        check_finite("features", self.features)
+        check_finite("target", self.target)
 
 
 @ranges(train_size=Count(), val_size=Number(0.0, 1e12, open_low=True), test_size=Number(0.0, 1e12, open_low=True))
