@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from importlib.metadata import version
-from itertools import chain
+from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -321,8 +321,7 @@ def _moses(language: str) -> Callable[[str], str]:
 
 def _streams(references: Sequence[Sequence[str]]) -> list[list[str | None]]:
     """Return the first references, the second ones and so on, with None for missing ones, as sacrebleu expects them."""
-    most = max(len(some) for some in references)
-    return [[some[number] if number < len(some) else None for some in references] for number in range(most)]
+    return [list(stream) for stream in zip_longest(*references)]
 
 
 def _signature_of(scorer: BLEU | CHRF, references: int | None) -> Any:
