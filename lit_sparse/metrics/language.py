@@ -167,13 +167,13 @@ def _informations(parts: Tensor, attributes: Tensor) -> tuple[Tensor, Tensor]:
     A single matrix product counts all pairs for a block of attributes.
     """
     first, of_first = _indicators(parts)
-    entropies = _grouped(_surprise(first.sum(0)), of_first, parts.shape[-1])
+    entropies = _grouped(torch.special.entr(first.sum(0)), of_first, parts.shape[-1])
     informations = []
     for some in torch.split(attributes, max(1, COLUMNS // len(attributes)), dim=-1):
         second, of_second = _indicators(some)
-        rows = _grouped(_surprise(first.mT @ second), of_first, parts.shape[-1])
+        rows = _grouped(torch.special.entr(first.mT @ second), of_first, parts.shape[-1])
         joint = _grouped(rows.mT, of_second, some.shape[-1]).mT
-        alone = _grouped(_surprise(second.sum(0)), of_second, some.shape[-1])
+        alone = _grouped(torch.special.entr(second.sum(0)), of_second, some.shape[-1])
         informations.append(entropies.unsqueeze(-1) + alone - joint)
     scale = 1.0 / len(parts)
     constant = math.log(len(parts))  # with counts in place of frequencies, entropy = log N - (sum of n log n) / N
@@ -188,12 +188,6 @@ def _indicators(variables: Tensor) -> tuple[Tensor, Tensor]:
         found.append(torch.nn.functional.one_hot(place, len(values)))
         of += [number] * len(values)
     return torch.cat(found, -1).double(), torch.tensor(of, device=variables.device)
-
-
-def _surprise(counts: Tensor) -> Tensor:
-    """Return ``-n log n``."""
-    surprise: Tensor = -torch.special.xlogy(counts, counts)
-    return surprise
 
 
 def _grouped(values: Tensor, group: Tensor, number: int) -> Tensor:
