@@ -360,8 +360,7 @@ class MessageStructure(ExactMetric):
         place = index[some]
         self.inputs[place] = inputs[some].to(self.inputs)
         self.messages[place] = messages[some]
-        if attributes is not None:
-            self.attributes[place] = known[some]
+        self.attributes[place] = known[some]
         self.seen[place] = 1
 
     def compute(self) -> dict[str, Tensor]:
