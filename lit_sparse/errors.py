@@ -30,6 +30,7 @@ __all__ = [
     "full_name",
     "install_command",
     "is_terminable",
+    "needs_extra",
     "printable",
     "refusal_of_system",
     "terminable",
@@ -117,6 +118,15 @@ class MissingExtraError(LitSparseError, ImportError):
     def __reduce__(self) -> tuple[Any, ...]:
         make = copyreg.__newobj__  # type: ignore[attr-defined]  # not the constructor, which takes no message
         return make, (type(self), *self.args)
+
+
+@contextmanager
+def needs_extra(extra: str, what: str) -> Iterator[None]:
+    """Turn the error of an import within a context into a :class:`MissingExtraError`, whose arguments these are."""
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtraError(what, extra) from error
 
 
 def printable(text: str) -> str:

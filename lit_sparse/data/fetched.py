@@ -12,16 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_sparse.checks import check_choice, check_indices, check_integer
+from lit_sparse.checks import check_choice, check_indices, check_integer, shown
 from lit_sparse.data.loader import Batch
-from lit_sparse.data.splits import Split
+from lit_sparse.data.splits import STAGES, Split
 from lit_sparse.errors import ConfigurationError, full_name
 
 __all__ = ["batches_of", "checks_indices", "checks_stage", "fetched", "seeded"]
 
 
-#: Stages of Lightning's trainer.
-STAGES = ("fit", "validate", "test", "predict")
 #: ``fetch`` with a check of its arguments -> the same without it. A wrapper of it, which may copy its attributes, has no entry.
 UNCHECKED: dict[Any, Callable[[Any, Split, int, Tensor], Batch]] = {}
 
@@ -46,7 +44,7 @@ def checks_stage(setup: Callable[[Any, str | None], None]) -> Callable[[Any, str
 
     @wraps(setup)
     def checked(self: Any, stage: str | None = None) -> None:
-        setup(self, stage if stage is None else check_choice("stage", stage, STAGES))
+        setup(self, stage if stage is None else check_choice("stage", stage, tuple(STAGES)))
 
     return checked
 
@@ -103,8 +101,7 @@ def batches_of(data: Any, epoch: int, rank: int, processes: int) -> Sequence[Ten
     if isinstance(batches, Sequence):
         wrong = [it for it in batches if not isinstance(it, Tensor) or it.ndim != 1 or it.dtype != torch.int64]
     if wrong:
-        got = f"{tuple(wrong[0].shape)} of {wrong[0].dtype}" if isinstance(wrong[0], Tensor) else full_name(wrong[0])
         raise ConfigurationError(
-            f"Expected `train_batches` of {full_name(data)} to return a list of indices (B,) int64 but got {got}."
+            f"Expected `train_batches` of {full_name(data)} to return a list of indices (B,) int64 but got {shown(wrong[0])}."
         )
     return batches  # type: ignore[no-any-return]

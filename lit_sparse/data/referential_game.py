@@ -82,8 +82,7 @@ class ReferentialGameDataModule(ResumableDataModule):
                 "Expected either `images` or `path` but got both or neither. Give a data module, as in --data.init_args.images"
                 " DigitsDataModule, or a file of feature vectors (.npy, .npz, .h5)."
             )
-        named = [("labels", labels), ("attributes", attributes), ("parts", parts)]
-        for name, array in named:
+        for name, array in (("labels", labels), ("attributes", attributes), ("parts", parts)):
             if array is not None and (images is not None or str(path).endswith(".npy")):
                 raise ConfigurationError(
                     f"Expected a .npz or .h5 file with the array {array!r}, which `{name}` names, but got "

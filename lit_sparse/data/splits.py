@@ -15,8 +15,8 @@ from lit_sparse.errors import ConfigurationError, DataError, full_name
 from lit_sparse.lightning.choice import rank_zero_warn
 
 __all__ = [
-    *("SPLITS", "Rows", "Split", "Splits", "held_out", "in_batches", "loaded", "numbers_of", "share_of"),
-    *("shuffled", "splits_of", "warn_without_test"),
+    *("SPLITS", "STAGES", "Rows", "Split", "Splits", "check_finite", "held_out", "in_batches", "loaded", "numbers_of"),
+    *("share_of", "shuffled", "splits_of", "warn_without_test"),
 ]
 
 Loaded = TypeVar("Loaded")
@@ -24,6 +24,15 @@ Split = Literal["train", "val", "test", "predict"]
 
 #: The splits of a data set.
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
+
+
+#: Stages of Lightning's trainer, and the splits that they read.
+STAGES: dict[str, tuple[Split, ...]] = {
+    "fit": ("train", "val"),
+    "validate": ("val",),
+    "test": ("test",),
+    "predict": ("predict",),
+}
 
 
 class Splits(dict[Split, Any]):
@@ -59,13 +68,7 @@ class Rows:
 
 def splits_of(stage: str | None) -> tuple[Split, ...]:
     """Return the splits that a stage of the trainer reads, such as ``"fit"``; without a stage, all of the data set."""
-    needed: dict[str | None, tuple[Split, ...]] = {
-        "fit": ("train", "val"),
-        "validate": ("val",),
-        "test": ("test",),
-        "predict": ("predict",),
-    }
-    return needed.get(stage, SPLITS)
+    return STAGES.get(stage or "", SPLITS)
 
 
 def numbers_of(words: Iterable[str], where: str, other: str = "") -> Tensor:
@@ -100,6 +103,22 @@ def share_of(indices: Tensor, rank: int, processes: int) -> Tensor:
 def in_batches(indices: Tensor, size: int) -> list[Tensor]:
     """Return indices (N,) split into batches of ``size``; the last batch may be smaller."""
     return [indices[start : start + size] for start in range(0, len(indices), size)]
+
+
+def check_finite(what: str, rows: Tensor) -> None:
+    """Check that rows (N, ...) have no missing or infinite value.
+
+    Raises:
+        DataError: with the first row that has one, and their number.
+    """
+    if bool(rows.sum().isfinite()):  # a missing or infinite value makes the sum one, too
+        return
+    broken = sorted({row for row, *_ in (~rows.isfinite()).nonzero().tolist()})
+    if broken:
+        raise DataError(
+            f"Expected finite {what} but got missing or infinite ones in row {broken[0]} ({len(broken)} rows in all). Fill them"
+            " in, or leave the rows out."
+        )
 
 
 def loaded(data: Any, kind: type[Loaded]) -> dict[Split, Loaded]:

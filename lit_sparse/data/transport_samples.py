@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from lit_sparse.data.loader import Batch
 from lit_sparse.data.readers.arrays import check_kind, read_npy
 from lit_sparse.data.readers.places import reading
 from lit_sparse.data.readers.text_files import existing
-from lit_sparse.data.splits import Split
+from lit_sparse.data.splits import Split, check_finite
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.ground.stored import open_plain
 from lit_sparse.transport.measures import Measure, draw_rows, normalized_weights
@@ -134,7 +135,6 @@ class Points(Measure):
 
     def __init__(self, path: str, *, weights: str | None = None) -> None:
         self.path, self.weights = path, weights
-        self._read: tuple[Tensor, Tensor] | None = None
 
     @classmethod
     def of(cls, points: Any, weights: Sequence[float] | Tensor | None = None) -> Self:
@@ -148,30 +148,28 @@ class Points(Measure):
             arrays = np.asarray(points), None if weights is None else np.asarray(weights)
         except ValueError as error:
             raise DataError(f"Expected points (N, d) but got rows of different lengths: {error}.") from error
-        made._keep(*arrays)
+        made._tables = made._checked(*arrays)
         return made
 
     @property
     def dim(self) -> int:
         """Dimension d of the points."""
-        return self._tables()[0].shape[1]
+        return self._tables[0].shape[1]
 
     @override
     def sample(self, seed: int, index: Tensor) -> Tensor:
-        points, shares = (part.to(index.device) for part in self._tables())
+        points, shares = (part.to(index.device) for part in self._tables)
         return points[draw_rows(shares, seed, index)]
 
     def __len__(self) -> int:
-        return len(self._tables()[0])
+        return len(self._tables[0])
 
+    @cached_property
     def _tables(self) -> tuple[Tensor, Tensor]:
-        """Return the points (N, d) float32 and their probabilities (N,) float64."""
-        if self._read is None:
-            self._keep(_from_file(self.path), None if self.weights is None else _from_file(self.weights))
-        assert self._read is not None
-        return self._read
+        """The points (N, d) float32 and their probabilities (N,) float64, read when they are first needed."""
+        return self._checked(_from_file(self.path), None if self.weights is None else _from_file(self.weights))
 
-    def _keep(self, points: np.ndarray, weights: np.ndarray | None) -> None:
+    def _checked(self, points: np.ndarray, weights: np.ndarray | None) -> tuple[Tensor, Tensor]:
         check_kind(points.dtype, repr(self.path))
         try:
             x = torch.from_numpy(np.array(points, dtype=np.float32))
@@ -181,14 +179,9 @@ class Points(Measure):
         x = x.unsqueeze(1) if x.ndim == 1 else x
         if x.ndim != 2 or 0 in x.shape:
             raise DataError(f"Expected points (N, d) in {self.path!r} but got an array {tuple(x.shape)}. Reshape it.")
-        broken = (~x.isfinite()).any(1).nonzero().flatten().tolist()
-        if broken:
-            raise DataError(
-                f"Expected finite numbers in {self.path!r} but got missing or infinite ones in row {broken[0]} ({len(broken)}"
-                " rows in all). Fill them in, or leave the rows out."
-            )
+        check_finite(f"numbers in {self.path!r}", x)
         try:
-            self._read = x, normalized_weights(None if w is None else w.tolist(), len(x), "point")
+            return x, normalized_weights(None if w is None else w.tolist(), len(x), "point")
         except ConfigurationError as error:
             raise DataError(str(error)) from error
 

@@ -116,9 +116,7 @@ def risk_loss_func(
             losses = summed_cross_entropies(logits, labels) / (labels != IGNORED).view(len(labels), -1).sum(-1).clamp_min(1)
         else:
             losses = example_losses(logits, labels)
-        if not isinstance(losses, Tensor) or losses.shape != (len(labels),):
-            got = tuple(losses.shape) if isinstance(losses, Tensor) else full_name(losses)
-            raise ConfigurationError(f"Expected `example_losses` to return losses ({len(labels)},) but got {got}.")
+        check_tensor(losses, f"`example_losses` to return losses ({len(labels)},)", shape=(len(labels),))
         labelled = (labels != IGNORED).reshape(len(labels), -1).any(-1) if not labels.is_floating_point() else None
         share = _share(risk, labels, num_items_in_batch)
         losses = losses if labelled is None else losses[labelled]

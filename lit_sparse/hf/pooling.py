@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from lit_sparse.checks import FEATURES, check_tensor, ranges
-from lit_sparse.errors import CheckpointError, ConfigurationError
+from lit_sparse.errors import CheckpointError
 from lit_sparse.ground.files import replaced
-from lit_sparse.ground.stored import read_json
-from lit_sparse.hf.saved_files import place_of
+from lit_sparse.hf.registry import check_on_simplex
+from lit_sparse.hf.saved_files import place_of, read_saved
 from lit_sparse.mappings import SparseMapping, Sparsemax
-from lit_sparse.mappings.base import check_mapping
 from lit_sparse.nn.inputs import check_input
 from lit_sparse.runs.allocation import Limits
 from lit_sparse.runs.builder import plan_arguments
@@ -55,9 +54,7 @@ class SparseAttentionPooling(nn.Module):
         super().__init__()
         self.dim = dim
         self.mapping = Sparsemax() if mapping is None else mapping
-        check_mapping(self.mapping)
-        if not self.mapping.on_simplex:
-            raise ConfigurationError(f"Expected a mapping onto the simplex, such as Sparsemax(), but got {mapping!r}.")
+        check_on_simplex(self.mapping)
         self.score = nn.Linear(self.dim, 1)
         nn.init.zeros_(self.score.weight)
         nn.init.zeros_(self.score.bias)
@@ -121,10 +118,7 @@ class SparseAttentionPooling(nn.Module):
         """
         folder = Path(input_path)
         source, file = repr(str(folder / "config.json")), folder / "pooling.pt"
-        try:
-            config = read_json(place_of(folder / "config.json", folder))
-        except ConfigurationError as error:
-            raise CheckpointError(str(error)) from error
+        config = read_saved(place_of(folder / "config.json", folder))
         if config is None:
             raise CheckpointError(
                 f"Expected the arguments of the pooling in {source} but there is no such file. Save it again."

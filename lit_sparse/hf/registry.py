@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from types import ModuleType
-from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 import lit_sparse.mappings
-from lit_sparse.errors import ConfigurationError, MissingExtraError
+from lit_sparse.errors import ConfigurationError, MissingExtraError, needs_extra
 from lit_sparse.hf.adapter import added_mask, attend, attend_by_layer, boolean_mask
 from lit_sparse.mappings import Entmax, SparseMapping
 from lit_sparse.mappings.base import check_mapping
@@ -35,10 +35,8 @@ def import_transformers() -> ModuleType:
     Raises:
         MissingExtraError: if it is not installed, or older than version 5.
     """
-    try:
+    with needs_extra("hf", "Models of Hugging Face"):
         transformers = import_module("transformers")
-    except ImportError as error:
-        raise MissingExtraError("Models of Hugging Face", "hf") from error
     major = re.match(r"\d+", transformers.__version__)
     if major is not None and int(major[0]) < OLDEST:
         but = f" with transformers {OLDEST} or newer but got {transformers.__version__}"
@@ -80,7 +78,7 @@ def register(**mappings: SparseMapping) -> list[str]:
             )
         if not re.fullmatch(r"[a-z0-9_]+", name):
             raise ConfigurationError(f"Expected a name of lower-case letters, digits and underscores but got {name!r}.")
-        register_function(f"{PREFIX}{name}", _attention_by(mapping))
+        register_function(f"{PREFIX}{name}", partial(attend, mapping=mapping))
         names.append(f"{PREFIX}{name}")
     register_function(BY_LAYER, attend_by_layer)
     register_function(BY_LAYER_BOOLEAN, attend_by_layer, boolean_mask)
@@ -109,15 +107,6 @@ def check_on_simplex(mapping: object) -> None:
             f"Expected a mapping onto the simplex, because attention averages values, but got {mapping!r}, whose results do not"
             " sum to one. Use Sparsemax() or TopKSparsemax(k)."
         )
-
-
-def _attention_by(mapping: SparseMapping) -> AttentionFunction:
-    def function(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
-    ) -> tuple[Tensor, Tensor | None]:
-        return attend(module, query, key, value, attention_mask, mapping, **options)
-
-    return function
 
 
 def _mappings_without_arguments() -> dict[str, SparseMapping]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from lit_sparse.errors import ConfigurationError, MissingExtraError, full_name
+from lit_sparse.errors import ConfigurationError, full_name, needs_extra
 from lit_sparse.ground.arguments import checked
 from lit_sparse.ground.files import replaced
 from lit_sparse.mappings import BatchTopK, HardThreshold, JumpReLU
@@ -38,10 +38,8 @@ def save_for_sae_lens(autoencoder: Any, folder: str | Path, *, model_name: str =
         ConfigurationError: for another model or mapping.
         MissingExtraError: without the extra ``hf``.
     """
-    try:
+    with needs_extra("hf", "Files of SAELens"):
         from safetensors.torch import save
-    except ImportError as error:
-        raise MissingExtraError("Files of SAELens", "hf") from error
     if not hasattr(autoencoder, "dictionary"):
         raise ConfigurationError(f"Expected a SparseAutoencoder of lit_sparse.models but got {full_name(autoencoder)}.")
     mapping, scale, width = autoencoder.mapping, autoencoder.scale.float(), autoencoder.width

@@ -21,7 +21,7 @@ from lit_sparse.hf.registry import import_transformers
 from lit_sparse.runs.allocation import SPARE_ELEMENTS, SPARE_PARAMETERS, Limits
 from lit_sparse.runs.checkpoint_files import restoring_error
 
-__all__ = ["SavedFiles", "place_of", "unreadable"]
+__all__ = ["SavedFiles", "place_of", "read_saved", "unreadable"]
 
 #: Keys that choose code or files; keys that start with an underscore are transformers' own, and dropped.
 ACTING = {
@@ -155,10 +155,7 @@ class SavedFiles:
 
     def _json(self, name: str) -> dict[Any, Any] | None:
         file = self._file(name)
-        try:
-            content = None if file is None else read_json(file)
-        except ConfigurationError as error:
-            raise CheckpointError(str(error)) from error
+        content = None if file is None else read_saved(file)
         _check_printable(content, f"{name} of {self.path!r}")
         return content
 
@@ -232,6 +229,18 @@ def _sizes(file: Path) -> list[int]:
             return [math.prod(each.get_shape()) for each in slices]
     except (OSError, safetensors.SafetensorError) as error:
         raise unreadable(f"The weights {str(file)!r}", error) from error
+
+
+def read_saved(path: Path) -> dict[Any, Any] | None:
+    """Return the dict in a JSON file of a saved model, or None if the file does not exist.
+
+    Raises:
+        CheckpointError: if it is damaged.
+    """
+    try:
+        return read_json(path)
+    except ConfigurationError as error:
+        raise CheckpointError(str(error)) from error
 
 
 def place_of(path: Path, folder: Path) -> Path:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_sparse.checks import check_number, check_result
-from lit_sparse.errors import ConfigurationError, did_you_mean, full_name
+from lit_sparse.checks import check_number, check_result, shown
+from lit_sparse.errors import ConfigurationError, did_you_mean
 from lit_sparse.ground.arguments import checked
 from lit_sparse.ground.evaluation import evaluating
 
@@ -148,8 +148,6 @@ def _per_token(output: Any, layer: str, tokens: Tensor) -> Tensor:
     """Return the output of a module, or the first of its outputs, if it has a vector for each of the tokens (B, L)."""
     found = output[0] if isinstance(output, tuple | list) and output else output
     if not isinstance(found, Tensor) or found.dim() != 3 or found.shape[:2] != tokens.shape or not found.is_floating_point():
-        got = f"{tuple(found.shape)} of {found.dtype}" if isinstance(found, Tensor) else full_name(found)
-        raise ConfigurationError(
-            f"Expected {layer!r} to return a vector for each of the tokens {tuple(tokens.shape)} but got {got}. Name another."
-        )
+        what = f"{layer!r} to return a vector for each of the tokens {tuple(tokens.shape)}"
+        raise ConfigurationError(f"Expected {what} but got {shown(found)}. Name another.")
     return found

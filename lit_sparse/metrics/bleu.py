@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from importlib.metadata import version
-from itertools import chain
+from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_sparse.checks import MOST_LAYERS, Count, check_count, ranges
-from lit_sparse.errors import ConfigurationError, DataError, MissingExtraError, did_you_mean
+from lit_sparse.errors import ConfigurationError, DataError, did_you_mean, needs_extra
 from lit_sparse.ground.arguments import checked
 from lit_sparse.metrics.exact_metric import TextMetric, check_name, check_texts
 
@@ -309,10 +309,8 @@ def _chrf(word_order: int, lowercase: bool) -> CHRF:
 
 @lru_cache(maxsize=16)
 def _moses(language: str) -> Callable[[str], str]:
-    try:
+    with needs_extra("text", "The tokens of Moses"):
         from sacremoses import MosesTokenizer  # type: ignore[import-not-found, import-untyped, unused-ignore]
-    except ModuleNotFoundError as error:
-        raise MissingExtraError("The tokens of Moses", "text") from error
     tokenizer = MosesTokenizer(lang=language)
 
     def tokenized(text: str) -> str:
@@ -323,8 +321,7 @@ def _moses(language: str) -> Callable[[str], str]:
 
 def _streams(references: Sequence[Sequence[str]]) -> list[list[str | None]]:
     """Return the first references, the second ones and so on, with None for missing ones, as sacrebleu expects them."""
-    most = max(len(some) for some in references)
-    return [[some[number] if number < len(some) else None for some in references] for number in range(most)]
+    return [list(stream) for stream in zip_longest(*references)]
 
 
 def _signature_of(scorer: BLEU | CHRF, references: int | None) -> Any:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from lit_sparse.checks import FEATURES, INPUTS, INTEGERS, MOST_INPUTS, Count, check_choice, check_tensor, ranges
+from lit_sparse.checks import FEATURES, INPUTS, INTEGERS, MOST_INPUTS, Count, check_tensor, ranges
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.ground.arguments import checked
 from lit_sparse.ground.directions import directions
@@ -66,8 +66,6 @@ def topographic_similarity(
         >>> bool(alike > 0.8)
         True
     """
-    check_choice("input_distance", input_distance, get_args(InputDistance))
-    check_choice("message_distance", message_distance, get_args(MessageDistance))
     _check_rows("inputs (N, F)", inputs, messages)
     first, second = torch.triu_indices(len(inputs), len(inputs), 1, device=inputs.device)
     if input_distance == "cosine":
@@ -169,13 +167,13 @@ def _informations(parts: Tensor, attributes: Tensor) -> tuple[Tensor, Tensor]:
     A single matrix product counts all pairs for a block of attributes.
     """
     first, of_first = _indicators(parts)
-    entropies = _grouped(_surprise(first.sum(0)), of_first, parts.shape[-1])
+    entropies = _grouped(torch.special.entr(first.sum(0)), of_first, parts.shape[-1])
     informations = []
     for some in torch.split(attributes, max(1, COLUMNS // len(attributes)), dim=-1):
         second, of_second = _indicators(some)
-        rows = _grouped(_surprise(first.mT @ second), of_first, parts.shape[-1])
+        rows = _grouped(torch.special.entr(first.mT @ second), of_first, parts.shape[-1])
         joint = _grouped(rows.mT, of_second, some.shape[-1]).mT
-        alone = _grouped(_surprise(second.sum(0)), of_second, some.shape[-1])
+        alone = _grouped(torch.special.entr(second.sum(0)), of_second, some.shape[-1])
         informations.append(entropies.unsqueeze(-1) + alone - joint)
     scale = 1.0 / len(parts)
     constant = math.log(len(parts))  # with counts in place of frequencies, entropy = log N - (sum of n log n) / N
@@ -190,12 +188,6 @@ def _indicators(variables: Tensor) -> tuple[Tensor, Tensor]:
         found.append(torch.nn.functional.one_hot(place, len(values)))
         of += [number] * len(values)
     return torch.cat(found, -1).double(), torch.tensor(of, device=variables.device)
-
-
-def _surprise(counts: Tensor) -> Tensor:
-    """Return ``-n log n``."""
-    surprise: Tensor = -torch.special.xlogy(counts, counts)
-    return surprise
 
 
 def _grouped(values: Tensor, group: Tensor, number: int) -> Tensor:
@@ -368,8 +360,7 @@ class MessageStructure(ExactMetric):
         place = index[some]
         self.inputs[place] = inputs[some].to(self.inputs)
         self.messages[place] = messages[some]
-        if attributes is not None:
-            self.attributes[place] = known[some]
+        self.attributes[place] = known[some]
         self.seen[place] = 1
 
     def compute(self) -> dict[str, Tensor]:

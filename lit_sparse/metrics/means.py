@@ -97,7 +97,7 @@ class GroupMeans(ExactMetric):
                 f"Expected at most {self.max_groups} groups, numbered from 0, but got {int(groups.max())}. Renumber them."
             )
         known = (groups >= 0) & (groups < self.max_groups)
-        places = torch.where(known, groups, 0).long()
+        places = torch.where(known, groups, 0)
         self.totals.index_add_(0, places, torch.where(known, values.detach().double(), 0.0))
         self.counts.index_add_(0, places, known.long())
 

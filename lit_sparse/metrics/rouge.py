@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from importlib.metadata import version
 from itertools import chain, groupby
+from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -303,18 +304,11 @@ def _tokenizer(use_stemmer: bool) -> Callable[[str], list[str]]:
     return tokenize
 
 
-class _Spaces:
-    """Tokenizer for texts that are already tokenized, which splits at spaces."""
-
-    def tokenize(self, text: str) -> list[str]:
-        return text.split()
-
-
 @lru_cache(maxsize=16)
 def _scorer(types: tuple[str, ...]) -> Any:
     from rouge_score.rouge_scorer import RougeScorer  # type: ignore[import-untyped, unused-ignore]
 
-    return RougeScorer(types, tokenizer=_Spaces())
+    return RougeScorer(types, tokenizer=SimpleNamespace(tokenize=str.split))  # of texts that are already tokenized
 
 
 def _weighted_overlap(hypothesis: Sequence[str], reference: Sequence[str], weight: float) -> Overlap:

@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import ClassVar
 
-from lit_sparse.checks import check_choice
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.text.tokenization import KINDS, Kind
+from lit_sparse.text.tokenization import Kind
 from lit_sparse.text.vocabulary import Vocabulary, check_sizes
 
 __all__ = ["VocabularyOptions"]
@@ -44,7 +43,6 @@ class VocabularyOptions:
     file: str | None = None
 
     def __post_init__(self) -> None:
-        check_choice("kind", self.kind, KINDS)
         check_sizes(self.max_size, self.min_count)
 
     def make(self, lines: Iterable[str]) -> Vocabulary:

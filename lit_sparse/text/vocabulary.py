@@ -13,7 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer, models, trainers
 
 from lit_sparse.checks import check_choice, check_count, check_integer
-from lit_sparse.errors import ConfigurationError, DataError, MissingExtraError, full_name
+from lit_sparse.errors import ConfigurationError, DataError, full_name, needs_extra
 from lit_sparse.ground.files import replaced
 from lit_sparse.ground.stored import open_plain, unique_keys
 from lit_sparse.text.tokenization import KINDS, Kind, join_words, kind_of, make_tokenizer, with_breaks
@@ -143,10 +143,7 @@ class Vocabulary:
             DataError: if a token is there twice.
             ConfigurationError: for tokens that are not texts.
         """
-        _check_many("tokens", tokens)
-        known = list(tokens)
-        if others := [token for token in known if not isinstance(token, str)]:
-            raise ConfigurationError(f"Expected tokens to be strings but got {others[0]!r}.")
+        known = _texts("tokens", tokens)
         twice = [token for token, count in Counter(known).items() if count > 1]
         if twice:
             raise DataError(f"Expected every token once but {twice[0]!r} occurs {Counter(known)[twice[0]]} times.")
@@ -224,10 +221,7 @@ class Vocabulary:
 
     def join(self, tokens: Sequence[str]) -> str:
         """Return the text of a list of tokens."""
-        _check_many("tokens", tokens)
-        tokens = list(tokens)
-        if wrong := [token for token in tokens if not isinstance(token, str)]:
-            raise ConfigurationError(f"Expected `tokens` to be texts but got {full_name(wrong[0])}.")
+        tokens = _texts("tokens", tokens)
         if self.kind == "bpe":
             with guarded("The tokens cannot be decoded"):
                 text: str = self._tokenizer.decoder.decode(tokens)
@@ -357,10 +351,8 @@ class Vocabulary:
 @lru_cache(maxsize=16)  # not an attribute, because vocabularies are copied and pickled
 def _moses(language: str) -> tuple[Any, Any]:
     """Return the Moses tokenizer and detokenizer of a language."""
-    try:
+    with needs_extra("text", "The tokens of Moses"):
         from sacremoses import MosesDetokenizer, MosesTokenizer
-    except ModuleNotFoundError as error:
-        raise MissingExtraError("The tokens of Moses", "text") from error
     return MosesTokenizer(lang=language), MosesDetokenizer(lang=language)
 
 
@@ -374,6 +366,19 @@ def _check_many(name: str, texts: Iterable[Any]) -> None:
         raise ConfigurationError(f"Expected `{name}` to be a list of texts but got one text: write [{texts[:20]!r}].")
     if not isinstance(texts, Iterable):
         raise ConfigurationError(f"Expected `{name}` to be a list but got {full_name(texts)}.")
+
+
+def _texts(name: str, values: Iterable[Any]) -> list[str]:
+    """Return an argument as a list after checking that its values are texts.
+
+    Raises:
+        ConfigurationError: if it is a single text, or a value is no text.
+    """
+    _check_many(name, values)
+    texts = list(values)
+    if wrong := [text for text in texts if not isinstance(text, str)]:
+        raise ConfigurationError(f"Expected `{name}` to be texts but got {wrong[0]!r}.")
+    return texts
 
 
 def check_sizes(max_size: int, min_count: int) -> None:

@@ -194,14 +194,16 @@ class ImageDataModule(ResumableDataModule):
             raise ConfigurationError(
                 "Expected `labelled` to be 0 or 1.0 with a `sampler` but only some images are labelled. Leave one out."
             )
-        available = len(
-            self._all(self._unlabelled if 0 < len(self._labelled) < size and not self.labelled_only else self._labelled)
-        )
-        available = available or self.size("train")
+        available = len(self._all(self._unlabelled if self._mixes else self._labelled)) or self.size("train")
         if self.epoch_size is not None and self.epoch_size > available:
             raise ConfigurationError(
                 f"Expected argument `epoch_size` to be at most {available}, all images, but got {self.epoch_size}. Decrease it."
             )
+
+    @property
+    def _mixes(self) -> bool:
+        """Whether training batches hold labelled and unlabelled images."""
+        return not self.labelled_only and len(self._labelled) > 0 and len(self._unlabelled) > 0
 
     def _validated(self, splits: dict[Split, Images]) -> dict[Split, Images]:
         """Return the splits with the images of the file ``validation`` for validation."""
@@ -236,7 +238,7 @@ class ImageDataModule(ResumableDataModule):
     def train_batches(self, epoch: int, rank: int, processes: int) -> Sequence[Tensor]:
         """Return the indices of each training batch of one process, labelled images first."""
         labelled, unlabelled = self._all(self._labelled), self._all(self._unlabelled)
-        if len(labelled) == 0 or len(unlabelled) == 0 or self.labelled_only:
+        if not self._mixes:
             stream = 2 if len(labelled) else 0
             kind = labelled if len(labelled) and self.sampler is None else torch.arange(self.size("train"))
             order = kind[self._order(len(kind), epoch, stream)[: self.epoch_size]]
@@ -253,7 +255,7 @@ class ImageDataModule(ResumableDataModule):
 
         As in every batch with unlabelled images, the first half of each is labelled.
         """
-        if self.labelled_only or not 0 < len(self._labelled) < len(self._has_label):
+        if not self._mixes:
             return super().divided(batches, rank, processes)
         halves = [[batch.chunk(2)[half] for batch in batches] for half in (0, 1)]
         labelled, unlabelled = (ResumableDataModule.divided(self, half, rank, processes) for half in halves)

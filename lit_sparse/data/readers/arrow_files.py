@@ -14,11 +14,11 @@ from lit_sparse.data.readers.places import Place, open_file, reading
 from lit_sparse.data.readers.sizes import check_rows, check_unpacked
 from lit_sparse.errors import DataError
 
-__all__ = ["arrow_batches", "needed", "parquet_batches"]
+__all__ = ["LISTED", "arrow_batches", "needed", "parquet_batches"]
 
 #: Bytes that each level of nesting takes for a value of a Parquet file, and largest number of leaves of the nested columns.
 NESTED, MOST_LEAVES = 64, 1000
-#: Largest number of columns that are read for a message.
+#: Largest number of columns that are read for a message, and that it lists.
 LISTED = 100
 #: First bytes of an Arrow file that is no stream, types of messages that hold values, and types of text and bytes.
 MAGIC, DICTIONARY, BATCH_OF_ROWS, TEXTS = b"ARROW1", 2, 3, ("string", "large_string", "binary", "large_binary")

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lit_sparse.data.columns import Column, stored
-from lit_sparse.data.readers.arrow_files import arrow_batches, parquet_batches
+from lit_sparse.data.readers.arrow_files import LISTED, arrow_batches, parquet_batches
 from lit_sparse.data.readers.places import Place
 from lit_sparse.data.readers.text_files import ending_of
 from lit_sparse.data.readers.text_tables import (
@@ -48,8 +48,6 @@ __all__ = [
 ]
 
 NUMBER = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?"
-#: Largest number of columns that an error lists.
-LISTED = 100
 
 
 class _Format(NamedTuple):

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_sparse.checks import Count, Number, ranges
+from lit_sparse.checks import Count, Number, check_tensor, ranges
 from lit_sparse.data.base import ResumableDataModule
 from lit_sparse.data.loader import Batch
 from lit_sparse.data.regression.radial_bases import RadialBases
-from lit_sparse.data.splits import Rows, Split, Splits, held_out, loaded, shuffled
+from lit_sparse.data.splits import Rows, Split, Splits, check_finite, held_out, loaded, shuffled
 from lit_sparse.errors import ConfigurationError, DataError
 
 __all__ = ["Affine", "RegressionDataModule", "Table"]
@@ -44,19 +44,11 @@ class Table(Rows):
                 f"Expected features (N, D), D at least 1, and targets (N,) but got {tuple(self.features.shape)} and"
                 f" {tuple(self.target.shape)}. Reshape them."
             )
-        if self.groups is not None and self.groups.shape != self.target.shape:
-            raise DataError(
-                f"Expected a group for each of {len(self.target)} rows but got {tuple(self.groups.shape)}. Give one per row."
-            )
-        for name, values in (("features", self.features), ("target", self.target)):
-            if bool(values.sum().isfinite()):  # a missing or infinite value makes the sum one, too
-                continue
-            broken = sorted({row for row, *_ in (~values.isfinite()).nonzero().tolist()})
-            if broken:
-                raise DataError(
-                    f"Expected finite {name} but got missing or infinite ones in row {broken[0]} ({len(broken)} rows in all)."
-                    " Fill them in, or leave the rows out."
-                )
+        if self.groups is not None:
+            what = f"a group for each of {len(self.target)} rows"
+            check_tensor(self.groups, what, shape=self.target.shape, error=DataError, advice=" Give one per row.")
+        check_finite("features", self.features)
+        check_finite("target", self.target)
 
 
 @ranges(train_size=Count(), val_size=Number(0.0, 1e12, open_low=True), test_size=Number(0.0, 1e12, open_low=True))

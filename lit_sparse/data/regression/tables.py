@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from lit_sparse.checks import Count, ranges
 from lit_sparse.data.loader import Batch
-from lit_sparse.data.readers.arrays import Arrays, open_arrays
+from lit_sparse.data.readers.arrays import open_arrays
 from lit_sparse.data.readers.places import Place, place_of, reading
 from lit_sparse.data.readers.sizes import bytes_of, check_unpacked
 from lit_sparse.data.readers.tables import TABLES, chunks_of, float_of, number_chunks, read_numbers
@@ -26,8 +26,8 @@ from lit_sparse.errors import ConfigurationError, DataError
 
 __all__ = ["TableDataModule"]
 
-#: Features, target and groups.
-Columns: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray | None]
+#: Features, target and, with ``group``, groups.
+Columns: TypeAlias = tuple[np.ndarray, ...]
 
 
 @ranges(shuffle_buffer=Count(0))
@@ -166,8 +166,9 @@ class TableDataModule(RegressionDataModule):
         kind = ending if ending in readers else "LIBSVM"
         with reading(f"{str(path)!r} cannot be read as {kind} data", "Check the format."):
             arrays = readers.get(ending, self._from_libsvm)(path)
-            tables = {split: self._table(x, y) for split, (x, y, _) in arrays.items()}
-            tables = self._grouped(tables, {split: group for split, (*_, group) in arrays.items()})
+            tables = {split: self._table(x, y) for split, (x, y, *_) in arrays.items()}
+            if self.group is not None:
+                tables = self._grouped(tables, {split: column.reshape(-1) for split, (*_, column) in arrays.items()})
         if not len(tables["train"]):
             raise DataError(f"{str(path)!r} holds no rows. Give another table.")
         widths = {split: table.features.shape[1] for split, table in tables.items()}
@@ -184,20 +185,17 @@ class TableDataModule(RegressionDataModule):
             y = y.log()
         return Table(x[:, :-1] if self.drop_last and x.ndim == 2 else x, y)
 
-    def _grouped(self, tables: dict[Split, Table], values: dict[Split, np.ndarray | None]) -> dict[Split, Table]:
+    def _grouped(self, tables: dict[Split, Table], columns: dict[Split, np.ndarray]) -> dict[Split, Table]:
         """Return tables with the positions of their groups among all values."""
-        if self.group is None:
-            return tables
-        columns = {split: np.asarray(column).reshape(-1) for split, column in values.items()}
         names = np.unique(np.concatenate([*columns.values()]))
         self.group_names = [str(name) for name in names]
         groups = {split: torch.from_numpy(np.searchsorted(names, column)) for split, column in columns.items()}
         return {split: replace(table, groups=groups[split]) for split, table in tables.items()}
 
     def _from_npz(self, path: Place) -> dict[Split, Columns]:
-        names = (self.features, self.target, self.group)
+        names = [self.features, self.target, *self._groups()]
         with open_arrays(path) as arrays:
-            splits: dict[Split, Columns] = {"train": _arrays(arrays, names)}
+            splits: dict[Split, Columns] = {"train": tuple(arrays[name] for name in names)}
             test = [f"{name}t" in arrays for name in (self.features, self.target)]
             if test[0] != test[1]:
                 raise DataError(
@@ -205,8 +203,12 @@ class TableDataModule(RegressionDataModule):
                     " Add the other."
                 )
             if test[0]:
-                splits["test"] = _arrays(arrays, [name and f"{name}t" for name in names])
+                splits["test"] = tuple(arrays[f"{name}t"] for name in names)
         return splits
+
+    def _groups(self) -> list[str]:
+        """Return the name of the groups, if any."""
+        return [] if self.group is None else [self.group]
 
     def _columns(self) -> list[str]:
         """Return the names of the features and of the target."""
@@ -220,8 +222,8 @@ class TableDataModule(RegressionDataModule):
         return [*names, self.target]
 
     def _from_table(self, path: Place) -> dict[Split, Columns]:
-        table, others = read_numbers(path, self._columns(), [] if self.group is None else [self.group])
-        return {"train": (table[:, :-1], table[:, -1], None if self.group is None else np.array(others[self.group]))}
+        table, others = read_numbers(path, self._columns(), self._groups())
+        return {"train": (table[:, :-1], table[:, -1], *map(np.array, others.values()))}
 
     def _from_libsvm(self, path: Place) -> dict[Split, Columns]:
         from sklearn.datasets import load_svmlight_file
@@ -236,14 +238,7 @@ class TableDataModule(RegressionDataModule):
             x, y = load_svmlight_file(file)
         what, remedy = f"a dense table of {x.shape[0]} rows and {x.shape[1]} features", "number the features without gaps"
         check_unpacked(path, bytes_of(x.shape, 8), max(path.stat().st_size, x.nnz), what, remedy)
-        return {"train": (x.toarray(), y, None)}
-
-
-def _arrays(arrays: Arrays, names: Sequence[str | None]) -> Columns:
-    """Return features, target and groups."""
-    features, target, group = (None if name is None else arrays[name] for name in names)
-    assert features is not None and target is not None
-    return features, target, group
+        return {"train": (x.toarray(), y)}
 
 
 class Spread:

@@ -96,11 +96,11 @@ class EntailmentDataModule(TextDataModule):
         self.vocabulary = vocabulary
         self.vectors_path = vectors
         self.vector_size = vector_size
-        if vectors is not None and getattr(vocabulary, "kind", None) == "bpe":
+        kind = getattr(vocabulary, "kind", None)
+        if vectors is not None and kind == "bpe":
             raise ConfigurationError(
                 "Expected a `vocabulary` of kind words, spaces or moses with `vectors` but got kind bpe. Change the kind."
             )
-        kind = getattr(vocabulary, "kind", None)
         if kind in SPLITTING and any(column.endswith(TREES) for column in (premise, hypothesis)):
             raise ConfigurationError(
                 f"Expected a `vocabulary` of kind spaces for the leaves of the trees in {premise!r} and {hypothesis!r} but got"
