@@ -179,18 +179,25 @@ def main(arguments: Sequence[str]) -> int:
         check_count("every", cli.option("every"))
         with cli.folder_if_used():
             folder = cli.folder()
-            _print(f"run folder: {folder}")
+            if is_first():
+                print(f"run folder: {folder}", flush=True)
             data.prepare_data()
             data.setup("fit")
-            _select(data, folder, sizes, cli.option("every"))
-            if world_size() == 1 and not isinstance(cli.model, NoModel):
-                _weigh(data, cli.model, folder, cli.option("trainer").get("max_epochs"))
+            rows, making = _select(data, folder, sizes, cli.option("every"))
+            if is_first():
+                coreset, spent = _report(folder, rows, data.k, making)
+                if world_size() == 1 and not isinstance(cli.model, NoModel):
+                    _weigh(data, cli.model, coreset, spent, cli.option("trainer").get("max_epochs"))
             cli.finish()
     return 0
 
 
-def _select(data: CoresetDataModule, folder: Path, sizes: list[int], every: int) -> None:
-    """Select coresets of all sizes, the largest last, and write a row and a file of each; those that exist are kept."""
+def _select(data: CoresetDataModule, folder: Path, sizes: list[int], every: int) -> tuple[list[dict[str, str]], float]:
+    """Select coresets of all sizes, the largest last, and write a row and a file of each; those that exist are kept.
+
+    Returns:
+        The rows of all sizes, and the seconds that the vectors took.
+    """
     largest = data.k
     ks = sorted({*(sizes or [max(data.smallest, largest // part) for part in PARTS]), largest})
     if ks[-1] > largest:
@@ -220,8 +227,7 @@ def _select(data: CoresetDataModule, folder: Path, sizes: list[int], every: int)
         if is_first():
             coreset.save(folder / "coresets" / f"{k}.npz")
             _write(table, rows)
-    if is_first():
-        _report(folder, rows, largest, making)
+    return rows, making
 
 
 def _check_row(row: dict[str, str], folder: Path, data: CoresetDataModule, vectors: Vectors, whole: float) -> None:
@@ -245,8 +251,8 @@ def _check_row(row: dict[str, str], folder: Path, data: CoresetDataModule, vecto
         )
 
 
-def _report(folder: Path, rows: list[dict[str, str]], largest: int, making: float) -> None:
-    """Write the coreset, the picture and the costs, and print them."""
+def _report(folder: Path, rows: list[dict[str, str]], largest: int, making: float) -> tuple[Coreset, float]:
+    """Write the coreset, the picture and the costs, and print them; return the coreset and the seconds that it took."""
     coreset = Coreset.load(folder / "coresets" / f"{largest}.npz")
     coreset.save(folder / "coreset.npz")
     _draw(rows, folder / "objective.png")
@@ -265,13 +271,11 @@ def _report(folder: Path, rows: list[dict[str, str]], largest: int, making: floa
         f" {1e6 * spent / max(1, rest):.3g} microseconds per example.",
         flush=True,
     )
+    return coreset, spent
 
 
-def _weigh(data: CoresetDataModule, model: pl.LightningModule, folder: Path, epochs: int | None) -> None:
+def _weigh(data: CoresetDataModule, model: pl.LightningModule, coreset: Coreset, spent: float, epochs: int | None) -> None:
     """Time a training step on all data, and print whether the coreset saves more time than it costs."""
-    coreset = Coreset.load(folder / "coreset.npz")
-    costs = read_table(folder / "cost.csv", folder, numbers=None)
-    spent = sum(float(seconds or 0) for cost in costs for seconds in cost.values())
     watch = _Watch()
     trainer = pl.Trainer(
         accelerator="cpu",
@@ -294,9 +298,10 @@ def _weigh(data: CoresetDataModule, model: pl.LightningModule, folder: Path, epo
     small = all_seconds * len(coreset) / coreset.size
     saved = all_seconds - small
     verdict = "saves more than it costs" if saved > spent else "costs more than it saves"
-    _print(
+    print(
         f"Training {epochs} epochs on this processor takes about {all_seconds:.3g} s on all {coreset.size:,} examples and"
-        f" {small:.3g} s on the coreset. Selection took {spent:.3g} s and saves {saved:.3g} s: it {verdict}."
+        f" {small:.3g} s on the coreset. Selection took {spent:.3g} s and saves {saved:.3g} s: it {verdict}.",
+        flush=True,
     )
 
 
@@ -351,8 +356,3 @@ def _memory() -> float:
     except OSError:
         return float("nan")
     return next((int(line.split()[1]) / 2**20 for line in lines if line.startswith("VmHWM")), float("nan"))
-
-
-def _print(text: str) -> None:
-    if is_first():
-        print(text, flush=True)

@@ -61,11 +61,8 @@ def main(arguments: Sequence[str]) -> int:
         table = page(replace(runner.study, notes=[], source=""), runner.stored()[0], aligned=True)
         given = {"--schedule": options.schedule, "--results": str(options.results)}
         words = [word for pair in given.items() if pair[1] not in (None, "results") for word in pair]
-        print(
-            printable(
-                "\n".join([*table, f"see all cells side by side with: lit-sparse report {shlex.join([options.study, *words])}"])
-            )
-        )
+        more = f"see all cells side by side with: lit-sparse report {shlex.join([options.study, *words])}"
+        print(printable("\n".join([*table, more])))
     return 1 if failed else 0
 
 
@@ -117,16 +114,14 @@ def write(runner: Runner) -> list[Path]:
     if empty:
         print(f"Columns are left out, because no row has a value for them: {', '.join(empty)}.", file=sys.stderr)
     path = runner.results / f"{runner.name}.md"
-    ranks = [] if study.ranks is None else ranks_page(study, rows)
     with result_file(path, "w") as file:
-        file.write("\n".join(page(study, rows, samples, ranks)) + "\n")
+        file.write("\n".join(page(study, rows, samples, ranks_page(study, rows))) + "\n")
     written = [runner.rows.path, path]
     for figure in study.figures:
         picture = path.with_name(f"{runner.name}{figure.suffix}.png")
         if draw(study, figure, rows, curves, picture):
             written.append(picture)
-    if study.ranks is not None:
-        picture = path.with_name(f"{runner.name}_ranks.png")
-        if draw_ranks(study, rows, picture):
-            written.append(picture)
+    picture = path.with_name(f"{runner.name}_ranks.png")
+    if draw_ranks(study, rows, picture):
+        written.append(picture)
     return written

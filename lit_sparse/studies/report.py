@@ -168,7 +168,7 @@ def main(arguments: Sequence[str]) -> int:
         source=study.source,
         notes=[*same, *study.notes],
         table=table,
-        unit="run" if not alone or is_folder(alone) else "cell",
+        unit="cell" if of_study else "run",
         spread=any("\u00b1" in cell for line in table for cell in line),
         glossary={word: text for word, text in GLOSSARY.items() if any(word in head for head in table[0])},
         figures=[figure for figure in drawn if figure["panels"]],

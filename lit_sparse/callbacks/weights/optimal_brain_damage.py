@@ -178,9 +178,7 @@ class OptimalBrainDamage(pl.Callback):
             importance = importance.masked_fill(~self._mask.to(weight.device), -torch.inf)
         left = max(round(self.share * self.keep * weight.numel()), self._least(weight))
         chosen = importance.flatten().topk(left).indices
-        self._mask = (
-            torch.zeros(weight.numel(), dtype=torch.bool, device=weight.device).index_fill(0, chosen, True).view_as(weight)
-        )
+        self._mask = torch.zeros_like(importance, dtype=torch.bool).flatten().index_fill(0, chosen, True).view_as(weight)
         rank_zero_info(f"OptimalBrainDamage leaves {left} of the {weight.numel()} connections of {self.module!r}")
 
     def _layer(self, model: nn.Module) -> nn.Linear:

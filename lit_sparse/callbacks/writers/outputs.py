@@ -5,9 +5,9 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import ExitStack
-from itertools import chain, islice
+from itertools import chain, filterfalse, islice
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -193,18 +193,11 @@ def check_indices(indices: Iterable[int], *, complete: bool = True) -> None:
             " occur once: use one data loader and, with several processes, a sampler that does not repeat examples."
         )
     if complete and (missing := max(counts, default=-1) + 1 - len(counts)):
+        gaps = islice(filterfalse(counts.__contains__, range(max(counts))), NAMED)
         raise DataError(
-            f"Nothing was predicted for input {_some(list(islice(_gaps(counts), NAMED)), missing)} (numbered from 0). Predict"
+            f"Nothing was predicted for input {_some([*gaps], missing)} (numbered from 0). Predict"
             " all inputs, without `limit_predict_batches`."
         )
-
-
-def _gaps(indices: Iterable[int]) -> Iterator[int]:
-    """Yield the integers from 0 to the largest index that are not among the indices."""
-    expected = 0
-    for index in sorted(indices):
-        yield from range(expected, index)
-        expected = index + 1
 
 
 def _some(indices: list[int], count: int) -> str:

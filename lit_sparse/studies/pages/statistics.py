@@ -187,13 +187,16 @@ def critical_difference_diagram(axis: Any, comparison: Comparison, level: float 
     axis.set_yticks([])
     axis.set_xlabel(f"mean rank; bars join what does not differ at the level {level:g}")
     axis.margins(x=0.25)
-    for side in ("left", "right", "top"):
-        axis.spines[side].set_visible(False)
+    axis.spines[["left", "right", "top"]].set_visible(False)
 
 
 def ranks_of(study: Study, rows: Sequence[Row]) -> tuple[dict[str, list[float]], Comparison | None]:
-    """Return the trimmed samples of a study's cells, and their comparison; None with fewer than two large enough samples."""
-    assert study.ranks is not None
+    """Return the trimmed samples of a study's cells, and their comparison; None with fewer than two large enough samples.
+
+    A study that compares nothing by ranks has no samples.
+    """
+    if study.ranks is None:
+        return {}, None
     column = study.columns[study.ranks.column]
     known = {study.title_of(name): numbers([row for row in rows if row["cell"] == name], column) for name in study.cells}
     found = {name: by_size(sample, column).tolist() for name, sample in known.items()}
