@@ -47,12 +47,14 @@ class LabelNoiseCurves(pl.Callback):
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         data.setup("test")
         model.eval()
-        sizes = {"train": self.train_examples, "val": self.val_examples, "test": data.size("test")}
-        first = {split: data.fetch(split, 0, torch.arange(min(size, data.size(split)))) for split, size in sizes.items()}
         found = {
-            "curves/loss": robust_loss(model, first["train"]),
-            "curves/val_accuracy": accuracy(model, first["val"]),
-            "curves/test_accuracy": accuracy(model, first["test"]),
+            "curves/loss": robust_loss(
+                model, data.fetch("train", 0, torch.arange(min(self.train_examples, data.size("train"))))
+            ),
+            "curves/val_accuracy": accuracy(
+                model, data.fetch("val", 0, torch.arange(min(self.val_examples, data.size("val"))))
+            ),
+            "curves/test_accuracy": accuracy(model, data.fetch("test", 0, torch.arange(data.size("test")))),
             "curves/overflows": float(model.risk.measurements().get("overflows", 0)),
         }
         model.train()
