@@ -13,6 +13,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
+from lit_sparse.cli.callbacks import checkpoints
 from lit_sparse.data import DigitsDataModule
 from lit_sparse.lightning.choice import ModelCheckpoint
 from lit_sparse.lightning.states import _replace_later_files
@@ -117,3 +118,21 @@ def test_a_continued_run_draws_the_same_numbers_in_hooks(number: int, tmp_path: 
     whole = fit(Draws(path, number))
     continued = fit(Draws(number=number), path)
     assert continued == {place: drawn for place, drawn in whole.items() if place > number}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", [True, "link"])
+def test_a_saver_of_the_users_does_not_write_the_last_checkpoint_of_a_run(kind: Any, tmp_path: Path) -> None:
+    model = RobustClassifier(network=MLP([64, 10]), in_features=64)
+    saver = ModelCheckpoint(tmp_path, "k/{step}", every_n_train_steps=1, save_top_k=-1, save_last=kind, save_weights_only=True)
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        max_steps=3,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[saver, *checkpoints(tmp_path, model, 2)],
+    )
+    trainer.fit(model, DigitsDataModule(labelled=1.0, epoch_size=40, batch_size=10))
+    assert "optimizer_states" in torch.load(tmp_path / "last.ckpt", weights_only=True)
+    assert Path(saver.last_model_path).name == "last-v1.ckpt"
