@@ -64,7 +64,8 @@ def state_of_process(trainer: pl.Trainer) -> dict[str, Any]:
     averages = any(isinstance(callback, StochasticWeightAveraging) for callback in trainer.callbacks)  # type: ignore[attr-defined]
     gradients = averages if between_epochs(trainer)[0] else loop._should_accumulate()
     logged = [result for result in loop._results.values() if not result.has_reset and result.meta.reduce_fx in REDUCTIONS]
-    numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002
+    numpy_state: Any = np.random.get_state()  # noqa: NPY002
+    python_state = random.getstate()
     return copied(
         {
             "generators": {
