@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +112,27 @@ def pictures(folder: str | None) -> list[pl.Callback]:
 
 
 class RunCheckpoint(ModelCheckpoint):
-    """Checkpoint callback of the command line; a class of its own, so its state is separate from the user's callbacks."""
+    """Checkpoint callback of the command line; a class of its own, so its state is separate from the user's callbacks.
+
+    The user's write no file of its name, such as ``last.ckpt`` with ``save_last``: it counts as written from the start.
+    """
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Reserve the file for this callback."""
+        super().setup(trainer, pl_module, stage)
+        own = _place(self.format_checkpoint_name({}))
+        for saver in trainer.checkpoint_callbacks:
+            if isinstance(saver, ModelCheckpoint) and not isinstance(saver, RunCheckpoint):
+                saver.file_exists = partial(_exists, own, saver.file_exists)  # type: ignore[method-assign]
+
+
+def _place(path: Any) -> Path:
+    return Path(path).parent.resolve() / Path(path).name  # a link is itself the file
+
+
+def _exists(own: Path, exists: Callable[[Any, pl.Trainer], bool], path: Any, trainer: pl.Trainer) -> bool:
+    """Return whether a file exists, as one that is written later does."""
+    return _place(path) == own or exists(path, trainer)
 
 
 def checkpoints(folder: Path, model: pl.LightningModule, every_n_steps: int | None) -> list[pl.Callback]:

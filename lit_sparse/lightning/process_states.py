@@ -1,17 +1,19 @@
-"""States that each process of a run has of its own: sums of metrics and logged values, and savers of checkpoints."""
+"""States that each process of a run has of its own: sums of metrics, logged values, and random generators."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 from torchmetrics import Metric
 
 from lit_sparse.ground.distributed import world_size
-from lit_sparse.ground.state_checks import SCALAR, Kind, ListOf, OneOf, Some, one_of
+from lit_sparse.ground.state_checks import NUMBER, SCALAR, Kind, ListOf, OneOf, Some, is_plain, one_of
 from lit_sparse.lightning.choice import StochasticWeightAveraging, move_data_to_device, pl
 from lit_sparse.lightning.internals import between_epochs
 
@@ -33,6 +35,21 @@ PARTS = Kind(
 )
 #: States of torchmetrics with an entry for each example.
 PAIRED = ("preds", "target", "indexes")
+#: Words and position of a Mersenne Twister, which numpy and Python use, and the second of two normal numbers, drawn ahead.
+TWISTER = [
+    Kind(
+        "624 words and a position",
+        lambda found: (
+            is_plain(found)
+            and found.dtype == torch.int64
+            and found.shape == (625,)
+            and found.min() >= 0
+            and found.max() < 2**32
+            and found[-1] <= 624
+        ),
+    ),
+    OneOf(NUMBER),
+]
 #: Functions that reduce logged values; checkpoints hold their places here.
 REDUCTIONS = (torch.mean, torch.sum, torch.max, torch.min, sum, max, min)
 
@@ -47,8 +64,15 @@ def state_of_process(trainer: pl.Trainer) -> dict[str, Any]:
     averages = any(isinstance(callback, StochasticWeightAveraging) for callback in trainer.callbacks)  # type: ignore[attr-defined]
     gradients = averages if between_epochs(trainer)[0] else loop._should_accumulate()
     logged = [result for result in loop._results.values() if not result.has_reset and result.meta.reduce_fx in REDUCTIONS]
+    numpy_state: Any = np.random.get_state()  # noqa: NPY002
+    python_state = random.getstate()
     return copied(
         {
+            "generators": {
+                "torch": torch.get_rng_state(),
+                "numpy": [torch.tensor([*numpy_state[1].tolist(), numpy_state[2]]), numpy_state[4] if numpy_state[3] else None],
+                "python": [torch.tensor(python_state[1]), python_state[2]],
+            },
             "gradients": {
                 name: weight.grad for name, weight in model.named_parameters() if gradients and weight.grad is not None
             },
@@ -77,8 +101,8 @@ def state_of_process(trainer: pl.Trainer) -> dict[str, Any]:
     )
 
 
-def example_of_process(trainer: pl.Trainer) -> dict[str, Any]:
-    """Return an example of the result of :func:`state_of_process`, to check a stored one against."""
+def example_of_process(trainer: pl.Trainer, kept: Any) -> dict[str, Any]:
+    """Return an example of the result of :func:`state_of_process` to check a stored one against; early ones lack generators."""
     model = trainer.lightning_module
     text, flag = "", True
     meta: dict[str, Any] = dict.fromkeys(META, flag) | {"fx": text, "name": text, "metric_attribute": None}
@@ -94,7 +118,8 @@ def example_of_process(trainer: pl.Trainer) -> dict[str, Any]:
         "meta": meta | {"metric_attribute": one_of("the metrics of the model", metrics)},
         "values": Some({name: values[name] for name in VALUES[1:]}),
     }
-    return {
+    generators = {"torch": Kind("a state of torch's generator", _is_torch_state), "numpy": TWISTER, "python": TWISTER}
+    return ({"generators": generators} if isinstance(kept, dict) and "generators" in kept else {}) | {
         "gradients": Some({name: weight.detach() for name, weight in model.named_parameters()}),
         "syncs": flag,
         "statistics": Some(dict(model.named_buffers())),
@@ -112,6 +137,12 @@ def example_of_process(trainer: pl.Trainer) -> dict[str, Any]:
 def restore_process(trainer: pl.Trainer, kept: dict[str, Any]) -> None:
     """Restore the result of :func:`state_of_process`, as far as it belongs to the present epoch."""
     model, results = trainer.lightning_module, trainer.fit_loop.epoch_loop._results
+    if "generators" in kept:
+        (words, ahead), (python_words, python_ahead) = kept["generators"]["numpy"], kept["generators"]["python"]
+        state = ("MT19937", words[:-1].numpy().astype(np.uint32), int(words[-1]), int(ahead is not None), ahead or 0.0)
+        np.random.set_state(state)  # noqa: NPY002
+        random.setstate((3, tuple(python_words.tolist()), python_ahead))
+        torch.set_rng_state(kept["generators"]["torch"])
     kept = move_data_to_device(kept, trainer.strategy.root_device)
     for name, weight in model.named_parameters():
         if name in kept["gradients"]:
@@ -135,6 +166,14 @@ def restore_process(trainer: pl.Trainer, kept: dict[str, Any]) -> None:
         results.log(value=value, batch_size=1, sync_dist_fn=trainer.strategy.reduce, **options)
         vars(results[f"{meta['fx']}.{meta['name']}"]).update(values)
     trainer._logger_connector._first_loop_iter = True  # as after a batch: the first batch of an epoch resets what was logged
+
+
+def _is_torch_state(found: Any) -> bool:
+    try:
+        torch.Generator().set_state(found)
+    except (RuntimeError, TypeError):
+        return False
+    return is_plain(found)
 
 
 def copied(found: dict[str, Any]) -> dict[str, Any]:

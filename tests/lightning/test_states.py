@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import os
+import random
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import pytorch_lightning as pl
+import torch
 
+from lit_sparse.cli.callbacks import checkpoints
+from lit_sparse.data import DigitsDataModule
 from lit_sparse.lightning.choice import ModelCheckpoint
 from lit_sparse.lightning.states import _replace_later_files
+from lit_sparse.models import RobustClassifier
+from lit_sparse.nn import MLP
 
 
 @pytest.mark.parametrize("source", ["checkpoints", "checkpoints/top", "top"])
@@ -74,3 +82,57 @@ def test_a_continued_run_without_a_folder_of_its_own_overwrites_later_checkpoint
         saver.file_exists = lambda path, trainer: Path(path).exists()
         _replace_later_files(saver, trainer)
         assert saver.file_exists(str(path), trainer) == (path == other)
+
+
+class Draws(pl.Callback):
+    """Draw from the generators of torch, numpy and Python in hooks, and write a checkpoint at one of the draws."""
+
+    def __init__(self, path: Path | None = None, number: int = 0) -> None:
+        self.path, self.number, self.drawn = path, number, dict[int, tuple[float, ...]]()
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        place = len(self.drawn) if self.path else max(self.drawn, default=self.number) + 1
+        self.drawn[place] = (float(torch.rand(())), np.random.normal(), random.gauss(0, 1))  # noqa: NPY002
+        if self.path and place == self.number:
+            trainer.save_checkpoint(self.path)
+
+    def on_validation_epoch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        self.on_train_batch_end(trainer)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("number", [1, 3, 4])  # within an epoch, before its validation, and after it
+def test_a_continued_run_draws_the_same_numbers_in_hooks(number: int, tmp_path: Path) -> None:
+    def fit(draws: Draws, resumed: Path | None = None) -> dict[int, tuple[float, ...]]:
+        pl.seed_everything(3 if resumed is None else 4, verbose=False)
+        model = RobustClassifier(network=MLP([64, 10]), in_features=64)
+        data = DigitsDataModule(labelled=1.0, epoch_size=40, batch_size=10, val_size=41, test_size=41)
+        quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+        trainer = pl.Trainer(
+            accelerator="cpu", max_epochs=2, num_sanity_val_steps=0, enable_checkpointing=False, callbacks=[draws], **quiet
+        )
+        trainer.fit(model, data, ckpt_path=resumed)
+        return draws.drawn
+
+    path = tmp_path / "cut.ckpt"
+    whole = fit(Draws(path, number))
+    continued = fit(Draws(number=number), path)
+    assert continued == {place: drawn for place, drawn in whole.items() if place > number}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", [True, "link"])
+def test_a_saver_of_the_users_does_not_write_the_last_checkpoint_of_a_run(kind: Any, tmp_path: Path) -> None:
+    model = RobustClassifier(network=MLP([64, 10]), in_features=64)
+    saver = ModelCheckpoint(tmp_path, "k/{step}", every_n_train_steps=1, save_top_k=-1, save_last=kind, save_weights_only=True)
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        max_steps=3,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[saver, *checkpoints(tmp_path, model, 2)],
+    )
+    trainer.fit(model, DigitsDataModule(labelled=1.0, epoch_size=40, batch_size=10))
+    assert "optimizer_states" in torch.load(tmp_path / "last.ckpt", weights_only=True)
+    assert Path(saver.last_model_path).name == "last-v1.ckpt"

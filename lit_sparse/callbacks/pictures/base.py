@@ -120,5 +120,6 @@ class Picture(StageCallback):
                     file.write(buffer.getvalue())
             if ending == "png" and boards:
                 pixels = imread(io.BytesIO(buffer.getvalue()), format="png")[..., :3]  # without opacity
+                step = trainer.global_step - (trainer.state.fn == "fit" and trainer.validating)  # as the rows of the validation
                 for logger in boards:
-                    logger.experiment.add_image(name, pixels, global_step=trainer.global_step, dataformats="HWC")
+                    logger.experiment.add_image(name, pixels, global_step=step, dataformats="HWC")

@@ -8,6 +8,8 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from matplotlib.image import imread
+from pytorch_lightning.loggers import TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lit_sparse.callbacks import TransportPlot
 from lit_sparse.data import DigitsDataModule, Points, TransportDataModule
@@ -31,6 +33,20 @@ def run(model: pl.LightningModule, data: pl.LightningDataModule, folder: Path) -
     )
     trainer.fit(model, data)
     return trainer
+
+
+def test_tensorboard_shows_a_plan_at_the_step_of_its_validation(tmp_path: Path) -> None:
+    """A continued run replaces what was logged from the checkpoint's step on, and does not repeat this validation."""
+    board = TensorBoardLogger(str(tmp_path), name="", version="")
+    options = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = pl.Trainer(
+        accelerator="cpu", max_epochs=2, log_every_n_steps=1, callbacks=[TransportPlot(points=20)], logger=board, **options
+    )
+    trainer.fit(EntropicTransport(KernelPotentials(), dim=1), measures(1))
+    board.finalize("success")
+    events = EventAccumulator(str(tmp_path)).Reload()
+    steps = [[event.step for event in shown] for shown in (events.Images("transport"), events.Scalars("val/loss"))]
+    assert steps == [[0, 1], [0, 1]]
 
 
 def measures(dim: int) -> TransportDataModule:
