@@ -92,7 +92,7 @@ def test_a_bit_vector_vae_goes_on_too(lit_sparse: Command, tmp_path: Path, monke
     curves = []
     for folder in (cut, whole):
         callbacks = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["callbacks"]
-        curves.append(callbacks["NegativeELBOPlot"])
+        curves.append(callbacks["NegativeELBOPlot{}"])
     assert [row["epoch"] for row in curves[0]["history"]] == [1, 2, 3]
     assert curves[0]["history"] == [pytest.approx(row, rel=1e-6) for row in curves[1]["history"]]
 
