@@ -20,7 +20,7 @@ from lit_sparse.data.splits import Split, in_batches, share_of, shuffled
 from lit_sparse.errors import CheckpointError, ConfigurationError, DataError, full_name
 from lit_sparse.ground.state_checks import COUNT, ListOf, equal_to
 from lit_sparse.lightning.choice import check_pairing, pl, rank_zero_warn
-from lit_sparse.lightning.internals import fit_position, index_sampler, move_batches, runs_fit
+from lit_sparse.lightning.internals import check_hooks, fit_position, index_sampler, move_batches, runs_fit
 from lit_sparse.runs.checkpoint_files import load_module
 
 __all__ = ["ResumableDataModule"]
@@ -70,6 +70,7 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        check_hooks(cls, "state_dict", "load_state_dict")
         if not cls.__module__.startswith("lit_sparse."):
             return
         if "fetch" in vars(cls):

@@ -15,18 +15,21 @@ batches. This module gives each checkpoint counters of one of three forms, which
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor
 
+from lit_sparse.errors import ConfigurationError
 from lit_sparse.lightning.choice import _given_hyperparameters, _IndexBatchSamplerWrapper, pl
 
 __all__ = [
     "after_restore",
     "averaging",
     "between_epochs",
+    "check_hooks",
     "continue_training",
     "copy_averages",
     "count_update",
@@ -49,6 +52,26 @@ KINDS = ("total", "current")
 
 #: Classes of callbacks that average weights; not all versions of Lightning have both.
 AVERAGING = {"StochasticWeightAveraging", "WeightAveraging"}
+
+
+def check_hooks(cls: type, *starts: str) -> None:
+    """Check that the hooks of a user's class call the hooks of the package's class that they override, which a run needs.
+
+    Args:
+        cls: class of which only its own methods are checked.
+        starts: starts of the hooks' names.
+
+    Raises:
+        ConfigurationError: naming the hook.
+    """
+    package = [base for base in cls.__mro__[1:] if base.__module__.startswith("lit_sparse.")]
+    for name, hook in () if cls.__module__.startswith("lit_sparse.") else vars(cls).items():
+        code = getattr(inspect.unwrap(hook), "__code__", None) if name.startswith(starts) else None
+        if code is not None and name not in code.co_names and any(name in vars(base) for base in package):
+            raise ConfigurationError(
+                f"Expected `{name}` of {cls.__qualname__} to call `super().{name}` but it does not, so runs would lack what the"
+                " base class does there. Add the call."
+            )
 
 
 def after_restore(trainer: pl.Trainer, initialize: Callable[[], None]) -> None:

@@ -18,6 +18,7 @@ from lit_sparse.checks import check_choice, check_result, check_tensor
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.ground.arguments import KeepsArguments
 from lit_sparse.lightning.choice import pl
+from lit_sparse.lightning.internals import check_hooks
 from lit_sparse.models.data_protocols import Batch, check_batch
 from lit_sparse.risks import BrokenLossError, Mean, Risk
 
@@ -109,8 +110,9 @@ class ObjectiveModule(KeepsArguments, pl.LightningModule, ABC):
         self.risk = Mean() if risk is None else risk
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Let ``predict_step`` name an entry that a batch lacks, as the other steps do."""
+        """Check the hooks of a user's class, and let its ``predict_step`` name an entry that a batch lacks."""
         super().__init_subclass__(**options)
+        check_hooks(cls, "on_", "setup")
         if (predict := vars(cls).get("predict_step")) is not None:
             cls.predict_step = _checking(predict)  # type: ignore[method-assign]
 

@@ -12,10 +12,11 @@ from pytorch_lightning.callbacks import ModelCheckpoint, ModelPruning
 from pytorch_lightning.trainer.connectors.logger_connector.result import _Metadata, _ResultMetric, _Sync
 
 from lit_sparse.data import DigitsDataModule
+from lit_sparse.errors import ConfigurationError
 from lit_sparse.lightning.internals import after_restore, given_hyperparameters
 from lit_sparse.lightning.process_states import META, VALUES
 from lit_sparse.lightning.states import LAST, REFUSED, SAVER
-from lit_sparse.models import RobustClassifier
+from lit_sparse.models import LitSparseModule, RobustClassifier, SupervisedOnlineAutoencoder
 from lit_sparse.nn import ConvNet
 
 
@@ -131,3 +132,19 @@ def test_callbacks_have_the_names_that_checkpoints_keep() -> None:
 
 def test_no_model_is_built_by_the_command_line() -> None:
     assert given_hyperparameters() == {}
+
+
+@pytest.mark.parametrize(
+    ("base", "hook"),
+    [
+        *((LitSparseModule, name) for name in ("on_save_checkpoint", "on_train_batch_start", "setup")),
+        *((SupervisedOnlineAutoencoder, name) for name in ("on_train_epoch_start", "on_load_checkpoint")),
+        *((DigitsDataModule, name) for name in ("state_dict", "load_state_dict")),
+    ],
+)
+def test_hooks_call_those_of_the_base_class(base: type, hook: str) -> None:
+    def silent(self: Any, *_: Any) -> None: ...
+
+    with pytest.raises(ConfigurationError, match=rf"Expected `{hook}` of Own to call `super\(\)\.{hook}`"):
+        type("Own", (base,), {hook: silent})
+    type("Own", (base,), {"on_train_batch_end": silent, "load": silent})
