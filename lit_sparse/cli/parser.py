@@ -63,14 +63,14 @@ class Parser(LightningArgumentParser):
         except (UnicodeDecodeError, yaml.YAMLError) as error:
             return self.error(str(error), error)
 
-    def instantiate(self, namespace: Any, *args: Any, **kwargs: Any) -> Any:
-        """Build the parts; jsonargparse lets a group of options, such as the fields of a dataclass, be any value but text."""
+    def validate(self, namespace: Any, *args: Any, **kwargs: Any) -> None:
+        """Check the values; jsonargparse lets a group of options, such as the fields of a dataclass, be any value but text."""
         for name in [str(group.dest) for group in self._action_groups if hasattr(group, "instantiate_class")]:
             if isinstance(value := namespace.get(name, {}), NoneType | bool | int | float | list):
                 raise ConfigurationError(
                     f"Expected `{name.rpartition('.')[2]}` to be a dict but got {'null' if value is None else str(value)!r}."
                 )
-        return super().instantiate(namespace, *args, **kwargs)
+        super().validate(namespace, *args, **kwargs)
 
     def error(self, message: str, ex: Exception | None = None) -> Any:
         """Raise a ConfigurationError that explains an error of the parser."""
