@@ -53,13 +53,16 @@ ALL_ROWS, FLAT_ROWS, STEEP_ROWS = 0, 1, 2
 
 def project_simplex(x: Tensor, gamma: float, k: int) -> Any:
     """Project rows onto the simplex on a GPU; see :data:`lit_sparse.kernels.simplex.project_simplex`."""
-    some = 0 < k < x.shape[-1]
-    return _launch("project_simplex", _like(x), (x,), (), (gamma, k), x.dtype, gamma, some=some)
+    if not _serves(x, gamma):
+        return NotImplemented
+    return _launch("project_simplex", _like(x), (x,), (), (*_parts(gamma), k), x.dtype, some=0 < k < x.shape[-1])
 
 
 def center_on_support(v: Tensor, y: Tensor, gamma: float) -> Any:
     """Multiply by the Jacobian of the simplex projection on a GPU; see :data:`lit_sparse.kernels.simplex.center_on_support`."""
-    return _launch("apply_jacobian", _like(v), (v, y), (y,), (1.0 / gamma,), v.dtype, gamma, single=True, power="zero")
+    if not _serves(v, gamma):
+        return NotImplemented
+    return _launch("apply_jacobian", _like(v), (v, y), (y,), _parts(1.0 / gamma), v.dtype, single=True, power="zero")
 
 
 def map_entmax(x: Tensor, alpha: float | Tensor, gamma: float) -> Any:
@@ -79,16 +82,17 @@ def map_entmax(x: Tensor, alpha: float | Tensor, gamma: float) -> Any:
     elif not isinstance(alpha, Tensor) and alpha > 2:
         parts = [(ALL_ROWS, torch.float64)]
     for part, width in parts:
-        _launch("map_entmax", out, (x,), (alphas,), (1.0 / gamma,), width, part=part, single=single, squares=squares)
+        _launch("map_entmax", out, (x,), (alphas,), _parts(1.0 / gamma), width, part=part, single=single, squares=squares)
     return out
 
 
 def entmax_product(v: Tensor, y: Tensor, alpha: float | Tensor, gamma: float) -> Any:
     """Multiply by the Jacobian of alpha-entmax on a GPU; see :data:`lit_sparse.mappings.entmax.kernel.entmax_product`."""
+    if not _serves(v, gamma):
+        return NotImplemented
     known = {1.5: "half", 2.0: "zero"}.get(alpha, "any") if not isinstance(alpha, Tensor) else "any"
     alphas, single = _row_parameter(alpha, v) if known == "any" else (v, True)
-    constants = {"single": single, "power": known}
-    return _launch("apply_jacobian", _like(v), (v, y), (alphas,), (1.0 / gamma,), v.dtype, gamma, **constants)
+    return _launch("apply_jacobian", _like(v), (v, y), (alphas,), _parts(1.0 / gamma), v.dtype, single=single, power=known)
 
 
 def threshold_hard(x: Tensor, k: int, nonneg: bool) -> Any:
@@ -102,19 +106,25 @@ def threshold_hard(x: Tensor, k: int, nonneg: bool) -> Any:
 
 def chosen_product(v: Tensor, y: Tensor, chosen: Tensor) -> Any:
     """Keep the chosen entries of rows on a GPU; see :data:`lit_sparse.mappings.hard_threshold.kernel.chosen_product`."""
+    if not _serves(v):
+        return NotImplemented
     return _launch("keep_chosen", _like(v), (v, y, chosen), (), (), v.dtype)
 
 
 def map_capped(x: Tensor, rho: float | Tensor, gamma: float) -> Any:
     """Compute capped softmax of rows on a GPU; see :data:`lit_sparse.mappings.capped_softmax.kernel.map_capped`."""
+    if not _serves(x, gamma):
+        return NotImplemented
     rhos, single = _row_parameter(rho, x)
-    return _launch("map_capped", _like(x), (x,), (rhos,), (1.0 / gamma,), x.dtype, gamma, single=single)
+    return _launch("map_capped", _like(x), (x,), (rhos,), _parts(1.0 / gamma), x.dtype, single=single)
 
 
 def capped_product(v: Tensor, y: Tensor, x: Tensor, rho: float | Tensor, gamma: float) -> Any:
     """See :data:`lit_sparse.mappings.capped_softmax.kernel.capped_product`."""
+    if not _serves(v, gamma):
+        return NotImplemented
     rhos, single = _row_parameter(rho, v)
-    return _launch("capped_jacobian", _like(v), (v, y, x), (rhos,), (1.0 / gamma,), v.dtype, gamma, single=single)
+    return _launch("capped_jacobian", _like(v), (v, y, x), (rhos,), _parts(1.0 / gamma), v.dtype, single=single)
 
 
 def map_budget(x: Tensor, k: float | Tensor, gamma: float) -> Any:
@@ -123,12 +133,14 @@ def map_budget(x: Tensor, k: float | Tensor, gamma: float) -> Any:
         return NotImplemented
     labels = torch.empty(x.shape, dtype=torch.int32, device=x.device)
     ks, single = _row_parameter(k, x)
-    return _launch("map_budget", _like(x), (labels, x), (ks,), (gamma,), torch.float64, single=single), labels
+    return _launch("map_budget", _like(x), (labels, x), (ks,), _parts(gamma), torch.float64, single=single), labels
 
 
 def budget_product(v: Tensor, y: Tensor, labels: Tensor, gamma: float) -> Any:
     """See :data:`lit_sparse.kernels.budget_sparsemax.budget_product`."""
-    return _launch("budget_jacobian", _like(v), (v, y, labels), (), (1.0 / gamma,), v.dtype, gamma)
+    if not _serves(v, gamma):
+        return NotImplemented
+    return _launch("budget_jacobian", _like(v), (v, y, labels), (), _parts(1.0 / gamma), v.dtype)
 
 
 def project_hoyer(x: Tensor, sparseness: float | Tensor, norm: float | Tensor, nonneg: bool) -> Any:
@@ -171,33 +183,28 @@ def _launch(
     others: tuple[Tensor, ...],
     numbers: tuple[float, ...],
     dtype: torch.dtype,
-    gamma: float = 1.0,
     **constants: Any,
-) -> Any:
-    """Run a program of rows, if there is one for their device, length and strength.
+) -> Tensor:
+    """Run a program of rows.
 
     Args:
         name: name of the program.
         out: contiguous tensor for the result.
         rows: (..., d) inputs of one shape, and further results.
         others: inputs that are contiguous already.
-        numbers: arguments after the number and length of the rows; floats are given as the two parts of :func:`_parts`.
+        numbers: arguments after the number and length of the rows.
         dtype: type to compute in, float32 for the half types.
-        gamma: strength.
         constants: constants that are compiled into the program, besides its shape.
 
     Returns:
-        ``out``, or NotImplemented without a program.
+        ``out``.
     """
-    if not _serves(out, gamma):
-        return NotImplemented
     import triton.language as tl
 
     d = out.shape[-1]
     n = out.numel() // d
     shape = _shape(d, dtype, out.element_size())
-    split = [part for number in numbers for part in (_parts(number) if isinstance(number, float) else (number,))]
-    given = (out, *[tensor.contiguous() for tensor in rows], *others, n, d // shape["unit"], *split)
+    given = (out, *[tensor.contiguous() for tensor in rows], *others, n, d // shape["unit"], *numbers)
     width = tl.float64 if dtype == torch.float64 else tl.float32
     launch(name, (-(-n // shape["rows"]),), given, width=width, **shape, **constants)
     return out
