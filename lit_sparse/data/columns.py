@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import accumulate
-from typing import IO, Any
+from typing import IO, Any, overload
 
 import numpy as np
 
@@ -56,14 +56,20 @@ class Column(_Values):
             values = chunk.to_pylist()
             yield from values if self.decode is None else (None if it is None else self.decode(it) for it in values)
 
-    def __getitem__(self, place: Any) -> Any:
+    @overload
+    def __getitem__(self, place: int) -> Any: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Any]: ...
+    def __getitem__(self, place: int | slice) -> Any:
         if isinstance(place, slice):
             rows = range(len(self))[place]
             if rows.step != 1:
                 return _Chosen(self, rows)
-            placed = zip([0, *self._ends], self.chunks, strict=False)
-            kept = (chunk[max(0, rows.start - start) : max(0, rows.stop - start)] for start, chunk in placed)
-            return type(self)(kept, self.decode)
+            starts = [0, *self._ends]
+            first = bisect_right(self._ends, rows.start)
+            last = bisect_right(self._ends, rows.stop - 1) if rows else first - 1
+            kept = ((starts[number], self.chunks[number]) for number in range(first, last + 1))
+            return type(self)([chunk[max(0, rows.start - start) : rows.stop - start] for start, chunk in kept], self.decode)
         place = range(len(self))[place]
         number = bisect_right(self._ends, place)
         value = self.chunks[number][place - self._ends[number]].as_py()
