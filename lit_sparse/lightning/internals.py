@@ -39,6 +39,7 @@ __all__ = [
     "given_hyperparameters",
     "index_sampler",
     "leave_sigterm",
+    "logged_step",
     "move_batches",
     "next_row",
     "number_of_loaders",
@@ -281,6 +282,12 @@ def count_update(trainer: pl.Trainer) -> None:
     loop._batches_that_stepped += 1
     if trainer.lr_scheduler_configs:
         loop.update_lr_schedulers("step", update_plateau_schedulers=False)
+
+
+def logged_step(trainer: pl.Trainer) -> int:
+    """Return the step at which Lightning logs what a validation measures, and the step of the training elsewhere."""
+    validates = trainer.state.fn == "fit" and trainer.validating
+    return trainer.fit_loop.epoch_loop._batches_that_stepped if validates else trainer.global_step
 
 
 def next_row(trainer: pl.Trainer) -> tuple[dict[str, Any], int] | None:

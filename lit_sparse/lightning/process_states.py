@@ -64,13 +64,12 @@ def state_of_process(trainer: pl.Trainer) -> dict[str, Any]:
     averages = any(isinstance(callback, StochasticWeightAveraging) for callback in trainer.callbacks)  # type: ignore[attr-defined]
     gradients = averages if between_epochs(trainer)[0] else loop._should_accumulate()
     logged = [result for result in loop._results.values() if not result.has_reset and result.meta.reduce_fx in REDUCTIONS]
-    numpy_state: Any = np.random.get_state()  # noqa: NPY002
     python_state = random.getstate()
     return copied(
         {
             "generators": {
                 "torch": torch.get_rng_state(),
-                "numpy": [torch.tensor([*numpy_state[1].tolist(), numpy_state[2]]), numpy_state[4] if numpy_state[3] else None],
+                "numpy": _numpy_state(),
                 "python": [torch.tensor(python_state[1]), python_state[2]],
             },
             "gradients": {
@@ -118,7 +117,7 @@ def example_of_process(trainer: pl.Trainer, kept: Any) -> dict[str, Any]:
         "meta": meta | {"metric_attribute": one_of("the metrics of the model", metrics)},
         "values": Some({name: values[name] for name in VALUES[1:]}),
     }
-    generators = {"torch": Kind("a state of torch's generator", _is_torch_state), "numpy": TWISTER, "python": TWISTER}
+    generators = {"torch": Kind("a state of torch's generator", _is_torch_state), "numpy": OneOf(TWISTER), "python": TWISTER}
     return ({"generators": generators} if isinstance(kept, dict) and "generators" in kept else {}) | {
         "gradients": Some({name: weight.detach() for name, weight in model.named_parameters()}),
         "syncs": flag,
@@ -138,10 +137,12 @@ def restore_process(trainer: pl.Trainer, kept: dict[str, Any]) -> None:
     """Restore the result of :func:`state_of_process`, as far as it belongs to the present epoch."""
     model, results = trainer.lightning_module, trainer.fit_loop.epoch_loop._results
     if "generators" in kept:
-        (words, ahead), (python_words, python_ahead) = kept["generators"]["numpy"], kept["generators"]["python"]
-        state = ("MT19937", words[:-1].numpy().astype(np.uint32), int(words[-1]), int(ahead is not None), ahead or 0.0)
-        np.random.set_state(state)  # noqa: NPY002
-        random.setstate((3, tuple(python_words.tolist()), python_ahead))
+        if kept["generators"]["numpy"] is not None:
+            words, ahead = kept["generators"]["numpy"]
+            state = ("MT19937", words[:-1].numpy().astype(np.uint32), int(words[-1]), int(ahead is not None), ahead or 0.0)
+            np.random.set_state(state)  # noqa: NPY002
+        words, ahead = kept["generators"]["python"]
+        random.setstate((3, tuple(words.tolist()), ahead))
         torch.set_rng_state(kept["generators"]["torch"])
     kept = move_data_to_device(kept, trainer.strategy.root_device)
     for name, weight in model.named_parameters():
@@ -166,6 +167,15 @@ def restore_process(trainer: pl.Trainer, kept: dict[str, Any]) -> None:
         results.log(value=value, batch_size=1, sync_dist_fn=trainer.strategy.reduce, **options)
         vars(results[f"{meta['fx']}.{meta['name']}"]).update(values)
     trainer._logger_connector._first_loop_iter = True  # as after a batch: the first batch of an epoch resets what was logged
+
+
+def _numpy_state() -> list[Any] | None:
+    """Return the state of numpy's generator; None for one that the user has set in place of its Mersenne Twister."""
+    found: Any = np.random.get_state(legacy=False)  # noqa: NPY002
+    if found["bit_generator"] != "MT19937":
+        return None
+    words = torch.tensor([*found["state"]["key"].tolist(), found["state"]["pos"]])
+    return [words, found["gauss"] if found["has_gauss"] else None]
 
 
 def _is_torch_state(found: Any) -> bool:

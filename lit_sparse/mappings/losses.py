@@ -106,7 +106,7 @@ class FenchelYoungLoss(nn.Module):
                 f"Expected scores with {len(self.weight)} classes, as `weight` has, along dimension {min(1, scores.dim() - 1)}"
                 f" but got shape {tuple(scores.shape)}."
             )
-        check_tensor(target, "a dense torch tensor as target")
+        check_tensor(target, "a dense tensor of real numbers as target")
         if target.is_floating_point():
             if target.shape != scores.shape:
                 raise ConfigurationError(

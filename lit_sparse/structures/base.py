@@ -180,7 +180,7 @@ class Structure(ABC):
         """
         if not self.has_potentials:
             raise ConfigurationError(f"{type(self).__name__} has no potentials besides its scores but some were given.")
-        return check_tensor(potentials, "potentials in a tensor")
+        return check_tensor(potentials, "potentials in a tensor of real numbers")
 
     def batch_potentials(self, potentials: Tensor, d: int) -> Tensor:
         """Return checked potentials with a leading dimension for the rows, of length 1 if all rows share them.

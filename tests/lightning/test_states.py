@@ -100,23 +100,24 @@ class Draws(pl.Callback):
         self.on_train_batch_end(trainer)
 
 
+def _fit(draws: Draws, resumed: Path | None = None) -> dict[int, tuple[float, ...]]:
+    pl.seed_everything(3 if resumed is None else 4, verbose=False)
+    model = RobustClassifier(network=MLP([64, 10]), in_features=64)
+    data = DigitsDataModule(labelled=1.0, epoch_size=40, batch_size=10, val_size=41, test_size=41)
+    quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = pl.Trainer(
+        accelerator="cpu", max_epochs=2, num_sanity_val_steps=0, enable_checkpointing=False, callbacks=[draws], **quiet
+    )
+    trainer.fit(model, data, ckpt_path=resumed)
+    return draws.drawn
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("number", [1, 3, 4])  # within an epoch, before its validation, and after it
 def test_a_continued_run_draws_the_same_numbers_in_hooks(number: int, tmp_path: Path) -> None:
-    def fit(draws: Draws, resumed: Path | None = None) -> dict[int, tuple[float, ...]]:
-        pl.seed_everything(3 if resumed is None else 4, verbose=False)
-        model = RobustClassifier(network=MLP([64, 10]), in_features=64)
-        data = DigitsDataModule(labelled=1.0, epoch_size=40, batch_size=10, val_size=41, test_size=41)
-        quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-        trainer = pl.Trainer(
-            accelerator="cpu", max_epochs=2, num_sanity_val_steps=0, enable_checkpointing=False, callbacks=[draws], **quiet
-        )
-        trainer.fit(model, data, ckpt_path=resumed)
-        return draws.drawn
-
     path = tmp_path / "cut.ckpt"
-    whole = fit(Draws(path, number))
-    continued = fit(Draws(number=number), path)
+    whole = _fit(Draws(path, number))
+    continued = _fit(Draws(number=number), path)
     assert continued == {place: drawn for place, drawn in whole.items() if place > number}
 
 
@@ -136,3 +137,14 @@ def test_a_saver_of_the_users_does_not_write_the_last_checkpoint_of_a_run(kind: 
     trainer.fit(model, DigitsDataModule(labelled=1.0, epoch_size=40, batch_size=10))
     assert "optimizer_states" in torch.load(tmp_path / "last.ckpt", weights_only=True)
     assert Path(saver.last_model_path).name == "last-v1.ckpt"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_another_generator_of_numpy_is_left_alone(tmp_path: Path) -> None:
+    former = np.random.get_bit_generator()
+    np.random.set_bit_generator(np.random.PCG64(1))
+    try:
+        _fit(Draws(tmp_path / "cut.ckpt", 1))
+        assert len(_fit(Draws(number=1), tmp_path / "cut.ckpt")) > 0
+    finally:
+        np.random.set_bit_generator(former)

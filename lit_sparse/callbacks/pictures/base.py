@@ -12,6 +12,7 @@ from lit_sparse.ground.arguments import constructor_parameters
 from lit_sparse.ground.figure_text import new_figure
 from lit_sparse.ground.files import replaced
 from lit_sparse.lightning.choice import TensorBoardLogger, pl
+from lit_sparse.lightning.internals import logged_step
 
 __all__ = ["Format", "Picture", "new_figure"]
 
@@ -120,6 +121,5 @@ class Picture(StageCallback):
                     file.write(buffer.getvalue())
             if ending == "png" and boards:
                 pixels = imread(io.BytesIO(buffer.getvalue()), format="png")[..., :3]  # without opacity
-                step = trainer.global_step - (trainer.state.fn == "fit" and trainer.validating)  # as the rows of the validation
                 for logger in boards:
-                    logger.experiment.add_image(name, pixels, global_step=step, dataformats="HWC")
+                    logger.experiment.add_image(name, pixels, global_step=logged_step(trainer), dataformats="HWC")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_sparse.checks import Count, Number, check_tensor, ranges
+from lit_sparse.checks import Count, Number, ranges
 from lit_sparse.data.base import ResumableDataModule
 from lit_sparse.data.loader import Batch
 from lit_sparse.data.regression.radial_bases import RadialBases
@@ -44,9 +44,10 @@ class Table(Rows):
                 f"Expected features (N, D), D at least 1, and targets (N,) but got {tuple(self.features.shape)} and"
                 f" {tuple(self.target.shape)}. Reshape them."
             )
-        if self.groups is not None:
-            what = f"a group for each of {len(self.target)} rows"
-            check_tensor(self.groups, what, shape=self.target.shape, error=DataError, advice=" Give one per row.")
+        if self.groups is not None and self.groups.shape != self.target.shape:
+            raise DataError(
+                f"Expected a group for each of {len(self.target)} rows but got {tuple(self.groups.shape)}. Give one per row."
+            )
         check_finite("features", self.features)
         check_finite("target", self.target)
 
