@@ -21,7 +21,7 @@ from lit_sparse.cli.refusals import build_error, check_numbers, refusal, told_as
 from lit_sparse.cli.stopping import DrawWhenStopped, NoteEnd, quiet, stop_status, stoppable, why_interrupted
 from lit_sparse.errors import DISK_IS_FULL, CheckpointError, LitSparseError, cause_of, is_terminable, printable
 from lit_sparse.ground.distributed import group_for_run, is_lost
-from lit_sparse.lightning.choice import ModelParallelStrategy, ProgressBar, TorchCheckpointIO, pl
+from lit_sparse.lightning.choice import Checkpoint, ModelParallelStrategy, ProgressBar, TorchCheckpointIO, pl
 from lit_sparse.lightning.internals import leave_sigterm
 from lit_sparse.models.base import MOST_COUNTED
 from lit_sparse.runs.checkpoint_files import restoring_error
@@ -127,7 +127,7 @@ class LitSparseCLI(CommandLine):
         if self._optimizer_options:
             callbacks.append(OptimizerOptions(self._optimizer_options))
         if not training and asked.get("enable_checkpointing") is None:
-            kwargs["enable_checkpointing"] = False
+            kwargs["enable_checkpointing"] = any(isinstance(one, Checkpoint) for one in as_list(asked.get("callbacks")))
         self.trainer_defaults = {"callbacks": not_named(callbacks, asked.get("callbacks"))}
         trainer = super().instantiate_trainer(**kwargs)
         if is_terminable():

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from lightning_fabric.utilities import move_data_to_device
     from pytorch_lightning.callbacks import (
         BasePredictionWriter,
+        Checkpoint,
         EarlyStopping,
         ModelCheckpoint,
         ModelPruning,

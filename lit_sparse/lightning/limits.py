@@ -87,16 +87,18 @@ def restore_end(trainer: pl.Trainer, end: dict[str, Any], limits: dict[str, Any]
         trainer.fit_loop.run = run  # type: ignore[method-assign]
 
 
-def use_settings(trainer: pl.Trainer, limits: dict[str, Any]) -> None:
-    """Use the patience of this run in place of the restored one, and forget why the run had ended.
+def use_settings(trainer: pl.Trainer, former: dict[str, Any], limits: dict[str, Any]) -> None:
+    """Use the patience of this run in place of the restored one if the user has changed it, and forget why the run had ended.
 
     Args:
         trainer: the trainer of the resumed run.
+        former: limits of the run that wrote the checkpoint.
         limits: limits of this run.
     """
     for callback, settings in zip(_stoppers(trainer), limits.get("callbacks", ()), strict=False):
         if isinstance(callback, EarlyStopping):
-            callback.patience = settings["patience"]
+            if former.get("callbacks") != limits["callbacks"]:
+                callback.patience = settings["patience"]
             if not trainer.should_stop:
                 callback.stopping_reason, callback.stopping_reason_message = EarlyStoppingReason.NOT_STOPPED, None
 

@@ -126,7 +126,7 @@ def start_training(trainer: pl.Trainer, checkpoint: State | None, limits: State)
     with restoring(trainer, "states"):
         begin_training(trainer, checkpoint)
         if checkpoint is not None:
-            use_settings(trainer, limits)
+            use_settings(trainer, checkpoint["end"]["limits"], limits)
             continue_training(trainer, checkpoint["progress"])
 
 

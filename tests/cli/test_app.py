@@ -57,6 +57,19 @@ def test_a_machine_started_by_its_number_alone_is_not_the_first(
     assert LitSparseCLI._is_first(cast(LitSparseCLI, SimpleNamespace(_options=lambda: options))) is first
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_run_with_a_saver_of_the_user_is_tested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    saver = ("--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.dirpath=copies")
+    assert (
+        main(["fit", *DIGITS, *SHORT, *QUIET, *saver, "--trainer.limit_train_batches=1", "--trainer.limit_val_batches=1"]) == 0
+    )
+    written = sorted(Path("copies").iterdir())
+    for command, which in (("validate", "last"), ("test", "best"), ("predict", "best")):
+        assert main([command, "-c", "runs/ssvae/digits/0/config.yaml", "--ckpt_path", which]) == 0
+    assert sorted(Path("copies").iterdir()) == written != []
+
+
 def test_a_run_folder_holds_everything(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = {str(path.relative_to(trained)) for path in trained.rglob("*") if path.is_file()}
     pictures = {f"pictures/{name}.png" for name in ("decoder_calls", "reconstructions", "samples_by_class")}

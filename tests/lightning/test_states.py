@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import EarlyStopping
 
 from lit_sparse.cli.callbacks import checkpoints
 from lit_sparse.data import DigitsDataModule
@@ -106,7 +107,12 @@ def _fit(draws: Draws, resumed: Path | None = None) -> dict[int, tuple[float, ..
     data = DigitsDataModule(labelled=1.0, epoch_size=40, batch_size=10, val_size=41, test_size=41)
     quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = pl.Trainer(
-        accelerator="cpu", max_epochs=2, num_sanity_val_steps=0, enable_checkpointing=False, callbacks=[draws], **quiet
+        accelerator="cpu",
+        max_epochs=2,
+        num_sanity_val_steps=0,
+        enable_checkpointing=False,
+        callbacks=[draws],
+        **quiet,
     )
     trainer.fit(model, data, ckpt_path=resumed)
     return draws.drawn
@@ -148,3 +154,36 @@ def test_another_generator_of_numpy_is_left_alone(tmp_path: Path) -> None:
         assert len(_fit(Draws(number=1), tmp_path / "cut.ckpt")) > 0
     finally:
         np.random.set_bit_generator(former)
+
+
+class Shrinking(EarlyStopping):
+    """Stops after a patience that shrinks in training."""
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        super().on_validation_end(trainer, pl_module)
+        self.patience -= 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "patience": self.patience}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("given", "left"), [(9, 6), (8, 7)])
+def test_the_patience_that_a_callback_restores_is_kept_unless_the_user_changes_it(
+    given: int, left: int, tmp_path: Path
+) -> None:
+    for patience, epochs, path in ((9, 2, None), (given, 3, tmp_path / "last.ckpt")):
+        stopping = Shrinking("val/loss", patience=patience)
+        quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+        trainer = pl.Trainer(
+            accelerator="cpu",
+            max_epochs=epochs,
+            num_sanity_val_steps=0,
+            enable_checkpointing=False,
+            callbacks=[stopping],
+            **quiet,
+        )
+        model = RobustClassifier(network=MLP([64, 10]), in_features=64)
+        trainer.fit(model, DigitsDataModule(labelled=1.0, epoch_size=40), ckpt_path=path)
+        trainer.save_checkpoint(tmp_path / "last.ckpt")
+    assert stopping.patience == left
