@@ -134,14 +134,12 @@ def test_vectors_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.cases(gate=1)
 @pytest.mark.parametrize(("seconds", "words"), [(0.0, "saves more than it costs"), (1e6, "costs more than it saves")])
 def test_a_selection_that_costs_more_than_it_saves_is_reported(
-    seconds: float, words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    seconds: float, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cli = select.SelectCLI([*REGRESSION])
     data = cli.data_module()
     data.setup("fit")
-    data.coreset.save(tmp_path / "coreset.npz")
-    (tmp_path / "cost.csv").write_text(f"making,selecting\n{seconds},{seconds}\n")
-    select._weigh(data, cli.model, tmp_path, 3)
+    select._weigh(data, cli.model, data.coreset, 2 * seconds, 3)
     text = capsys.readouterr().out
     assert "Training 3 epochs" in text
     assert words in text
