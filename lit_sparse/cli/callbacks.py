@@ -120,19 +120,20 @@ class RunCheckpoint(ModelCheckpoint):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Reserve the file for this callback."""
         super().setup(trainer, pl_module, stage)
-        own = _place(self.format_checkpoint_name({}))
-        for saver in trainer.checkpoint_callbacks:
-            if isinstance(saver, ModelCheckpoint) and not isinstance(saver, RunCheckpoint):
-                saver.file_exists = partial(_exists, own, saver.file_exists)  # type: ignore[method-assign]
+        savers = [saver for saver in trainer.checkpoint_callbacks if isinstance(saver, ModelCheckpoint)]
+        own = {_place(saver.format_checkpoint_name({})) for saver in savers if isinstance(saver, RunCheckpoint)}
+        for saver in savers:
+            if not isinstance(saver, RunCheckpoint):
+                saver.file_exists = partial(_exists, own, partial(type(saver).file_exists, saver))  # type: ignore[method-assign]
 
 
 def _place(path: Any) -> Path:
     return Path(path).parent.resolve() / Path(path).name  # a link is itself the file
 
 
-def _exists(own: Path, exists: Callable[[Any, pl.Trainer], bool], path: Any, trainer: pl.Trainer) -> bool:
+def _exists(own: set[Path], exists: Callable[[Any, pl.Trainer], bool], path: Any, trainer: pl.Trainer) -> bool:
     """Return whether a file exists, as one that is written later does."""
-    return _place(path) == own or exists(path, trainer)
+    return _place(path) in own or exists(path, trainer)
 
 
 def checkpoints(folder: Path, model: pl.LightningModule, every_n_steps: int | None) -> list[pl.Callback]:

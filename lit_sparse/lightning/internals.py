@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
+from types import CodeType, SimpleNamespace
 from typing import Any
 
 from torch import Tensor
@@ -59,20 +59,26 @@ def check_hooks(cls: type, *starts: str) -> None:
     """Check that the hooks of a user's class call the hooks of the package's class that they override, which a run needs.
 
     Args:
-        cls: class of which only its own methods are checked.
+        cls: the class; a hook of the package's classes, or one that another decorator has replaced, is not checked.
         starts: starts of the hooks' names.
 
     Raises:
         ConfigurationError: naming the hook.
     """
-    package = [base for base in cls.__mro__[1:] if base.__module__.startswith("lit_sparse.")]
-    for name, hook in () if cls.__module__.startswith("lit_sparse.") else vars(cls).items():
-        code = getattr(inspect.unwrap(hook), "__code__", None) if name.startswith(starts) else None
-        if code is not None and name not in code.co_names and any(name in vars(base) for base in package):
+    package = [base for base in cls.__mro__ if base.__module__.startswith("lit_sparse.")]
+    for name in dict.fromkeys(name for base in package for name in vars(base) if name.startswith(starts)):
+        owner = next(base for base in cls.__mro__ if name in vars(base))
+        code = getattr(inspect.unwrap(vars(owner)[name]), "__code__", None)
+        if owner not in package and code is not None and code.co_name == name and name not in _names_in(code):
             raise ConfigurationError(
-                f"Expected `{name}` of {cls.__qualname__} to call `super().{name}` but it does not, so runs would lack what the"
-                " base class does there. Add the call."
+                f"Expected `{name}` of {owner.__qualname__} to call `super().{name}` but it does not, so runs would lack what"
+                " the base class does there. Add the call."
             )
+
+
+def _names_in(code: CodeType) -> set[str]:
+    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return {*code.co_names, *(name for one in inner for name in _names_in(one))}
 
 
 def after_restore(trainer: pl.Trainer, initialize: Callable[[], None]) -> None:

@@ -100,8 +100,8 @@ def state_of_process(trainer: pl.Trainer) -> dict[str, Any]:
     )
 
 
-def example_of_process(trainer: pl.Trainer, kept: Any) -> dict[str, Any]:
-    """Return an example of the result of :func:`state_of_process` to check a stored one against; early ones lack generators."""
+def example_of_process(trainer: pl.Trainer) -> dict[str, Any]:
+    """Return an example of the result of :func:`state_of_process`, to check a stored one against."""
     model = trainer.lightning_module
     text, flag = "", True
     meta: dict[str, Any] = dict.fromkeys(META, flag) | {"fx": text, "name": text, "metric_attribute": None}
@@ -117,8 +117,12 @@ def example_of_process(trainer: pl.Trainer, kept: Any) -> dict[str, Any]:
         "meta": meta | {"metric_attribute": one_of("the metrics of the model", metrics)},
         "values": Some({name: values[name] for name in VALUES[1:]}),
     }
-    generators = {"torch": Kind("a state of torch's generator", _is_torch_state), "numpy": OneOf(TWISTER), "python": TWISTER}
-    return ({"generators": generators} if isinstance(kept, dict) and "generators" in kept else {}) | {
+    return {
+        "generators": {
+            "torch": Kind("a state of torch's generator", _is_torch_state),
+            "numpy": OneOf(TWISTER),
+            "python": TWISTER,
+        },
         "gradients": Some({name: weight.detach() for name, weight in model.named_parameters()}),
         "syncs": flag,
         "statistics": Some(dict(model.named_buffers())),
@@ -136,14 +140,13 @@ def example_of_process(trainer: pl.Trainer, kept: Any) -> dict[str, Any]:
 def restore_process(trainer: pl.Trainer, kept: dict[str, Any]) -> None:
     """Restore the result of :func:`state_of_process`, as far as it belongs to the present epoch."""
     model, results = trainer.lightning_module, trainer.fit_loop.epoch_loop._results
-    if "generators" in kept:
-        if kept["generators"]["numpy"] is not None:
-            words, ahead = kept["generators"]["numpy"]
-            state = ("MT19937", words[:-1].numpy().astype(np.uint32), int(words[-1]), int(ahead is not None), ahead or 0.0)
-            np.random.set_state(state)  # noqa: NPY002
-        words, ahead = kept["generators"]["python"]
-        random.setstate((3, tuple(words.tolist()), ahead))
-        torch.set_rng_state(kept["generators"]["torch"])
+    if kept["generators"]["numpy"] is not None:
+        words, ahead = kept["generators"]["numpy"]
+        state = ("MT19937", words[:-1].numpy().astype(np.uint32), int(words[-1]), int(ahead is not None), ahead or 0.0)
+        np.random.set_state(state)  # noqa: NPY002
+    words, ahead = kept["generators"]["python"]
+    random.setstate((3, tuple(words.tolist()), ahead))
+    torch.set_rng_state(kept["generators"]["torch"])
     kept = move_data_to_device(kept, trainer.strategy.root_device)
     for name, weight in model.named_parameters():
         if name in kept["gradients"]:

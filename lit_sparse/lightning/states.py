@@ -172,7 +172,7 @@ def begin_training(trainer: pl.Trainer, checkpoint: dict[str, Any] | None) -> No
         check_state(source, "states.flags", states["flags"], Kind("flags that leave a weight to train", lambda _: False))
     if len(states["processes"]) == world_size():
         kept = states["processes"][rank()]
-        check_state(source, f"states.processes.{rank()}", kept, example_of_process(trainer, kept))
+        check_state(source, f"states.processes.{rank()}", kept, example_of_process(trainer))
         check_apart(source, f"states.processes.{rank()}", kept)
         for name, parts in kept["torchmetrics"].items():
             sizes = [[one.shape[:1] for one in parts[part]] for part in PAIRED if isinstance(parts.get(part), list)]

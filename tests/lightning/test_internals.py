@@ -144,7 +144,22 @@ def test_no_model_is_built_by_the_command_line() -> None:
 )
 def test_hooks_call_those_of_the_base_class(base: type, hook: str) -> None:
     def silent(self: Any, *_: Any) -> None: ...
+    def replaced(self: Any, *_: Any) -> None: ...
 
-    with pytest.raises(ConfigurationError, match=rf"Expected `{hook}` of Own to call `super\(\)\.{hook}`"):
-        type("Own", (base,), {hook: silent})
-    type("Own", (base,), {"on_train_batch_end": silent, "load": silent})
+    silent.__code__ = silent.__code__.replace(co_name=hook)
+    for bases in ((base,), (type("Mixin", (), {hook: silent}), base)):  # itself, or before the package's class
+        named = "Own" if bases == (base,) else "Mixin"
+        with pytest.raises(ConfigurationError, match=rf"Expected `{hook}` of {named} to call `super\(\)\.{hook}`"):
+            type("Own", bases, {hook: silent} if bases == (base,) else {})
+    type("Own", (base,), {"on_train_batch_end": silent, "load": silent, hook: replaced})
+
+
+def test_a_hook_may_call_that_of_the_base_class_within_a_function() -> None:
+    class Own(RobustClassifier):
+        def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            def store() -> None:
+                super(Own, self).on_save_checkpoint(checkpoint)
+
+            store()
+
+    assert issubclass(Own, RobustClassifier)
