@@ -16,7 +16,10 @@ from pytorch_lightning.callbacks import EarlyStopping
 
 from lit_sparse.cli.callbacks import checkpoints
 from lit_sparse.data import DigitsDataModule
+from lit_sparse.errors import CheckpointError
+from lit_sparse.ground.state_checks import check_state
 from lit_sparse.lightning.choice import ModelCheckpoint
+from lit_sparse.lightning.process_states import TWISTER
 from lit_sparse.lightning.states import _replace_later_files
 from lit_sparse.models import RobustClassifier
 from lit_sparse.nn import MLP
@@ -132,17 +135,32 @@ def test_a_continued_run_draws_the_same_numbers_in_hooks(number: int, tmp_path: 
 def test_a_saver_of_the_users_does_not_write_the_last_checkpoint_of_a_run(kind: Any, tmp_path: Path) -> None:
     model = RobustClassifier(network=MLP([64, 10]), in_features=64)
     saver = ModelCheckpoint(tmp_path, "k/{step}", every_n_train_steps=1, save_top_k=-1, save_last=kind, save_weights_only=True)
+    named = ModelCheckpoint(tmp_path, "best", every_n_train_steps=2, save_top_k=-1)
     trainer = pl.Trainer(
         accelerator="cpu",
         max_steps=3,
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=[saver, *checkpoints(tmp_path, model, 2)],
+        callbacks=[saver, named, *checkpoints(tmp_path, model, 2)],
     )
     trainer.fit(model, DigitsDataModule(labelled=1.0, epoch_size=40, batch_size=10))
     assert "optimizer_states" in torch.load(tmp_path / "last.ckpt", weights_only=True)
     assert Path(saver.last_model_path).name == "last-v1.ckpt"
+    assert not (tmp_path / "best.ckpt").exists()  # without a validation, the run has none
+
+
+@pytest.mark.parametrize("entry", [(624, 625), (624, -1), (0, 2**32), (slice(None), 2**32), None])
+def test_a_malformed_state_of_a_generator_is_refused(entry: Any) -> None:
+    """numpy would draw from outside of its words."""
+    words = torch.arange(625)
+    check_state("a.ckpt", "numpy", [words, 0.5], TWISTER)
+    if entry is None:
+        words = words[:-1]
+    else:
+        words[entry[0]] = entry[1]
+    with pytest.raises(CheckpointError, match="624 words and a position"):
+        check_state("a.ckpt", "numpy", [words, 0.5], TWISTER)
 
 
 @pytest.mark.filterwarnings("ignore")
